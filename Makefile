@@ -1,0 +1,32 @@
+# Two commands do all the set-up: `make demo` and `make test` need Python 3.11 or newer, make and git.
+
+VENV := .venv
+RUN := $(VENV)/bin
+PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.dev
+	$(RUN)/python configs/demo_data.py .farm/demo
+	$(RUN)/farm run configs/manifests/quickstart.yaml
+
+test: $(VENV)/.dev
+	$(RUN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.dev
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+bench: $(VENV)/.dev
+	for script in tests/benchmarks/[a-z]*.py; do $(RUN)/python $$script || exit 1; done
+
+$(VENV)/.dev: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .farm build dist

@@ -1,0 +1,144 @@
+"""The errors of the farm: one tree, each branch with its exit code and HTTP status.
+
+    FarmError
+    ├── UsageError          2   400   the request is wrong: the caller changes it
+    │   └── ManifestError   2   422   … and these are the places in the manifest
+    ├── Conflict            2   409   it is there already, or has moved on
+    ├── NotFound            4   404   nothing matched
+    ├── NotAllowed          5   403   this token may not do that
+    ├── ArtifactGone       39   410   it was there once; its bytes are gone or damaged
+    └── FarmFault           6   503   the farm's fault: trying again helps
+        ├── StoreUnavailable          Redis cannot be reached, or refuses
+        └── StorageUnavailable        object storage cannot be reached, or refuses
+
+A message says what happened; `hint` says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What `farm` exits with; `farm help exit-codes` prints this table."""
+
+    OK = 0
+    CELL_FAILED = 1
+    USAGE = 2
+    GATE_FAILED = 3
+    NOTHING_MATCHED = 4
+    NOT_ALLOWED = 5
+    FARM_FAULT = 6
+    INTERRUPTED = 8
+    ARTIFACT_GONE = 39
+
+
+EXIT_CODES: dict[ExitCode, str] = {
+    ExitCode.OK: "all cells succeeded",
+    ExitCode.CELL_FAILED: "some cell failed",
+    ExitCode.USAGE: "wrong usage, or an error in the manifest; nothing was changed",
+    ExitCode.GATE_FAILED: "only gates failed: accuracy, regression or budget",
+    ExitCode.NOTHING_MATCHED: "nothing matched",
+    ExitCode.NOT_ALLOWED: "this token may not do that",
+    ExitCode.FARM_FAULT: "some cell ended by the farm's fault; trying again helps",
+    ExitCode.INTERRUPTED: "interrupted or detached; the build goes on",
+    ExitCode.ARTIFACT_GONE: "the artifact was there once, and is gone or damaged",
+}
+
+
+class FarmError(Exception):
+    """Root of all errors that the farm raises on purpose."""
+
+    exit_code = ExitCode.FARM_FAULT
+    http_status = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(FarmError):
+    """The request is wrong; changing it helps, trying again does not."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a manifest, with its place (line and column count from 1)."""
+
+    message: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    hint: str = ""
+    snippet: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""
+        text = f"{place}{self.message}"
+        if self.snippet:
+            text += f"\n    {self.snippet}\n    {' ' * (self.column - 1)}^"
+        if self.hint:
+            text += f"\n    {self.hint}"
+        return text
+
+
+class ManifestError(UsageError):
+    """A manifest (or a model or data set that it names) cannot be used; carries every problem found."""
+
+    http_status = 422
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class Conflict(FarmError):
+    """The thing is there already with other content, or has moved on."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 409
+
+
+class NotFound(FarmError):
+    """Nothing matched."""
+
+    exit_code = ExitCode.NOTHING_MATCHED
+    http_status = 404
+
+
+class NotAllowed(FarmError):
+    """This token may not do that."""
+
+    exit_code = ExitCode.NOT_ALLOWED
+    http_status = 403
+
+
+class ArtifactGone(FarmError):
+    """The artifact was there once; its bytes are gone or fail their digest."""
+
+    exit_code = ExitCode.ARTIFACT_GONE
+    http_status = 410
+
+
+class FarmFault(FarmError):
+    """The farm's fault, or that of a server under it; trying again helps."""
+
+    exit_code = ExitCode.FARM_FAULT
+    http_status = 503
+
+
+class StoreUnavailable(FarmFault):
+    """Redis cannot be reached, or refuses the command."""
+
+
+class StorageUnavailable(FarmFault):
+    """Object storage cannot be reached, or refuses the request."""

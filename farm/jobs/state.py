@@ -1,0 +1,213 @@
+"""Job, cell and attempt states, the moves between them, and the closed set of failure kinds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class State(StrEnum):
+    """State of a job and of a cell."""
+
+    QUEUED = "queued"
+    """Waits for a worker, or for its delay after a failed attempt to pass."""
+    RUNNING = "running"
+    """An attempt holds the lease."""
+    SUCCEEDED = "succeeded"
+    """A program was compiled, loaded back and measured, or found whole in the store."""
+    FAILED = "failed"
+    """Ended with a failure kind."""
+    CANCELLED = "cancelled"
+    """Ended because nobody wants it any more."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is final."""
+        return self in ENDED
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
+    State.RUNNING: frozenset({State.QUEUED, *ENDED}),
+    State.SUCCEEDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+"""Every move that the store's scripts make; anything else is a defect."""
+
+
+class AttemptEnd(StrEnum):
+    """How one attempt of a job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    """Its lease ended: the worker is gone, or could not reach the store."""
+    RELEASED = "released"
+    """Given back by a worker that is draining; not charged."""
+    SUPERSEDED = "superseded"
+    """It came to finish after losing its lease."""
+
+
+class Phase(StrEnum):
+    """What a running attempt is doing."""
+
+    FETCHING = "fetching"
+    QUANTIZING = "quantizing"
+    TUNING = "tuning"
+    COMPILING = "compiling"
+    VERIFYING = "verifying"
+    MEASURING = "measuring"
+    UPLOADING = "uploading"
+
+
+class Fault(StrEnum):
+    """Whose turn it is."""
+
+    USER = "user"
+    FARM = "farm"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What follows a failure: whose fault it is, how many charged attempts it may cost, what to say and try."""
+
+    fault: Fault
+    attempts: int
+    sentence: str
+    advice: str
+
+
+class FailureKind(StrEnum):
+    """The closed set of ways in which a job, or a cell's gate, fails."""
+
+    BAD_MODEL = "bad_model"
+    UNSUPPORTED_OPERATOR = "unsupported_operator"
+    BAD_CALIBRATION = "bad_calibration"
+    NOTHING_QUANTIZED = "nothing_quantized"
+    COMPILER_ERROR = "compiler_error"
+    TIME_LIMIT = "time_limit"
+    COMPILER_CRASH = "compiler_crash"
+    OUT_OF_MEMORY = "out_of_memory"
+    GPU_MEMORY = "gpu_memory"
+    HANG = "hang"
+    GPU_FAULT = "gpu_fault"
+    WORKER_LOST = "worker_lost"
+    STORAGE = "storage"
+    INTERNAL = "internal"
+    TOOLCHAIN_MISMATCH = "toolchain_mismatch"
+    ACCURACY = "accuracy"
+    REGRESSION = "regression"
+    BUDGET = "budget"
+
+    @property
+    def policy(self) -> Policy:
+        """What follows this kind."""
+        return POLICIES[self]
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether this is a build's judgement on a job that succeeded."""
+        return self in GATES
+
+
+GATES = frozenset({FailureKind.ACCURACY, FailureKind.REGRESSION, FailureKind.BUDGET})
+
+POLICIES: Mapping[FailureKind, Policy] = {
+    FailureKind.BAD_MODEL: Policy(
+        Fault.USER, 1, "the model cannot be read", "check that the file is a whole, valid model (onnx.checker names the place)"
+    ),
+    FailureKind.UNSUPPORTED_OPERATOR: Policy(
+        Fault.USER,
+        1,
+        "the compiler does not have an operator of the model",
+        "export with another opset, or choose another compiler for this cell (`exclude:` it here)",
+    ),
+    FailureKind.BAD_CALIBRATION: Policy(
+        Fault.USER, 1, "the calibration data does not fit the model", "compare names, shapes and dtypes with `farm lint`"
+    ),
+    FailureKind.NOTHING_QUANTIZED: Policy(
+        Fault.USER,
+        1,
+        "the quantizer left every operator as it was",
+        "use another precision for this model; nothing in it can be quantized this way",
+    ),
+    FailureKind.COMPILER_ERROR: Policy(
+        Fault.USER, 1, "the compiler refused the model", "read the log; `farm reproduce` reruns this attempt alone"
+    ),
+    FailureKind.TIME_LIMIT: Policy(
+        Fault.USER, 1, "the attempt took longer than its time limit", "raise `limits: {time: …}` for this cell"
+    ),
+    FailureKind.COMPILER_CRASH: Policy(
+        Fault.USER, 2, "the compiler died", "read the log; report it to the compiler's authors with the reproduction spec"
+    ),
+    FailureKind.OUT_OF_MEMORY: Policy(
+        Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
+    ),
+    FailureKind.GPU_MEMORY: Policy(
+        Fault.USER, 2, "the GPU's memory was not enough", "use a smaller batch, or a device with more memory"
+    ),
+    FailureKind.HANG: Policy(
+        Fault.USER, 2, "the compiler stopped making progress", "read the log; `farm reproduce` reruns this attempt alone"
+    ),
+    FailureKind.GPU_FAULT: Policy(Fault.FARM, 3, "the GPU failed", "`farm retry` after the operator has looked at the node"),
+    FailureKind.WORKER_LOST: Policy(
+        Fault.FARM, 3, "the worker was lost", "`farm retry`; the operator finds why the nodes went away"
+    ),
+    FailureKind.STORAGE: Policy(Fault.FARM, 3, "object storage failed", "`farm retry` when `farm doctor` is green"),
+    FailureKind.INTERNAL: Policy(Fault.FARM, 3, "the farm made a mistake", "`farm retry`; report it with the log"),
+    FailureKind.TOOLCHAIN_MISMATCH: Policy(
+        Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
+    ),
+    FailureKind.ACCURACY: Policy(
+        Fault.USER, 1, "the program is not accurate enough", "use another precision, better calibration, or a wider tolerance"
+    ),
+    FailureKind.REGRESSION: Policy(Fault.USER, 1, "the program is slower than its baseline", "compare with `farm bench`"),
+    FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "see the budget in the manifest"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended, decided once, written once.
+
+    On success: `cache_key`, `hit` (found whole at lookup, or adopted) and `facts`, the small extract of the
+    sidecar that builds judge and show (`farm.artifacts.sidecar.facts`). On failure: `kind`, `message` (one
+    sentence that names the place) and `detail` (a few useful log lines). `log` is the digest of the whole log.
+    """
+
+    end: AttemptEnd
+    kind: FailureKind | None = None
+    message: str = ""
+    detail: str = ""
+    hit: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def success(cls, facts: Mapping[str, Any], *, hit: bool = False, log: str = "", phases: Mapping[str, float] | None = None) -> Outcome:
+        """The artifact is in the store."""
+        return cls(AttemptEnd.SUCCEEDED, facts=facts, hit=hit, log=log, phases=phases or {})
+
+    @classmethod
+    def failure(
+        cls, kind: FailureKind, message: str, *, detail: str = "", log: str = "", phases: Mapping[str, float] | None = None
+    ) -> Outcome:
+        """The attempt failed with a kind; whether another follows is the kind's policy."""
+        return cls(AttemptEnd.FAILED, kind=kind, message=message, detail=detail, log=log, phases=phases or {})
+
+    @classmethod
+    def cancelled(cls) -> Outcome:
+        """Nobody wanted it any more."""
+        return cls(AttemptEnd.CANCELLED)
+
+    @classmethod
+    def released(cls) -> Outcome:
+        """Given back by a draining worker; not charged."""
+        return cls(AttemptEnd.RELEASED)

@@ -1,0 +1,69 @@
+"""Pools: the workers of one target and one toolchain, on one device. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from farm.spec import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`compiler/device`: `migraphx/gfx942`, `migraphx/cpu`, `onnxruntime/cpu`."""
+
+    compiler: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.compiler}/{self.device}"
+
+    @property
+    def slug(self) -> str:
+        """The spelling used in identifiers, queues and file names: `migraphx-gfx942`."""
+        return f"{self.compiler}-{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What the workers of one queue have in common. Remembered once registered.
+
+    `toolchain` is the id (`onnxruntime1.31.1-1a2b3c4d`); `libraries` are the versions of libraries that rewrite
+    models (`{"onnx": "1.23.2"}`); `recipe` is the number of our module for the compiler; `features` names what
+    the installed compiler offers (`quantize_bf16`, `save_buffer`, …); `cpu_family` is what results are bound to
+    when an option makes them so (ONNX Runtime's tuned level).
+    """
+
+    target: Target
+    toolchain: str
+    device: Device
+    recipe: int
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    cpu_family: str = ""
+    memory: int | None = None
+    """Memory of the device in bytes, where known."""
+
+    @property
+    def name(self) -> str:
+        """The pool's name, also the name of its Celery queue."""
+        units = f"-{self.device.compute_units}cu" if self.device.compute_units else ""
+        return f"{self.target.slug}{units}.{self.toolchain}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the pool as plain JSON."""
+        return {**asdict(self), "features": list(self.features), "name": self.name}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Pool:
+        """Read back what `as_dict` wrote."""
+        fields = {key: value for key, value in document.items() if key != "name"}
+        return cls(
+            **{
+                **fields,
+                "target": Target(**document["target"]),
+                "device": Device(**document["device"]),
+                "features": tuple(document["features"]),
+            }
+        )

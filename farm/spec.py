@@ -1,0 +1,115 @@
+"""CompileSpec: everything that can change the output of one compile, and its cache key.
+
+The key is a published contract: `docs/cache-key.md` describes it with test vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+"""Number of the cache key's recipe: a change to the recipe is a new number."""
+
+Json = Any
+"""A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a program is compiled for, as far as it changes the program.
+
+    `arch` is the full name with its feature bits (`gfx942:sramecc+:xnack-`), `gfx942:any` where only the
+    arch is keyed, or `cpu`. `cpu_family` is set where a CPU result only runs on the same CPU family.
+    """
+
+    arch: str
+    compute_units: int | None = None
+    xcc: int | None = None
+    cpu_family: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpec:
+    """One fully resolved compile. Equal specs have equal cache keys and may share one artifact.
+
+    `inputs` maps input names to `{"dtype": "float32", "shape": [1, 3, 224, 224]}` (all dimensions resolved).
+    `compiler` is `{"name", "recipe", "libraries"}`: the recipe number of our module for it and the versions of
+    the libraries that rewrite the model. `calibration` is `{"digest"}` or `{"generate", "seed", "ranges"}`;
+    `verification` is None (off) or `{"samples": {"digest"} or {"generate", "seed", "ranges"}, "reference"}`.
+    Names, labels, priority, limits, tolerances and gates are not part of a spec.
+    """
+
+    model: Mapping[str, Json]
+    compiler: Mapping[str, Json]
+    device: Device
+    toolchain: str
+    precision: str
+    inputs: Mapping[str, Mapping[str, Json]]
+    batch: int | None = None
+    options: Mapping[str, Json] = field(default_factory=dict)
+    tuning: Mapping[str, Json] = field(default_factory=lambda: {"mode": "off"})
+    env: Mapping[str, str] = field(default_factory=dict)
+    calibration: Mapping[str, Json] | None = None
+    quantization: Mapping[str, Json] = field(default_factory=dict)
+    verification: Mapping[str, Json] | None = None
+    salt: str = ""
+    schema: int = SCHEMA
+
+    def as_dict(self) -> dict[str, Json]:
+        """Return the spec as plain JSON; every field is present, also where it is empty."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Json]) -> CompileSpec:
+        """Read back what `as_dict` wrote."""
+        return cls(**{**document, "device": Device(**document["device"])})
+
+
+def canonical_json(value: Json) -> str:
+    """Return the one spelling of a JSON value that is hashed.
+
+    Keys sorted by code point, no white space, text as UTF-8 without escapes beyond what JSON demands, numbers
+    that are not integers as their shortest decimal in a string (`0.5` -> `"0.5"`).
+
+    Raises ValueError for numbers that are not finite.
+    """
+    return json.dumps(_decimals_as_text(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _decimals_as_text(value: Json) -> Json:
+    match value:
+        case float():
+            if value != value or value in (float("inf"), float("-inf")):
+                raise ValueError(f"{value} has no place in a cache key")
+            return repr(value)
+        case Mapping():
+            return {key: _decimals_as_text(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_decimals_as_text(item) for item in value]
+        case _:
+            return value
+
+
+def digest_of(value: Json) -> str:
+    """Return the SHA-256 (64 hex digits) of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def cache_key(spec: CompileSpec) -> str:
+    """Return the spec's cache key: the SHA-256 (64 hex digits) of its canonical JSON."""
+    return digest_of(spec.as_dict())
+
+
+def model_digest(files: Mapping[str, str]) -> str:
+    """Return the digest of a model from its files' `{relative path: SHA-256}`.
+
+    A model of one file has that file's SHA-256. A model with external data has the SHA-256 of the canonical
+    JSON of the sorted list of `[relative path, SHA-256]`.
+    """
+    if len(files) == 1:
+        return next(iter(files.values()))
+    return digest_of(sorted([path, digest] for path, digest in files.items()))
