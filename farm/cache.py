@@ -13,7 +13,7 @@ class NodeCache:
     """Files named by their SHA-256 in one folder; the least recently used go when the folder outgrows its bound."""
 
     def __init__(self, folder: Path, *, limit: int, download: Callable[[str, Path], object]) -> None:
-        """Keep files in `folder` up to about `limit` bytes; `download(digest, path)` brings and checks a missing one."""
+        """Keep files in `folder` up to about `limit` bytes; `download(digest, path)` brings and checks one."""
         self._folder = folder
         self._limit = limit
         self._download = download
@@ -30,9 +30,19 @@ class NodeCache:
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{file['path']!r} leaves its folder")
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.get(file["digest"]), target)
+            self.copy(file["digest"], target)
             placed.append(target)
         return placed
+
+    def copy(self, digest: str, target: Path) -> None:
+        """Copy one blob to `target`."""
+        while True:
+            try:
+                shutil.copyfile(self.get(digest), target)
+                return
+            except FileNotFoundError:
+                # Another slot trimmed the cache between the two steps.
+                target.parent.mkdir(parents=True, exist_ok=True)
 
     def get(self, digest: str) -> Path:
         """Return the path of a blob's file, after bringing it where it is missing."""

@@ -49,6 +49,7 @@ class Settings(BaseModel):
     pool_timeout: float = Field(gt=0)
     keep_days: float = Field(gt=0)
     cpu_slots: int = Field(ge=0)
+    threads: int = Field(ge=0)
     grace_seconds: float = Field(ge=0)
     migraphx_python: str
     migraphx_path: str
@@ -61,6 +62,11 @@ class Settings(BaseModel):
     def slots(self) -> int:
         """How many attempts run at once on this node's CPU targets."""
         return self.cpu_slots or os.cpu_count() or 1
+
+    @property
+    def threads_per_slot(self) -> int:
+        """How many threads the compiler of one attempt uses."""
+        return self.threads or max(1, (os.cpu_count() or 1) // self.slots)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that give another process of the farm these same settings."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ def canonical_json(value: Json) -> str:
 def _decimals_as_text(value: Json) -> Json:
     match value:
         case float():
-            if value != value or value in (float("inf"), float("-inf")):
+            if not math.isfinite(value):
                 raise ValueError(f"{value} has no place in a cache key")
             return repr(value)
         case Mapping():

@@ -120,7 +120,10 @@ GATES = frozenset({FailureKind.ACCURACY, FailureKind.REGRESSION, FailureKind.BUD
 
 POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.BAD_MODEL: Policy(
-        Fault.USER, 1, "the model cannot be read", "check that the file is a whole, valid model (onnx.checker names the place)"
+        Fault.USER,
+        1,
+        "the model cannot be read",
+        "check that the file is a whole, valid model (onnx.checker names the place)",
     ),
     FailureKind.UNSUPPORTED_OPERATOR: Policy(
         Fault.USER,
@@ -129,7 +132,10 @@ POLICIES: Mapping[FailureKind, Policy] = {
         "export with another opset, or choose another compiler for this cell (`exclude:` it here)",
     ),
     FailureKind.BAD_CALIBRATION: Policy(
-        Fault.USER, 1, "the calibration data does not fit the model", "compare names, shapes and dtypes with `farm lint`"
+        Fault.USER,
+        1,
+        "the calibration data does not fit the model",
+        "compare names, shapes and dtypes with `farm lint`",
     ),
     FailureKind.NOTHING_QUANTIZED: Policy(
         Fault.USER,
@@ -144,7 +150,10 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER, 1, "the attempt took longer than its time limit", "raise `limits: {time: …}` for this cell"
     ),
     FailureKind.COMPILER_CRASH: Policy(
-        Fault.USER, 2, "the compiler died", "read the log; report it to the compiler's authors with the reproduction spec"
+        Fault.USER,
+        2,
+        "the compiler died",
+        "read the log; report it to the compiler's authors with the reproduction spec",
     ),
     FailureKind.OUT_OF_MEMORY: Policy(
         Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
@@ -153,9 +162,14 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER, 2, "the GPU's memory was not enough", "use a smaller batch, or a device with more memory"
     ),
     FailureKind.HANG: Policy(
-        Fault.USER, 2, "the compiler stopped making progress", "read the log; `farm reproduce` reruns this attempt alone"
+        Fault.USER,
+        2,
+        "the compiler stopped making progress",
+        "read the log; `farm reproduce` reruns this attempt alone",
     ),
-    FailureKind.GPU_FAULT: Policy(Fault.FARM, 3, "the GPU failed", "`farm retry` after the operator has looked at the node"),
+    FailureKind.GPU_FAULT: Policy(
+        Fault.FARM, 3, "the GPU failed", "`farm retry` after the operator has looked at the node"
+    ),
     FailureKind.WORKER_LOST: Policy(
         Fault.FARM, 3, "the worker was lost", "`farm retry`; the operator finds why the nodes went away"
     ),
@@ -165,9 +179,14 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
     ),
     FailureKind.ACCURACY: Policy(
-        Fault.USER, 1, "the program is not accurate enough", "use another precision, better calibration, or a wider tolerance"
+        Fault.USER,
+        1,
+        "the program is not accurate enough",
+        "use another precision, better calibration, or a wider tolerance",
     ),
-    FailureKind.REGRESSION: Policy(Fault.USER, 1, "the program is slower than its baseline", "compare with `farm bench`"),
+    FailureKind.REGRESSION: Policy(
+        Fault.USER, 1, "the program is slower than its baseline", "compare with `farm bench`"
+    ),
     FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "see the budget in the manifest"),
 }
 
@@ -191,13 +210,21 @@ class Outcome:
     phases: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def success(cls, facts: Mapping[str, Any], *, hit: bool = False, log: str = "", phases: Mapping[str, float] | None = None) -> Outcome:
+    def success(
+        cls, facts: Mapping[str, Any], *, hit: bool = False, log: str = "", phases: Mapping[str, float] | None = None
+    ) -> Outcome:
         """The artifact is in the store."""
         return cls(AttemptEnd.SUCCEEDED, facts=facts, hit=hit, log=log, phases=phases or {})
 
     @classmethod
     def failure(
-        cls, kind: FailureKind, message: str, *, detail: str = "", log: str = "", phases: Mapping[str, float] | None = None
+        cls,
+        kind: FailureKind,
+        message: str,
+        *,
+        detail: str = "",
+        log: str = "",
+        phases: Mapping[str, float] | None = None,
     ) -> Outcome:
         """The attempt failed with a kind; whether another follows is the kind's policy."""
         return cls(AttemptEnd.FAILED, kind=kind, message=message, detail=detail, log=log, phases=phases or {})

@@ -1,0 +1,57 @@
+"""The node's cache: brings once, copies out, stays within its bound."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from farm.cache import NodeCache
+
+
+class Source:
+    """Blobs by digest, and how often each was brought."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.brought: list[str] = []
+
+    def add(self, data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return {"path": f"{digest[:6]}.bin", "digest": digest, "size": len(data)}
+
+    def download(self, digest: str, path: Path) -> None:
+        self.brought.append(digest)
+        path.write_bytes(self.blobs[digest])
+
+
+def test_a_file_is_brought_once_and_copied_to_each_attempt(tmp_path: Path) -> None:
+    source = Source()
+    file = source.add(b"model")
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
+    first = cache.place([file], tmp_path / "one")[0]
+    first.write_bytes(b"overwritten by a hostile compiler")
+    assert cache.place([file], tmp_path / "two")[0].read_bytes() == b"model"
+    assert len(source.brought) == 1
+
+
+def test_the_least_recently_used_files_go_when_the_bound_is_reached(tmp_path: Path) -> None:
+    source = Source()
+    cache = NodeCache(tmp_path / "cache", limit=250, download=source.download)
+    files = [source.add(bytes([number]) * 100) for number in range(4)]
+    for number, file in enumerate(files):
+        path = cache.get(str(file["digest"]))
+        os.utime(path, (number, number))
+    kept = {path.name for path in (tmp_path / "cache").glob("??/*")}
+    assert kept == {file["digest"] for file in files[2:]}
+
+
+@pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", "a/../../escaped"])
+def test_a_path_outside_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    source = Source()
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
+    with pytest.raises(ValueError, match="leaves its folder"):
+        cache.place([source.add(b"x") | {"path": path}], tmp_path / "one")
