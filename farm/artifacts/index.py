@@ -1,0 +1,110 @@
+"""Index: the facts of every whole artifact of a namespace, out of object storage alone, after Redis was lost.
+
+Reading ten thousand sidecars takes half a minute; listing them takes two seconds. So the facts are also kept
+in one object, the checkpoint, and only sidecars whose ETag it does not have are read. It is a cache and may
+be deleted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from farm.artifacts import BLOBS, ArtifactStore, artifacts_prefix
+from farm.artifacts import sidecar as sidecars
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
+SCHEMA = 1
+THREADS = 16
+FEW = 500
+"""Blobs up to which asking for each is faster than listing them all."""
+
+
+class Known(NamedTuple):
+    """What the checkpoint remembers of one readable sidecar: its facts, and the blobs that it needs."""
+
+    etag: str
+    facts: Mapping[str, Any]
+    blobs: list[tuple[str, int]]
+
+
+def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield cache key and facts of every whole artifact of a namespace, and bring its checkpoint up to
+    date."""
+    prefix = artifacts_prefix(namespace)
+    listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
+    checkpoint = _read_checkpoint(artifacts, namespace)
+    known = {key: found for key, found in checkpoint.items() if listed.get(key) == found.etag}
+    changed = [key for key in listed if key not in known]
+    with ThreadPoolExecutor(THREADS) as pool:
+        read = pool.map(lambda key: _read(artifacts, namespace, key), changed)
+        known |= {key: found for key, found in zip(changed, read, strict=True) if found}
+        if known != checkpoint:
+            _write_checkpoint(artifacts, namespace, known)
+        sizes = _blob_sizes(artifacts, pool, {blob for found in known.values() for blob in found.blobs})
+    whole = [found for found in known.values() if all(sizes.get(digest) == size for digest, size in found.blobs)]
+    log.info("artifacts indexed", namespace=namespace, sidecars=len(listed), read=len(changed), whole=len(whole))
+    for found in whole:
+        yield found.facts["key"], found.facts
+
+
+def _read(artifacts: ArtifactStore, namespace: str, key: str) -> Known | None:
+    found = artifacts.get_object(key)
+    if found is None:
+        return None
+    try:
+        sidecar = sidecars.read(found.data)
+    except ValueError:
+        log.warning("sidecar unreadable", key=key)
+        return None
+    facts = sidecars.facts(sidecar)
+    if facts["sidecar"] != key:
+        log.warning("sidecar misplaced", key=key)
+        return None
+    return Known(found.etag, facts, [(blob.digest, blob.size) for blob in sidecar.blobs.required()])
+
+
+def _blob_sizes(
+    artifacts: ArtifactStore, pool: ThreadPoolExecutor, wanted: Iterable[tuple[str, int]]
+) -> dict[str, int]:
+    """Sizes of the wanted blobs that are there."""
+    wanted = list(wanted)
+    if len(wanted) <= FEW:
+        there = pool.map(lambda blob: artifacts.has_blob(*blob), wanted)
+        return {digest: size for (digest, size), is_there in zip(wanted, there, strict=True) if is_there}
+    folders = Counter(digest[:2] for digest, _ in wanted)
+    listings = pool.map(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders)
+    return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
+
+
+def _checkpoint_key(namespace: str) -> str:
+    return f"ns/{namespace}/index/checkpoint.json.gz"
+
+
+def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Known]:
+    found = artifacts.get_object(_checkpoint_key(namespace))
+    if found is None:
+        return {}
+    try:
+        document = json.loads(gzip.decompress(found.data))
+        if document["schema"] != SCHEMA:
+            return {}
+        return {
+            key: Known(etag, facts, [(digest, size) for digest, size in blobs])
+            for key, (etag, facts, blobs) in document["sidecars"].items()
+        }
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        log.warning("checkpoint unreadable", namespace=namespace, error=repr(error))
+        return {}
+
+
+def _write_checkpoint(artifacts: ArtifactStore, namespace: str, known: Mapping[str, Known]) -> None:
+    text = json.dumps({"schema": SCHEMA, "sidecars": known}).encode()
+    data = gzip.compress(text, compresslevel=1)
+    artifacts.put_object(_checkpoint_key(namespace), data, content_type="application/gzip")

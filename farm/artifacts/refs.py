@@ -1,0 +1,158 @@
+"""Refs: movable names (`latest`, `prod`, `v3`) for snapshots, so that anyone can fetch an artifact by name.
+
+A ref is a small document that is moved by one conditional put; a snapshot is a blob, so an old one stays as
+it was.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from farm.artifacts import ArtifactStore, sidecar_key
+from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
+Snapshot = dict[str, Any]
+"""`{"schema": 1, "cells": {"<identifier>@<device arch>@<toolchain>": cell}}`; see `snapshot_cell`."""
+
+TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+MOVES = 64
+"""How often a move looks again at a ref that others move: each look lets one of them through."""
+SNAPSHOT_LIMIT = 256 << 20
+"""Bytes of a snapshot that are read at most: room for half a million cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Where a name points. `snapshot` and `previous` are digests of blobs; `generation` counts the moves."""
+
+    tag: str
+    generation: int
+    snapshot: str
+    previous: str | None
+    moved: str
+    etag: str
+
+
+class Refs:
+    """The refs of all namespaces in one store."""
+
+    def __init__(self, artifacts: ArtifactStore) -> None:
+        self._artifacts = artifacts
+
+    def list(self, namespace: str) -> Iterable[str]:
+        """Return the tags of a namespace."""
+        prefix = f"ns/{namespace}/refs/"
+        return [key.removeprefix(prefix).removesuffix(".json") for key in self._artifacts.list_objects(prefix)]
+
+    def find(self, namespace: str, tag: str) -> Ref | None:
+        """Return where a tag points; None where there is no such ref."""
+        found = self._artifacts.get_object(_ref_key(namespace, tag))
+        if found is None:
+            return None
+        try:
+            document = json.loads(found.data)
+            return Ref(
+                tag=tag,
+                generation=int(document["generation"]),
+                snapshot=document["snapshot"],
+                previous=document["previous"],
+                moved=document.get("moved", ""),
+                etag=found.etag,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactGone(
+                f"the ref {found.key} cannot be read: {error!r}", hint="move it again with `farm tag`"
+            ) from None
+
+    def read(self, namespace: str, tag: str) -> Snapshot | None:
+        """Return the snapshot that a tag points to; None where there is no such ref.
+
+        Raises ArtifactGone when the snapshot is missing or damaged.
+        """
+        ref = self.find(namespace, tag)
+        return self._snapshot(ref.snapshot) if ref else None
+
+    def move(self, namespace: str, tag: str, update: Callable[[Snapshot | None], Snapshot]) -> Ref:
+        """Move a ref to what `update` makes of the snapshot it points to now (None: there is none yet).
+
+        `update` is called again when somebody else was faster, so that no move is lost. A snapshot that it
+        leaves as it is moves nothing. Raises StorageUnavailable when others never stop moving it.
+        """
+        key = _ref_key(namespace, tag)
+        for turn in range(MOVES):
+            now = self.find(namespace, tag)
+            snapshot = update(self._snapshot(now.snapshot) if now else None)
+            digest, _ = self._artifacts.put_blob_bytes(_json({"schema": 1, **snapshot}))
+            if now and now.snapshot == digest:
+                return now
+            generation, previous = (now.generation + 1, now.snapshot) if now else (1, None)
+            moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            document = {
+                "schema": 1,
+                "generation": generation,
+                "snapshot": digest,
+                "previous": previous,
+                "moved": moved,
+            }
+            try:
+                etag = self._artifacts.put_object(
+                    key, _json(document), create=now is None, if_match=now.etag if now else ""
+                )
+            except Conflict:
+                time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
+                continue
+            log.info("ref moved", ref=key, generation=generation, snapshot=digest)
+            return Ref(tag, generation, digest, previous, moved, etag)
+        raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
+
+    def add_cells(self, namespace: str, tag: str, cells: Iterable[Mapping[str, Any]]) -> Ref:
+        """Let a tag's snapshot hold these cells beside (or in place of) those it has: see `snapshot_cell`."""
+        added = dict(snapshot_cell(namespace, cell) for cell in cells)
+        return self.move(namespace, tag, lambda now: {"cells": {**(now["cells"] if now else {}), **added}})
+
+    def point(self, namespace: str, tag: str, snapshot: str) -> Ref:
+        """Let a tag point to the snapshot with this digest: how `prod` is promoted, and rolled back.
+
+        Raises ArtifactGone when there is no such snapshot.
+        """
+        wanted = self._snapshot(snapshot)
+        return self.move(namespace, tag, lambda now: wanted)
+
+    def delete(self, namespace: str, tag: str) -> None:
+        """Forget a tag; what it pointed to stays until retention finds it unused."""
+        self._artifacts.delete_object(_ref_key(namespace, tag))
+
+    def _snapshot(self, digest: str) -> Snapshot:
+        snapshot: Snapshot = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
+        return snapshot
+
+
+def snapshot_cell(namespace: str, cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a cell's name in a snapshot, and what a snapshot says of it.
+
+    `cell` has identifier, model, target, precision, shape, key, device (arch), toolchain and program
+    (`{"path", "digest", "size"}`); `sidecar` where the artifact is not of this namespace.
+    """
+    name = f"{cell['identifier']}@{cell['device']}@{cell['toolchain']}"
+    sidecar = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
+    return name, {**cell, "sidecar": sidecar}
+
+
+def _ref_key(namespace: str, tag: str) -> str:
+    if not TAG.fullmatch(tag):
+        raise UsageError(f"{tag!r} cannot name a ref", hint="lower-case letters, digits, dot, dash and underscore")
+    return f"ns/{namespace}/refs/{tag}.json"
+
+
+def _json(value: Any) -> bytes:
+    """One spelling for one value, so that equal snapshots are one blob."""
+    return json.dumps(value, sort_keys=True, indent=1).encode()

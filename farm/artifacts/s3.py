@@ -1,0 +1,601 @@
+"""S3Store: the artifact store on any S3 server that honours conditional writes. The only room that knows
+boto3."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import random
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+
+from farm.artifacts import (
+    BLOBS,
+    QUARANTINE,
+    Artifact,
+    Entry,
+    Object,
+    PresignedPut,
+    Published,
+    blob_key,
+    sidecar_key,
+)
+from farm.artifacts import sidecar as sidecars
+from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.logging import get_logger
+from farm.settings import Settings
+
+if TYPE_CHECKING:
+    from botocore.response import StreamingBody
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import (
+        CopySourceTypeDef,
+        ListObjectsV2OutputTypeDef,
+        ListObjectsV2RequestTypeDef,
+    )
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+PART = 8 << 20
+"""Bytes of one part of a multipart transfer."""
+
+PIECE = 256 << 10
+"""Bytes of a download that each of its threads holds at once."""
+
+THREADS = 4
+"""Parts of one transfer on their way at once; an upload holds that many in memory."""
+
+MAX_PARTS = 10_000
+"""S3's bound on the parts of one upload."""
+
+MOVES = 20
+"""How often a publish looks again at a sidecar that keeps changing under it."""
+
+RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
+RETRY_CODES = frozenset(
+    {"SlowDown", "RequestTimeout", "InternalError", "ConditionalRequestConflict", "OperationAborted"}
+)
+"""Answers after which the same request may succeed; the last two are S3's 409 to a write beside another
+one."""
+
+NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
+"""Codes that say nothing of the object, whatever their status."""
+
+
+class S3Store:
+    """An `ArtifactStore` in one bucket. One per process is enough: it is safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        endpoint: str = "",
+        public_endpoint: str = "",
+        region: str = "us-east-1",
+        access_key: str = "",
+        secret_key: str = "",
+        patience: float = 30.0,
+    ) -> None:
+        """Without `endpoint` this is AWS, without keys their usual places are searched (environment, role,
+        …).
+
+        `patience` is how many seconds a request is repeated while the storage fails in a way that may pass.
+        """
+        self._bucket = bucket
+        self._endpoint = endpoint or f"AWS {region}"
+        self._patience = patience
+        session = boto3.Session(
+            aws_access_key_id=access_key or None, aws_secret_access_key=secret_key or None, region_name=region
+        )
+        config = Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if endpoint else "auto"},
+            # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write
+            # means.
+            retries={"mode": "standard", "total_max_attempts": 1},
+            # Every blob is checked against its SHA-256, so a CRC beside it would only cost time.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            max_pool_connections=32,
+            connect_timeout=5,
+            read_timeout=60,
+            tcp_keepalive=True,
+        )
+        self._s3: S3Client = session.client("s3", endpoint_url=endpoint or None, config=config)
+        self._public: S3Client = (
+            session.client("s3", endpoint_url=public_endpoint, config=config) if public_endpoint else self._s3
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> S3Store:
+        """Return the store that the settings name."""
+        return cls(
+            bucket=settings.s3_bucket,
+            endpoint=settings.s3_endpoint,
+            public_endpoint=settings.s3_public_endpoint,
+            region=settings.s3_region,
+            access_key=settings.s3_access_key.get_secret_value(),
+            secret_key=settings.s3_secret_key.get_secret_value(),
+        )
+
+    # --- blobs ----------------------------------------------------------------------------------------------
+
+    def put_blob_file(self, path: Path, *, digest: str | None = None) -> tuple[str, int]:
+        """See `ArtifactStore.put_blob_file`."""
+        before = _identity(path)
+        size = path.stat().st_size
+        actual = _sha256(path)
+        if digest and digest != actual:
+            raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
+        if size <= 2 * PART:
+            self._put_small_blob(actual, path.read_bytes())
+        else:
+            self._put_large_blob(actual, path, size)
+        if _identity(path) != before:
+            # What went up may be neither the old nor the new content; under this name it must not stay.
+            self.verify_blob(actual, size)
+            raise UsageError(f"{path} changed while it was uploaded")
+        return actual, size
+
+    def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
+        """See `ArtifactStore.put_blob_bytes`."""
+        digest = hashlib.sha256(data).hexdigest()
+        self._put_small_blob(digest, data)
+        return digest, len(data)
+
+    def _put_small_blob(self, digest: str, data: bytes) -> None:
+        key = blob_key(digest)
+        checksum = _base64(digest)
+        self._ask(
+            "write",
+            key,
+            lambda: self._s3.put_object(Bucket=self._bucket, Key=key, Body=data, ChecksumSHA256=checksum),
+        )
+
+    def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
+        key = blob_key(digest)
+        part_size = max(PART, -(-size // MAX_PARTS))
+        upload = self._ask("write", key, lambda: self._s3.create_multipart_upload(Bucket=self._bucket, Key=key))[
+            "UploadId"
+        ]
+        try:
+            with path.open("rb") as file, ThreadPoolExecutor(THREADS) as pool:
+
+                def put_part(number: int) -> str:
+                    data = os.pread(file.fileno(), part_size, (number - 1) * part_size)
+                    return self._ask(
+                        "write",
+                        key,
+                        lambda: self._s3.upload_part(
+                            Bucket=self._bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
+                        ),
+                    )["ETag"]
+
+                tags = list(pool.map(put_part, range(1, -(-size // part_size) + 1)))
+            parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+            self._complete(key, upload, parts, lambda: self.has_blob(digest, size))
+        except BaseException:
+            with suppress(BotoCoreError, ClientError):  # `abort_uploads` ends it later.
+                self._s3.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+            raise
+
+    def _complete(self, key: str, upload: str, parts: Sequence[Any], done: Callable[[], bool]) -> None:
+        try:
+            self._ask(
+                "write",
+                key,
+                lambda: self._s3.complete_multipart_upload(
+                    Bucket=self._bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+                ),
+                final={404},
+            )
+        except ClientError as error:
+            # The upload is gone also when an earlier try succeeded and only its answer was lost.
+            if not done():
+                raise self._unavailable("write", key, error) from None
+
+    def has_blob(self, digest: str, size: int | None = None) -> bool:
+        """See `ArtifactStore.has_blob`."""
+        found = self._head(blob_key(digest))
+        return found is not None and (size is None or found.size == size)
+
+    def verify_blob(self, digest: str, size: int | None = None) -> bool:
+        """See `ArtifactStore.verify_blob`."""
+
+        def hash_parts(entry: Entry) -> str:
+            sha256 = hashlib.sha256()
+            for start in range(0, entry.size, PART):
+                sha256.update(self._read_part(entry, start, _all))
+            return sha256.hexdigest()
+
+        with suppress(ArtifactGone):
+            self._read_checked(digest, size, hash_parts)
+            return True
+        return False
+
+    def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
+        """See `ArtifactStore.get_blob`."""
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with temporary.open("w+b") as file:
+                self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def read_blob(self, digest: str, limit: int) -> bytes:
+        """See `ArtifactStore.read_blob`."""
+        data = b""
+
+        def read(entry: Entry) -> str:
+            nonlocal data
+            if entry.size > limit:
+                raise UsageError(f"blob {digest} has {entry.size} bytes, more than the {limit} allowed here")
+            data = b"".join(self._read_part(entry, start, _all) for start in range(0, entry.size, PART))
+            return hashlib.sha256(data).hexdigest()
+
+        self._read_checked(digest, None, read)
+        return data
+
+    def _read_checked(self, digest: str, size: int | None, read: Callable[[Entry], str]) -> None:
+        """Read a blob by `read`, which returns the SHA-256 of what it got, and raise ArtifactGone if that is
+        wrong.
+
+        Bytes can be damaged on the way too, so they are read once more before the blob goes into quarantine.
+        """
+        key, etag = blob_key(digest), ""
+        for _ in range(2):
+            found = self._head(key)
+            if found is None:
+                raise ArtifactGone(f"there is no {self._place(key)}", hint="it was deleted, or never uploaded")
+            actual, etag = read(found), found.etag
+            if actual == digest and size in (None, found.size):
+                return
+            if actual == digest:
+                raise ArtifactGone(f"{self._place(key)} has {found.size} bytes where {size} were expected")
+        self._quarantine(digest, etag)
+        raise ArtifactGone(
+            f"{self._place(key)} is damaged: its bytes have the SHA-256 {actual}",
+            hint="it is in quarantine now; submit again and the farm makes it anew",
+        )
+
+    def _download(self, entry: Entry, file: int) -> str:
+        """Fetch an object's parts in parallel into a file that is open for reading and writing; return its
+        SHA-256.
+
+        Bytes pass through memory in pieces that fit the processor's cache, and are hashed out of the page
+        cache: twice as fast as parts held in memory, and no memory to speak of.
+        """
+        os.ftruncate(file, 0)
+        sha256 = hashlib.sha256()
+        starts = range(0, entry.size, PART)
+
+        def fetch(start: int) -> int:
+            return self._read_part(entry, start, lambda body: _write_at(file, start, body))
+
+        with ThreadPoolExecutor(min(THREADS, max(1, len(starts)))) as pool:
+            for start, end in zip(starts, pool.map(fetch, starts), strict=True):
+                for position in range(start, end, PIECE):
+                    sha256.update(os.pread(file, min(PIECE, end - position), position))
+        return sha256.hexdigest()
+
+    def _read_part(self, entry: Entry, start: int, take: Callable[[StreamingBody], T]) -> T:
+        """Let `take` read the bytes from `start` to the end of that part; from the start again if they break
+        off."""
+        end = min(start + PART, entry.size)
+
+        def read() -> T:
+            answer = self._s3.get_object(
+                Bucket=self._bucket, Key=entry.key, Range=f"bytes={start}-{end - 1}", IfMatch=entry.etag
+            )
+            return take(answer["Body"])
+
+        try:
+            return self._ask("read", entry.key, read, final={404, 412})
+        except ClientError as error:
+            # Overwritten or deleted since the look at it: no whole object can be had from here.
+            raise self._unavailable("read", entry.key, error) from None
+
+    def _quarantine(self, digest: str, etag: str) -> None:
+        """Move a damaged blob out of the way, so that lookups miss and the next put brings it back."""
+        key = blob_key(digest)
+        aside = QUARANTINE + key.removeprefix(BLOBS)
+        source: CopySourceTypeDef = {"Bucket": self._bucket, "Key": key}
+        with suppress(Conflict, ClientError):  # Somebody else was faster, or brought the right bytes meanwhile.
+            self._ask("quarantine", key, lambda: self._s3.copy(source, self._bucket, aside), final={404})
+            self.delete_object(key, if_match=etag)
+        log.error("blob quarantined", digest=digest, key=aside)
+
+    # --- artifacts ------------------------------------------------------------------------------------------
+
+    def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
+        """See `ArtifactStore.publish`."""
+        ours = sidecars.validate({**sidecar, "namespace": namespace})
+        key = sidecar_key(namespace, ours.key)
+        if absent := self._first_absent(ours):
+            raise UsageError(f"{self._place(key)} cannot be published: {self._place(blob_key(absent))} is not there")
+        data = sidecars.text(ours)
+        document = sidecars.document(ours)
+        for _ in range(MOVES):
+            with suppress(Conflict):
+                self.put_object(key, data, create=True)
+                return Published(document, adopted=False)
+            there = self.get_object(key)
+            if there is None:  # Retention took it in between.
+                continue
+            if theirs := self._whole(namespace, ours.key, there):
+                return Published(theirs.sidecar, adopted=True)
+            with suppress(Conflict):
+                self.put_object(key, data, if_match=there.etag)
+                log.warning("artifact repaired", key=key)
+                return Published(document, adopted=False)
+        raise StorageUnavailable(f"{self._place(key)} changed {MOVES} times while it was published")
+
+    def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
+        """See `ArtifactStore.lookup`."""
+        for namespace in namespaces:
+            found = self.get_object(sidecar_key(namespace, key))
+            if found and (artifact := self._whole(namespace, key, found)):
+                return artifact
+        return None
+
+    def _whole(self, namespace: str, key: str, found: Object) -> Artifact | None:
+        """The artifact of a sidecar, unless that is unreadable, misplaced or without its blobs."""
+        try:
+            sidecar = sidecars.read(found.data)
+        except ValueError:
+            log.warning("sidecar unreadable", key=found.key)
+            return None
+        if (sidecar.namespace, sidecar.key) != (namespace, key) or self._first_absent(sidecar):
+            log.warning("artifact broken", key=found.key)
+            return None
+        return Artifact(namespace, key, sidecars.document(sidecar), found.etag)
+
+    def _first_absent(self, sidecar: sidecars.Sidecar) -> str | None:
+        blobs = sidecar.blobs.required()
+        return next((blob.digest for blob in blobs if not self.has_blob(blob.digest, blob.size)), None)
+
+    # --- documents ------------------------------------------------------------------------------------------
+
+    def put_object(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        create: bool = False,
+        if_match: str = "",
+        content_type: str = "application/json",
+    ) -> str:
+        """See `ArtifactStore.put_object`."""
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {"IfMatch": if_match} if if_match else {}
+        with suppress(ClientError):
+            return self._ask(
+                "write",
+                key,
+                lambda: self._s3.put_object(
+                    Bucket=self._bucket, Key=key, Body=data, ContentType=content_type, **condition
+                ),
+                final={404, 412} if condition else (),
+            )["ETag"]
+        # The server may have done it before, in a try whose answer was lost.
+        found = self.get_object(key)
+        if found and found.data == data:
+            return found.etag
+        raise Conflict(f"{self._place(key)} is there already" if create else f"{self._place(key)} has moved on")
+
+    def get_object(self, key: str) -> Object | None:
+        """See `ArtifactStore.get_object`."""
+
+        def read() -> Object:
+            answer = self._s3.get_object(Bucket=self._bucket, Key=key)
+            return Object(key, answer["Body"].read(), answer["ETag"])
+
+        return self._unless_absent("read", key, read)
+
+    def delete_object(self, key: str, *, if_match: str = "") -> None:
+        """See `ArtifactStore.delete_object`."""
+        condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
+        with suppress(ClientError):
+            self._ask(
+                "delete",
+                key,
+                lambda: self._s3.delete_object(Bucket=self._bucket, Key=key, **condition),
+                final={404, 412},
+            )
+            return
+        if self._head(key):
+            raise Conflict(f"{self._place(key)} has moved on")
+
+    def list_objects(self, prefix: str) -> Iterator[str]:
+        """See `ArtifactStore.list_objects`."""
+        return (entry.key for entry in self.list_entries(prefix))
+
+    def list_entries(self, prefix: str) -> Iterator[Entry]:
+        """See `ArtifactStore.list_entries`."""
+        for page in self._pages(prefix, ""):
+            for item in page.get("Contents", ()):
+                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"])
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """See `ArtifactStore.list_folders`."""
+        folders = (item["Prefix"] for page in self._pages(prefix, "/") for item in page.get("CommonPrefixes", ()))
+        return [folder.removeprefix(prefix).removesuffix("/") for folder in folders]
+
+    def _pages(self, prefix: str, delimiter: str) -> Iterator[ListObjectsV2OutputTypeDef]:
+        request: ListObjectsV2RequestTypeDef = {
+            "Bucket": self._bucket,
+            "Prefix": prefix,
+            "Delimiter": delimiter,
+        }
+        while True:
+            page = self._ask("list", prefix, partial(self._s3.list_objects_v2, **request))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            request = {**request, "ContinuationToken": page["NextContinuationToken"]}
+
+    # --- outside access -------------------------------------------------------------------------------------
+
+    def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
+        """See `ArtifactStore.presign_get`."""
+        parameters = {"Bucket": self._bucket, "Key": key}
+        if filename:
+            safe = re.sub(r"[^\w.+-]", "_", filename, flags=re.ASCII)
+            parameters["ResponseContentDisposition"] = f'attachment; filename="{safe}"'
+        return self._public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds)
+
+    def presign_put(self, digest: str, size: int, *, seconds: int = 3600) -> PresignedPut:
+        """See `ArtifactStore.presign_put`."""
+        checksum = _base64(digest)
+        url = self._public.generate_presigned_url(
+            "put_object",
+            Params={
+                "Bucket": self._bucket,
+                "Key": blob_key(digest),
+                "ChecksumSHA256": checksum,
+                "ContentLength": size,
+            },
+            ExpiresIn=seconds,
+        )
+        return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)})
+
+    # --- upkeep ---------------------------------------------------------------------------------------------
+
+    def abort_uploads(self, older_than: timedelta) -> int:
+        """See `ArtifactStore.abort_uploads`."""
+        before = datetime.now(UTC) - older_than
+        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket)
+        uploads = self._ask("list uploads in", "", lambda: pages.build_full_result().get("Uploads", []))
+        old = [upload for upload in uploads if upload["Initiated"] < before]
+        for upload in old:
+            key = upload["Key"]
+            abort = partial(self._s3.abort_multipart_upload, Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
+            with suppress(ClientError):  # Completed or ended meanwhile.
+                self._ask("end an upload to", key, abort, final={404})
+        return len(old)
+
+    def create_bucket(self) -> None:
+        """Make the bucket where it is missing. For servers of our own: elsewhere a bucket is its owner's to
+        make."""
+        with suppress(ClientError):
+            self._ask("make", "", lambda: self._s3.create_bucket(Bucket=self._bucket), final={409})
+
+    def check(self) -> None:
+        """See `ArtifactStore.check`."""
+        self._ask("reach", "", lambda: self._s3.head_bucket(Bucket=self._bucket))
+        key = f"config/check-{secrets.token_hex(8)}"
+        try:
+            etag = self.put_object(key, b"1", create=True)
+            self._require_conflict("If-None-Match: *", lambda: self.put_object(key, b"2", create=True))
+            self._require_conflict("If-Match", lambda: self.put_object(key, b"3", if_match='"' + "0" * 32 + '"'))
+            self.put_object(key, b"4", if_match=etag)
+        except Conflict as error:
+            raise StorageUnavailable(
+                f"{self._endpoint} refuses a conditional write that it should take: {error}"
+            ) from None
+        finally:
+            self.delete_object(key)
+
+    def _require_conflict(self, condition: str, write: Callable[[], str]) -> None:
+        with suppress(Conflict):
+            write()
+            raise StorageUnavailable(
+                f"{self._endpoint} ignores `{condition}` on writes: two workers would overwrite each other's work",
+                hint="use a server with conditional writes: AWS S3, Ceph RGW, Garage or SeaweedFS",
+            )
+
+    # --- asking ---------------------------------------------------------------------------------------------
+
+    def _ask(self, action: str, key: str, request: Callable[[], T], *, final: Collection[int] = ()) -> T:
+        """Send a request, again and again while it fails in a way that may pass and our patience lasts.
+
+        Raises ClientError for the statuses in `final`, which mean something to the caller, and
+        StorageUnavailable for every other failure.
+        """
+        deadline = time.monotonic() + self._patience
+        pause = 0.05
+        while True:
+            try:
+                return request()
+            except ClientError as error:
+                if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
+                    raise
+                failure: ClientError | BotoCoreError = error
+                may_pass = _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
+            except BotoCoreError as error:
+                failure = error
+                may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
+            if not may_pass or time.monotonic() + pause > deadline:
+                raise self._unavailable(action, key, failure) from None
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
+            pause = min(pause * 2, 5.0)
+
+    def _unless_absent(self, action: str, key: str, request: Callable[[], T]) -> T | None:
+        try:
+            return self._ask(action, key, request, final={404})
+        except ClientError:
+            return None
+
+    def _head(self, key: str) -> Entry | None:
+        def head() -> Entry:
+            answer = self._s3.head_object(Bucket=self._bucket, Key=key)
+            return Entry(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
+
+        return self._unless_absent("look at", key, head)
+
+    def _place(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key} at {self._endpoint}"
+
+    def _unavailable(self, action: str, key: str, error: ClientError | BotoCoreError) -> StorageUnavailable:
+        if isinstance(error, ClientError):
+            said = error.response["Error"]
+            reason = f"{_status(error)} {said.get('Code', '')} {said.get('Message', '')}".strip()
+        else:
+            reason = str(error)
+        hint = "`farm doctor` checks address, bucket and credentials"
+        return StorageUnavailable(f"cannot {action} {self._place(key)}: {reason}", hint=hint)
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _all(body: StreamingBody) -> bytes:
+    return body.read()
+
+
+def _write_at(file: int, position: int, body: StreamingBody) -> int:
+    """Write what comes to a file from `position` on; return where it ended."""
+    for piece in body.iter_chunks(PIECE):
+        position += os.pwrite(file, piece, position)
+    return position
+
+
+def _base64(digest: str) -> str:
+    return base64.b64encode(bytes.fromhex(digest)).decode()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """What changes when a file's content is replaced or written to."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,256 @@
+"""The sidecar: the document that makes a compiled program an artifact. Published as JSON Schema (`schema()`).
+
+Fields that a compiler or a device does not offer are null or empty, never made up. Readers ignore fields they
+do not know, so a newer farm may add some; a change of meaning is a new schema number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from farm.artifacts import sidecar_key
+from farm.errors import UsageError
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+WORST = 1e308
+"""Stands for an error that is not finite, which JSON cannot say: it is over every tolerance."""
+
+
+def _finite_or(substitute: float) -> BeforeValidator:
+    return BeforeValidator(lambda value: substitute if isinstance(value, float) and not math.isfinite(value) else value)
+
+
+Error = Annotated[float, _finite_or(WORST), Field(ge=0)]
+Share = Annotated[float, _finite_or(0.0), Field(ge=0)]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+
+class Blob(_Document):
+    """Bytes in object storage: `blobs/sha256/<first two digits>/<digest>`. `path` is the file name to give
+    them."""
+
+    path: str
+    digest: Digest
+    size: int = Field(ge=0)
+
+
+class Blobs(_Document):
+    """What belongs to the artifact. All but the kernel cache must be there for the artifact to be whole."""
+
+    program: Blob
+    log: Blob | None = None
+    report: Blob | None = None
+    reproduction: Blob | None = None
+    sample: Blob | None = None
+    """One sample input with its expected output: an `.npz` with arrays by input and output name."""
+    kernel_cache: Blob | None = None
+    """MIOpen's kernel binaries, which are not in the program file; without them the first run is slower."""
+
+    def required(self) -> list[Blob]:
+        """The blobs without which the artifact is broken."""
+        named = [self.program, self.log, self.report, self.reproduction, self.sample]
+        return [blob for blob in named if blob is not None]
+
+
+class FoundDevice(_Document):
+    """The device as the worker found it. `clocks` in MHz, `memory` in bytes, `power_cap` in watts."""
+
+    arch: str
+    model: str = ""
+    compute_units: int | None = None
+    partition: str = ""
+    clocks: dict[str, float] = {}
+    memory: int | None = None
+    power_cap: float | None = None
+    driver: str = ""
+
+
+class Port(_Document):
+    """One input or output of the program, in the program's order.
+
+    `dtype` is numpy's name for it; `strides` count elements; `parameter` is the program's own name where it
+    differs (`main:#output_0` of a MIGraphX program that does not copy offloaded results).
+    """
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+    strides: list[int] | None = None
+    batch_axis: int | None = None
+    parameter: str = ""
+
+
+class Tuning(_Document):
+    """How much of the program was tuned: `tuned` of `operations`, from which store, in how many seconds."""
+
+    mode: str = "off"
+    operations: int | None = None
+    tuned: int | None = None
+    source: str = ""
+    seconds: Seconds = 0.0
+
+
+class Verification(_Document):
+    """How the program compares with the reference; everything by output name. Judged by builds, not here.
+
+    `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
+    (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
+    or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
+    """
+
+    reference: str = ""
+    samples: int = Field(default=0, ge=0)
+    errors: dict[str, Error] = {}
+    rms: dict[str, Error] = {}
+    equal: dict[str, Share] = {}
+    nonfinite: list[str] = []
+    spread: dict[str, Share] = {}
+    weak: bool = False
+
+
+class Latency(_Document):
+    """Percentiles of one kind of run, in seconds."""
+
+    median: Seconds
+    p90: Seconds | None = None
+    p99: Seconds | None = None
+    minimum: Seconds | None = None
+    repeats: int = Field(default=1, ge=1)
+
+
+class Measurements(_Document):
+    """Speed of the program; seconds. `latency` includes copies between host and device, `device_latency` does
+    not.
+
+    `throughput` is samples a second; `ratio` is the untuned build's median over this one's. `shared`: another
+    attempt ran on the node meanwhile.
+    """
+
+    load: Seconds | None = None
+    first_run_cold: Seconds | None = None
+    first_run_warm: Seconds | None = None
+    latency: Latency | None = None
+    device_latency: Latency | None = None
+    throughput: float | None = None
+    baseline: Latency | None = None
+    ratio: float | None = None
+    shared: bool = False
+
+
+class Sidecar(_Document):
+    """The commit record of one success, under `ns/<namespace>/artifacts/<first two digits>/<cache
+    key>.json`."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    key: Digest
+    """The cache key: SHA-256 of the canonical JSON of `spec`."""
+    namespace: str
+    identifier: str
+    spec: dict[str, Any]
+    blobs: Blobs
+    toolchain: str
+    device: FoundDevice
+    inputs: list[Port] = []
+    outputs: list[Port] = []
+    offload_copy: bool | None = None
+    weight_dtypes: list[str] = []
+    compute_dtypes: list[str] = []
+    quantized: dict[str, int] = {}
+    """How many operators of each type were quantized."""
+    tuning: Tuning = Tuning()
+    verification: Verification | None = None
+    """None where the manifest turned verification off."""
+    measurements: Measurements = Measurements()
+    peak_memory: int | None = None
+    """Bytes that the compiling child held at most."""
+    phases: dict[str, Seconds] = {}
+    seconds: Seconds = 0.0
+    """The whole attempt."""
+    build: str = ""
+    job: str = ""
+    attempt: int = 0
+    worker: str = ""
+    node: str = ""
+    started: str = ""
+    created: str
+    """ISO 8601, UTC."""
+    farm_version: str = ""
+
+
+def read(data: bytes) -> Sidecar:
+    """Parse a sidecar. Raises ValueError for one that is cut, not JSON, or not valid: its artifact is
+    broken."""
+    return Sidecar.model_validate_json(data)
+
+
+def validate(document: Mapping[str, Any]) -> Sidecar:
+    """Check a sidecar before it is published. Raises UsageError that names every wrong field."""
+    try:
+        return Sidecar.model_validate(document)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, problem['loc'])) or 'sidecar'}: {problem['msg']}" for problem in error.errors()]
+        raise UsageError("not a valid sidecar: " + "; ".join(lines)) from None
+
+
+def text(sidecar: Sidecar) -> bytes:
+    """Return a sidecar as the JSON that is stored: what a user sees with `aws s3 cp … -`, so it is
+    indented."""
+    return sidecar.model_dump_json(by_alias=True, indent=1).encode() + b"\n"
+
+
+def document(sidecar: Sidecar) -> dict[str, Any]:
+    """Return a sidecar as plain JSON."""
+    return sidecar.model_dump(mode="json", by_alias=True)
+
+
+def schema() -> dict[str, Any]:
+    """Return the sidecar's JSON Schema (draft 2020-12)."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Sidecar.model_json_schema(by_alias=True),
+        "title": "Artifact sidecar of the MIGraphX compile farm",
+    }
+
+
+def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
+    """Return the small extract of a sidecar that the store, the index and reports keep; builds judge by it.
+
+    `sidecar` is the object key that leads back to the whole. Seconds, bytes, and errors by output name as in
+    the sidecar; `latency` is null where nothing was measured, `baseline_latency` where no untuned build was.
+    """
+    sidecar = document if isinstance(document, Sidecar) else Sidecar.model_validate(document)
+    verification = sidecar.verification or Verification()
+    measured = sidecar.measurements
+    return {
+        "key": sidecar.key,
+        "namespace": sidecar.namespace,
+        "sidecar": sidecar_key(sidecar.namespace, sidecar.key),
+        "program": {name: getattr(sidecar.blobs.program, name) for name in ("path", "digest", "size")},
+        "toolchain": sidecar.toolchain,
+        "device": sidecar.device.arch,
+        "verified": sidecar.verification is not None,
+        "errors": verification.errors,
+        "rms": verification.rms,
+        "equal": verification.equal,
+        "nonfinite": verification.nonfinite,
+        "spread": verification.spread,
+        "weak": verification.weak,
+        "latency": measured.latency.median if measured.latency else None,
+        "baseline_latency": measured.baseline.median if measured.baseline else None,
+        "load": measured.load,
+        "shared": measured.shared,
+        "peak_memory": sidecar.peak_memory,
+        "quantized": sidecar.quantized,
+        "seconds": sidecar.seconds,
+        "created": sidecar.created,
+    }

@@ -1,0 +1,123 @@
+"""Real servers for the tests: one Valkey and one SeaweedFS for the session, clean for each test that asks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm import embedded
+from farm.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the real migraphx where it is not; a namespace folder of that name does not count."""
+    marked = [item for item in items if item.get_closest_marker("migraphx")]
+    if not marked:
+        return
+    try:
+        import migraphx
+
+        reason = "" if hasattr(migraphx, "parse_onnx") else "`import migraphx` gives another module of that name"
+    except ImportError as error:
+        reason = f"needs the migraphx module: {error}"
+    if reason:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Server]:
+    """The session's Valkey."""
+    server = embedded.start_valkey(tmp_path_factory.mktemp("valkey"), secrets.token_hex(8))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_url(valkey_server: embedded.Server) -> str:
+    """URL of the session's Valkey, as it is: another test's keys may be in it."""
+    return valkey_server.url
+
+
+@pytest.fixture
+def redis_url(valkey_url: str) -> str:
+    """URL of the session's Valkey, emptied."""
+    import redis
+
+    with redis.Redis.from_url(valkey_url) as connection:
+        connection.flushall()
+    return valkey_url
+
+
+class WeedServer:
+    """The session's SeaweedFS with its credentials."""
+
+    def __init__(self, folder: Path) -> None:
+        self.access_key = secrets.token_hex(8)
+        self.secret_key = secrets.token_hex(16)
+        self.server = embedded.start_weed(folder, self.access_key, self.secret_key)
+
+    def client(self) -> S3Client:
+        """A plain boto3 client, to look at the server past the code under test."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.server.url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        )
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedServer]:
+    """The session's SeaweedFS."""
+    weed = WeedServer(tmp_path_factory.mktemp("weed"))
+    yield weed
+    weed.server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_client(weed: WeedServer) -> S3Client:
+    """A plain boto3 client for the session's SeaweedFS."""
+    return weed.client()
+
+
+@pytest.fixture
+def s3_settings(weed: WeedServer, s3_client: S3Client) -> Iterator[dict[str, str]]:
+    """The settings that name the session's SeaweedFS and a fresh bucket on it."""
+    bucket = f"test-{secrets.token_hex(6)}"
+    s3_client.create_bucket(Bucket=bucket)
+    yield {
+        "s3_endpoint": weed.server.url,
+        "s3_public_endpoint": "",
+        "s3_bucket": bucket,
+        "s3_access_key": weed.access_key,
+        "s3_secret_key": weed.secret_key,
+    }
+    # SeaweedFS gives each bucket volumes of its own and takes them back with it.
+    s3_client.delete_bucket(Bucket=bucket)
+
+
+@pytest.fixture
+def settings(redis_url: str, s3_settings: dict[str, str], tmp_path: Path) -> Settings:
+    """Settings for the session's servers, an empty data folder and leases short enough to wait for."""
+    return load_settings(
+        {"XDG_CONFIG_HOME": str(tmp_path)},
+        data_dir=tmp_path,
+        redis_url=redis_url,
+        **s3_settings,
+        lease_seconds=3.0,
+        renew_seconds=0.5,
+        retry_delay=0.2,
+    )

@@ -1,0 +1,23 @@
+"""Helpers that tests of several rooms share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(fact: Callable[[], T], timeout: float = 10.0, message: str = "") -> T:
+    """Ask `fact` again and again until it is true, and return its answer; fail after `timeout` seconds.
+
+    Tests wait for facts, never for time: this is the one place in them that sleeps.
+    """
+    deadline = time.monotonic() + timeout
+    while not (answer := fact()):
+        if time.monotonic() > deadline:
+            said = message or getattr(fact, "__name__", repr(fact))
+            raise AssertionError(f"not true within {timeout} s: {said} (last answer {answer!r})")
+        time.sleep(0.01)
+    return answer

@@ -1,0 +1,162 @@
+"""The sidecar: what it must say, how it is read back, and the facts that are taken from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from farm.artifacts import sidecar as sidecars
+from farm.errors import UsageError
+
+DIGEST = "ab" * 32
+
+
+def make(**fields: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "key": "cd" * 32,
+        "namespace": "main",
+        "identifier": "resnet50/onnxruntime-cpu/fp32/b1",
+        "spec": {"precision": "fp32"},
+        "blobs": {"program": {"path": "program.onnx", "digest": DIGEST, "size": 3}},
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "device": {"arch": "cpu"},
+        "created": "2026-11-21T00:00:00+00:00",
+        **fields,
+    }
+
+
+FULL = make(
+    device={"arch": "gfx942:sramecc+:xnack-", "compute_units": 304, "partition": "SPX", "clocks": {"sclk": 2100.0}},
+    inputs=[{"name": "data", "dtype": "float32", "shape": [1, 3, 224, 224], "batch_axis": 0}],
+    outputs=[{"name": "scores", "dtype": "float32", "shape": [1, 1000], "parameter": "main:#output_0"}],
+    offload_copy=False,
+    weight_dtypes=["float32"],
+    compute_dtypes=["float16"],
+    quantized={"Conv": 53},
+    tuning={"mode": "quick", "operations": 53, "tuned": 50, "source": "miopen", "seconds": 61.5},
+    verification={
+        "reference": "onnxruntime",
+        "samples": 8,
+        "errors": {"scores": 1e-4},
+        "rms": {"scores": 1e-5},
+        "equal": {"classes": 1.0},
+        "nonfinite": ["extra"],
+        "spread": {"scores": 0.7},
+        "weak": True,
+    },
+    measurements={
+        "load": 0.5,
+        "latency": {"median": 0.002, "p99": 0.003, "repeats": 100},
+        "baseline": {"median": 0.004},
+        "ratio": 2.0,
+        "shared": True,
+    },
+    peak_memory=500_000_000,
+    phases={"compiling": 12.5},
+    seconds=20.0,
+)
+
+
+def test_the_facts_are_what_builds_judge_by() -> None:
+    assert sidecars.facts(FULL) == {
+        "key": "cd" * 32,
+        "namespace": "main",
+        "sidecar": f"ns/main/artifacts/cd/{'cd' * 32}.json",
+        "program": {"path": "program.onnx", "digest": DIGEST, "size": 3},
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "device": "gfx942:sramecc+:xnack-",
+        "verified": True,
+        "errors": {"scores": 1e-4},
+        "rms": {"scores": 1e-5},
+        "equal": {"classes": 1.0},
+        "nonfinite": ["extra"],
+        "spread": {"scores": 0.7},
+        "weak": True,
+        "latency": 0.002,
+        "baseline_latency": 0.004,
+        "load": 0.5,
+        "shared": True,
+        "peak_memory": 500_000_000,
+        "quantized": {"Conv": 53},
+        "seconds": 20.0,
+        "created": "2026-11-21T00:00:00+00:00",
+    }
+
+
+def test_facts_of_a_program_that_was_neither_verified_nor_measured() -> None:
+    """Nothing is made up for what was turned off."""
+    facts = sidecars.facts(make())
+    assert facts["verified"] is False
+    assert (facts["errors"], facts["latency"], facts["baseline_latency"], facts["load"]) == ({}, None, None, None)
+
+
+@pytest.mark.parametrize("document", [make(), FULL], ids=["least", "full"])
+def test_it_is_read_back_as_it_was_written(document: dict[str, Any]) -> None:
+    sidecar = sidecars.validate(document)
+    assert sidecars.read(sidecars.text(sidecar)) == sidecar
+    assert sidecars.document(sidecar) == json.loads(sidecars.text(sidecar))
+    assert sidecars.facts(sidecars.document(sidecar)) == sidecars.facts(document)
+
+
+def test_fields_of_a_newer_farm_are_kept() -> None:
+    sidecar = sidecars.validate(
+        make(colour="red", blobs={**make()["blobs"], "trace": {"path": "t", "digest": DIGEST, "size": 1}})
+    )
+    again = json.loads(sidecars.text(sidecar))
+    assert again["colour"] == "red"
+    assert again["blobs"]["trace"]["size"] == 1
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan")])
+def test_an_error_that_is_not_finite_is_over_every_tolerance(figure: float) -> None:
+    """JSON has no infinity, and a missing error would look like a good one."""
+    sidecar = sidecars.validate(make(verification={"errors": {"y": figure}, "equal": {"z": figure}}))
+    facts = sidecars.facts(sidecars.read(sidecars.text(sidecar)))
+    assert 1e300 < facts["errors"]["y"] < float("inf")
+    assert facts["equal"]["z"] == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        json.dumps(make(schema=2)).encode(),
+        json.dumps({name: value for name, value in make().items() if name != "blobs"}).encode(),
+        json.dumps(make(key="AB" * 32)).encode(),
+        json.dumps(make(blobs={"program": {"path": "p", "digest": DIGEST, "size": -1}})).encode(),
+        json.dumps(make()).encode()[:-1],
+    ],
+)
+def test_what_is_not_a_sidecar_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        sidecars.read(data)
+
+
+def test_every_wrong_field_is_named_before_publishing() -> None:
+    with pytest.raises(UsageError) as error:
+        sidecars.validate(make(key="short", peak_memory="much", device={}))
+    for name in ("key", "peak_memory", "device.arch"):
+        assert name in str(error.value)
+
+
+def test_the_kernel_cache_alone_is_optional() -> None:
+    blobs = {name: {"path": name, "digest": DIGEST, "size": 1} for name in sidecars.Blobs.model_fields}
+    required = {blob.path for blob in sidecars.validate(make(blobs=blobs)).blobs.required()}
+    assert required == set(blobs) - {"kernel_cache"}
+
+
+def test_the_published_schema_is_valid_and_agrees_with_the_reader() -> None:
+    schema = sidecars.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(json.loads(sidecars.text(sidecars.validate(FULL))))
+    for wrong in (make(schema=2), make(key="short"), make(device={})):
+        assert not validator.is_valid(wrong)
