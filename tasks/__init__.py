@@ -1,0 +1,1 @@
+"""What runs inside a Celery worker process. Started by `farm/worker.py`; `farm/` never imports it."""

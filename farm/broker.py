@@ -1,0 +1,103 @@
+"""The broker: Celery on Redis carries messages and nothing else; the truth is in the job store.
+
+A message names an attempt: job id and number. It may come late, twice or never; `claim` and the reconciler see to that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from farm.errors import StoreUnavailable
+from farm.settings import Settings
+
+TASK = "tasks.compile"
+
+PREFIX = "{farm}:broker:"
+"""In front of every key of Celery's, so that they stay apart from the store's in one database."""
+
+VISIBILITY_SECONDS = 30 * 86400
+"""An unacknowledged message comes back after this; longer than any job, since the leases find lost workers."""
+
+SOCKET_SECONDS = 30
+"""A silent broker counts as gone; longer than Celery's own blocking reads."""
+
+
+def make_celery(settings: Settings) -> Celery:
+    """Return the Celery application for the broker at `redis_url`. Does not connect."""
+    app = Celery("farm", broker=_broker_url(settings.redis_url.get_secret_value()), set_as_current=True)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        # A message is acknowledged when its attempt has ended; no worker holds more than it runs.
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        # One queue for each pool, made when it is first named.
+        task_create_missing_queues=True,
+        # Nothing that watches or repairs Celery runs through Celery.
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "global_keyprefix": PREFIX,
+            "visibility_timeout": VISIBILITY_SECONDS,
+            "socket_timeout": SOCKET_SECONDS,
+            "socket_keepalive": True,
+            "priority_steps": [0],
+        },
+    )
+    return app
+
+
+def dispatch(app: Celery, pool: str, attempts: Iterable[tuple[str, int]]) -> None:
+    """Send messages for attempts (job id, number) to a pool's queue, in order. Raises StoreUnavailable."""
+    with _reaching(app), app.producer_pool.acquire(block=True) as producer:
+        for job_id, number in attempts:
+            app.send_task(
+                TASK,
+                args=(job_id, number),
+                queue=pool,
+                task_id=f"{job_id}.{number}",
+                producer=producer,
+                ignore_result=True,
+            )
+
+
+def queued(app: Celery, pool: str) -> set[tuple[str, int]]:
+    """Return the attempts whose messages lie in a pool's queue. Raises StoreUnavailable."""
+    with _reaching(app), app.pool.acquire(block=True) as connection:
+        messages = connection.default_channel.client.lrange(PREFIX + pool, 0, -1)
+    attempts = set()
+    for message in messages:
+        job_id, _, number = json.loads(message)["headers"]["id"].rpartition(".")
+        attempts.add((job_id, int(number)))
+    return attempts
+
+
+@contextmanager
+def _reaching(app: Celery) -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, *app.pool.connection.connection_errors) as error:
+        parts = urlsplit(app.conf.broker_url)
+        raise StoreUnavailable(
+            f"the broker at {parts.hostname}:{parts.port or 6379} cannot be reached: {type(error).__name__}",
+            hint="start it, or set FARM_REDIS_URL to where it is",
+        ) from error
+
+
+def _broker_url(url: str) -> str:
+    """Kombu's spelling of an address: redis-py writes sockets as `unix://`."""
+    return url.replace("unix://", "redis+socket://", 1)

@@ -1,0 +1,137 @@
+"""The loops of the control plane: each runs one kind of function again and again, in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from farm import broker
+from farm.app import Farm
+from farm.control import retention
+from farm.control.dispatcher import dispatch_next, wake_pools
+from farm.control.endings import settle_left, settle_next
+from farm.control.pool_timeout import fail_unserved
+from farm.control.reaper import reap
+from farm.control.reconciler import Queued, Resumer, send_strays
+from farm.errors import FarmFault
+from farm.logging import get_logger
+from farm.scheduler import Send
+from farm.settings import Settings
+from farm.store import Store
+
+log = get_logger(__name__)
+
+SWEEP_SECONDS = 1.0
+"""Between two looks at what should have happened by itself."""
+
+LEADER_SECONDS = 10.0
+WAIT_SECONDS = 0.5
+"""How long one call waits for a wake-up, so how long a loop takes to notice that it is to stop."""
+
+
+class ControlPlane:
+    """Dispatches, reaps, reconciles, ends and forgets, until it is told to stop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        send: Send,
+        queued: Queued,
+        finish_build: Callable[[str], None],
+        resume: Callable[[], None],
+    ) -> None:
+        """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
+        back builds that it lost. All may be called again for the same thing, and by several control planes at once.
+        """
+        self._settings = settings
+        self._store = store
+        self._send = send
+        self._queued = queued
+        self._finish = finish_build
+        self._resumer = Resumer(store, resume)
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._next_retention = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Run all loops until `stop` is set. A server that is away is waited for."""
+        every = min(SWEEP_SECONDS, self._settings.lease_seconds / 12)
+        loops: dict[str, Callable[[], object]] = {
+            "dispatch": partial(dispatch_next, self._store, self._send, WAIT_SECONDS),
+            "settle": partial(settle_next, self._store, self._finish, WAIT_SECONDS),
+            "reap": partial(self._reap, stop, min(every, 0.25)),
+            "sweep": partial(self._sweep, stop),
+            "repair": partial(self._repair, stop),
+        }
+        threads = [
+            threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}")
+            for name, step in loops.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        try:
+            self._store.leader.resign(self._name)
+        except FarmFault as error:
+            log.info("leader's lease is left to expire", error=error.message)
+
+    def _reap(self, stop: threading.Event, seconds: float) -> None:
+        reap(self._store, self._name)
+        stop.wait(seconds)
+
+    def _sweep(self, stop: threading.Event) -> None:
+        if self._store.leader.lead(self._name, LEADER_SECONDS):
+            wake_pools(self._store)
+            send_strays(self._store, self._send, self._queued)
+            fail_unserved(self._store, self._settings.pool_timeout)
+            if time.monotonic() > self._next_retention:
+                retention.forget_expired(self._store)
+                self._next_retention = time.monotonic() + retention.INTERVAL
+        stop.wait(SWEEP_SECONDS)
+
+    def _repair(self, stop: threading.Event) -> None:
+        """Apart from the sweep, since these need object storage too."""
+        if self._store.leader.lead(self._name, LEADER_SECONDS):
+            self._resumer.check()
+            settle_left(self._store, self._finish)
+        stop.wait(SWEEP_SECONDS)
+
+
+def run_loops(farm: Farm, stop: threading.Event) -> None:
+    """Run the control plane of a farm until `stop` is set."""
+    builds = farm.builds
+    ControlPlane(
+        farm.settings,
+        farm.store,
+        send=partial(broker.dispatch, farm.celery),
+        queued=partial(broker.queued, farm.celery),
+        finish_build=builds.finish,
+        resume=builds.resume,
+    ).run(stop)
+
+
+def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> None:
+    """Call `step` until `stop` is set; nothing that it raises ends the loop."""
+    healthy = True
+    while not stop.is_set():
+        try:
+            step()
+        except FarmFault as error:
+            if healthy:
+                log.warning("control loop waits", loop=name, error=error.message)
+            healthy = False
+            stop.wait(WAIT_SECONDS)
+        except Exception:
+            log.exception("control loop failed, going on", loop=name)
+            stop.wait(WAIT_SECONDS)
+        else:
+            if not healthy:
+                log.info("control loop goes on", loop=name)
+            healthy = True

@@ -1,0 +1,21 @@
+"""Pool timeout: a job does not wait for ever for a pool that nobody serves."""
+
+from __future__ import annotations
+
+from farm.logging import get_logger
+from farm.store import Store
+
+log = get_logger(__name__)
+
+
+def fail_unserved(store: Store, seconds: float) -> int:
+    """Fail jobs that waited longer than this for a pool without live workers; return how many.
+
+    Their kind is `toolchain_mismatch`.
+    """
+    total = 0
+    for pool in store.workers.pool_names():
+        while count := store.jobs.fail_unserved(pool, seconds):
+            log.warning("jobs failed, nobody serves their pool", pool=pool, count=count)
+            total += count
+    return total

@@ -1,0 +1,19 @@
+"""Reaper: takes jobs back from workers that fell silent, and offers them again when their delay has passed."""
+
+from __future__ import annotations
+
+from farm.logging import get_logger
+from farm.store import Store
+
+log = get_logger(__name__)
+
+
+def reap(store: Store, reaper: str) -> None:
+    """Expire leases and promote delayed jobs.
+
+    To be called several times in each lease: a reaper that was silent for half of one expires nothing for a whole
+    lease, so that workers which could not reach the store either get the time to renew.
+    """
+    for job_id in store.jobs.expire_leases(reaper):
+        log.warning("attempt lost", job=job_id)
+    store.jobs.promote()

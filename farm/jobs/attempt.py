@@ -1,0 +1,66 @@
+"""Attempt: one try of a job, as the executor gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+TAIL_BYTES = 64 * 1024
+"""How much of a running attempt's log can be read while it runs."""
+
+
+class LogTail:
+    """The end of a log that is still being written. The executor names the file, the lease's renewals read it."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._size = 0
+
+    def follow(self, path: Path) -> None:
+        """Read from this file from now on."""
+        self._path, self._size = path, 0
+
+    def news(self) -> bytes | None:
+        """Return the last 64 KiB where the file has grown since the last call, else None."""
+        try:
+            if self._path is None or (size := self._path.stat().st_size) == self._size:
+                return None
+            with self._path.open("rb") as file:
+                file.seek(max(0, size - TAIL_BYTES))
+                tail = file.read(TAIL_BYTES)
+        except FileNotFoundError:  # The attempt ended and took its folder along.
+            return None
+        self._size = size
+        return tail
+
+
+class Limits(TypedDict):
+    """What an attempt may use; 0 = no limit."""
+
+    time: float
+    """Seconds."""
+    memory: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one attempt needs: the work order, its limits, and where its artifact goes.
+
+    `build` is the first that asked for the job; `previous` are the failure kinds of the job's earlier attempts (""
+    where one did not fail).
+    """
+
+    job_id: str
+    number: int
+    token: str
+    order: Mapping[str, Any]
+    limits: Limits
+    namespace: str
+    key: str
+    build: str = ""
+    worker: str = ""
+    previous: tuple[str, ...] = ()
+    tail: LogTail = field(default_factory=LogTail, compare=False)

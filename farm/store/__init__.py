@@ -1,0 +1,86 @@
+"""The job store: builds, cells, jobs and workers as they are now. The only room that knows Redis.
+
+Every change of state is one Lua script that names the state it expects and leaves one event; every script may be
+repeated and answers the same. `docs/job-store.md` lists the keys.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from farm.errors import FarmFault, UsageError
+from farm.jobs.state import POLICIES
+from farm.settings import Settings
+from farm.store.builds import Builds
+from farm.store.events import Events, EventStreams
+from farm.store.index import Index
+from farm.store.jobs import Claim, Jobs
+from farm.store.leader import Leader
+from farm.store.link import Link
+from farm.store.wakeups import Wakeups
+from farm.store.workers import Beat, Workers
+
+__all__ = ["Beat", "Claim", "Events", "Store"]
+
+EVENTS_KEPT = 50_000
+"""About how many events the stream of a build keeps."""
+
+
+class Store:
+    """The records of the job store, one attribute each. Thread-safe."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.builds = Builds(link)
+        self.jobs = Jobs(link)
+        self.workers = Workers(link)
+        self.events = EventStreams(link, self.epoch)
+        self.leader = Leader(link)
+        self.index = Index(link)
+        self.wakeups = Wakeups(link)
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Store:
+        """Return the store at `redis_url`. Connects when first used; raises UsageError where no address is set."""
+        url = settings.redis_url.get_secret_value()
+        if not url:
+            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
+        attempts = ", ".join(f"{kind.value} = {policy.attempts}" for kind, policy in POLICIES.items())
+        constants = {
+            "LEASE": settings.lease_seconds * 1000,
+            "KEEP": settings.keep_days * 86_400_000,
+            "RETRY": settings.retry_delay * 1000,
+            "EVENTS": EVENTS_KEPT,
+        }
+        lines = [f"local {name} = {round(value)}" for name, value in constants.items()]
+        return cls(Link(url, "\n".join([*lines, f"local ATTEMPTS = {{{attempts}}}"])))
+
+    @property
+    def address(self) -> str:
+        """Host and port of the server, for messages."""
+        return self._link.address
+
+    def check(self) -> None:
+        """Refuse a server that would lose work: raises FarmFault that says what to set, StoreUnavailable."""
+        config = self._link.config("save", "appendonly", "maxmemory-policy")
+        if config.get("appendonly") == "no" and config.get("save") == "":
+            raise FarmFault(
+                f"Redis at {self.address} keeps nothing on disk, so its restart would lose every job",
+                hint="set `appendonly yes` in its configuration (CONFIG SET appendonly yes)",
+            )
+        policy = config.get("maxmemory-policy", "noeviction")
+        if policy != "noeviction":
+            raise FarmFault(
+                f"Redis at {self.address} may evict jobs: its maxmemory-policy is {policy}",
+                hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
+            )
+
+    def epoch(self) -> str:
+        """Return the store's epoch, which is new after each restart, failover or loss of the server."""
+        server = self._link.ask("INFO", "server")["run_id"]
+        epoch: str = self._link.run("epoch", server=server, fresh=secrets.token_hex(4))
+        return epoch
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._link.close()

@@ -1,0 +1,204 @@
+"""Builds and their cells."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from farm.errors import NotFound
+from farm.store.link import Link, key, lots
+
+LOT = 500
+"""Cells that one script takes, so that none holds the server for long."""
+
+AT_ONCE = 8
+"""Lots that are sent in one go."""
+
+CANCELLED = "the build was cancelled"
+STOPPED = "another cell of the build failed, and it is fail-fast"
+
+_LIVE = ("worker", "node", "number", "started_at", "queued_at", "phase", "progress", "detail")
+
+Document = dict[str, Any]
+Rows = list[Document]
+Names = list[str]
+
+
+class Builds:
+    """Builds, from their first lot of cells until their reports are written and they expire."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def create(self, build: Mapping[str, Any], lots_of_cells: Iterable[Sequence[Mapping[str, Any]]]) -> int:
+        """Take a build and its cells; return how many of its cells the store has. Repeating it changes nothing.
+
+        `build` is `{"id", "namespace", "cells": how many will come, "max_parallel": int | None, "fail_fast": bool, …}`;
+        the rest of it is kept as it is. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
+        {"time", "memory"}, "expected_seconds", "order", "facts", "failure"}`: with `facts` it is a hit, with `failure`
+        (`{"kind", "message"}`) it is born failed, and both need no job.
+        """
+        self._link.run(
+            "create_build",
+            build=build["id"],
+            namespace=build["namespace"],
+            cells=build["cells"],
+            max_parallel=build.get("max_parallel") or 0,
+            fail_fast=int(bool(build.get("fail_fast"))),
+            document=json.dumps(dict(build)),
+        )
+        accepted = 0
+        rows = (_cell_row(position, cell) for position, cell in enumerate(chain.from_iterable(lots_of_cells)))
+        for some in lots(lots(rows, LOT), AT_ONCE):
+            calls = [{"build": build["id"], "cells": json.dumps(lot)} for lot in some]
+            accepted = self._link.run_many("add_cells", calls)[-1]
+        return accepted
+
+    def get(self, build_id: str) -> Document | None:
+        """Return a build: what `create` was given, and `state` (open, ended, reported), `counts` by state, `accepted`,
+        `created_at` and `ended_at` (Unix seconds; the submitter's own `created_at` wins), `verdict`.
+        """
+        return _build(self._link.ask("HGETALL", key("build", build_id)))
+
+    def list(self, namespace: str) -> Rows:
+        """Return the builds of a namespace, newest first."""
+        ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
+        rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
+        return [build for row in rows if (build := _build(row))]
+
+    def cells(self, build_id: str) -> Rows:
+        """Return a build's cells in the order in which they came.
+
+        `{"identifier", "key", "pool", "priority", "state", "job", "attempt", "hit", "kind", "message", "detail",
+        "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "facts", "log", "phases"}`.
+        """
+        parts = ("cells", "states", "jobs", "ends")
+        static, states, jobs, ends = self._link.ask_many(["HGETALL", key("build", build_id, part)] for part in parts)
+        live = [name for name, state in states.items() if state in {"queued", "running"}]
+        found = self._link.ask_many(["HMGET", key("job", jobs[name]), *_LIVE] for name in live)
+        running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}
+        return [
+            _cell(
+                document, states[name := document["identifier"]], jobs.get(name), ends.get(name), running.get(name, {})
+            )
+            for document in sorted(map(json.loads, static.values()), key=itemgetter("position"))
+        ]
+
+    def cancel(self, build_id: str, reason: str = CANCELLED) -> int:
+        """End every cell that has not ended; return how many that were. Raises NotFound."""
+        total = 0
+        while ended := self._link.run("cancel_cells", build=build_id, limit=LOT, reason=reason):
+            if ended < 0:
+                raise NotFound(f"no build {build_id}")
+            total += ended
+        return total
+
+    def mark_reported(self, build_id: str, verdict: Any) -> None:
+        """Note an ended build's verdict (JSON); from here on everything that belongs to it expires."""
+        self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
+
+    def ended_unreported(self) -> Names:
+        """Return the builds that ended and wait for their reports."""
+        return list(self._link.ask("SMEMBERS", key("unreported")))
+
+    def to_stop(self) -> Names:
+        """Return the fail-fast builds of which a cell failed and others live."""
+        return list(self._link.ask("SMEMBERS", key("stopping")))
+
+    def stop(self, build_id: str) -> int:
+        """End the other cells of a fail-fast build; return how many."""
+        return self.cancel(build_id, STOPPED)
+
+    def incomplete(self, seconds: float) -> Names:
+        """Return the builds that have been waiting for some of their lots for so many seconds."""
+        now = int(self._link.ask("TIME")[0]) * 1000
+        return list(self._link.ask("ZRANGEBYSCORE", key("incomplete"), "-inf", now - round(seconds * 1000)))
+
+    def forget_expired(self) -> int:
+        """Drop the names of builds whose records expired; return how many."""
+        dropped = 0
+        for namespace in self._link.ask("SMEMBERS", key("namespaces")):
+            ids = self._link.ask("ZRANGE", key("builds", namespace), 0, -1)
+            there = self._link.ask_many(["EXISTS", key("build", build_id)] for build_id in ids)
+            gone = [build_id for build_id, exists in zip(ids, there, strict=True) if not exists]
+            for lot in lots(gone, LOT):
+                dropped += self._link.ask("ZREM", key("builds", namespace), *lot)
+        return dropped
+
+
+def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
+    """One cell as `add_cells.lua` takes it: all text, since numbers would lose digits on the way."""
+    failure, facts = cell.get("failure"), cell.get("facts")
+    limits = cell.get("limits") or {}
+    static = {name: cell[name] for name in ("identifier", "key", "namespace", "pool", "priority")}
+    return [
+        cell["identifier"],
+        cell["key"],
+        cell["namespace"],
+        cell["pool"],
+        str(max(-1000, min(1000, int(cell["priority"])))),
+        repr(float(limits.get("time") or 0)),
+        str(int(limits.get("memory") or 0)),
+        str(cell.get("expected_seconds") or 0),
+        "failed" if failure else "succeeded" if facts is not None else "",
+        json.dumps({**static, "position": position, "facts": facts, "failure": failure}),
+        json.dumps(cell.get("order")),
+        f"j-{secrets.token_hex(8)}",
+    ]
+
+
+def _build(row: Mapping[str, str]) -> Document | None:
+    if not row.get("document"):
+        return None
+    return {
+        "created_at": _seconds(row["created_at"]),
+        **json.loads(row["document"]),
+        "state": row["state"],
+        "ended_at": _seconds(row.get("ended_at")),
+        "accepted": int(row["accepted"]),
+        "counts": {
+            state: int(row.get(f"n:{state}", 0)) for state in ("queued", "running", "succeeded", "failed", "cancelled")
+        },
+        "verdict": json.loads(row["verdict"]) if "verdict" in row else None,
+    }
+
+
+def _cell(
+    static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None]
+) -> Document:
+    ended = json.loads(end) if end else {}
+    outcome = ended.get("outcome") or {}
+    failure = static["failure"] or {}
+    born = job is None
+    return {
+        **{name: static[name] for name in ("identifier", "key", "namespace", "pool", "priority")},
+        "state": state,
+        "job": job,
+        "attempt": ended.get("attempt") or int(live.get("number") or 0),
+        "hit": (born and state == "succeeded") or bool(outcome.get("hit")),
+        "kind": failure.get("kind") or outcome.get("kind"),
+        "message": failure.get("message") or outcome.get("message") or "",
+        "detail": outcome.get("detail") or live.get("detail") or "",
+        "phase": live.get("phase"),
+        "progress": _number(live.get("progress")),
+        "worker": ended.get("worker") or live.get("worker"),
+        "node": live.get("node"),
+        "queued_at": _seconds(live.get("queued_at")),
+        "started_at": _seconds(ended.get("started_at") or live.get("started_at")),
+        "ended_at": _seconds(ended.get("at")),
+        "facts": static["facts"] or outcome.get("facts") or None,
+        "log": outcome.get("log") or None,
+        "phases": outcome.get("phases") or {},
+    }
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return float(milliseconds) / 1000 if milliseconds else None

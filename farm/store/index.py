@@ -1,0 +1,52 @@
+"""Index: which artifacts are whole, so that planning ten thousand cells asks object storage nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from farm.store.link import Link, key, lots
+
+LOT = 1000
+
+
+class Index:
+    """Facts by cache key, for each namespace. Object storage is the record: what is missing here is only looked up."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def put(self, namespace: str, cache_key: str, facts: Mapping[str, Any]) -> None:
+        """Note that an artifact is there and whole."""
+        self._link.ask("HSET", key("index", namespace), cache_key, json.dumps(facts))
+
+    def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the facts of those artifacts that are known."""
+        parts = list(lots(cache_keys, LOT))
+        answers = self._link.ask_many(["HMGET", key("index", namespace), *lot] for lot in parts)
+        return {
+            cache_key: json.loads(facts)
+            for lot, answer in zip(parts, answers, strict=True)
+            for cache_key, facts in zip(lot, answer, strict=True)
+            if facts
+        }
+
+    def remove(self, namespace: str, cache_keys: Sequence[str]) -> None:
+        """Forget artifacts that are gone or broken."""
+        if cache_keys:
+            self._link.ask("HDEL", key("index", namespace), *cache_keys)
+
+    def complete(self, namespace: str) -> bool:
+        """Whether every whole artifact is in here; false after Redis was lost."""
+        return bool(self._link.ask("EXISTS", key("index", namespace, "complete")))
+
+    def fill(self, namespace: str, artifacts: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+        """Put all artifacts of a namespace in, then call the index complete; return how many there were."""
+        count = 0
+        for lot in lots(artifacts, LOT):
+            pairs = [part for cache_key, facts in lot for part in (cache_key, json.dumps(facts))]
+            self._link.ask("HSET", key("index", namespace), *pairs)
+            count += len(lot)
+        self._link.ask("SET", key("index", namespace, "complete"), 1)
+        return count

@@ -1,0 +1,282 @@
+"""Jobs and their attempts: handed out, claimed, renewed, finished, lost."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from farm.jobs.attempt import Limits
+from farm.jobs.state import Outcome
+from farm.store.link import Link, key, lots
+
+LOT = 500
+
+Handed = list[tuple[str, int]]
+"""Job ids with the numbers of the attempts that were handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a claim: `run` with all that an attempt needs, or `stale` or `elsewhere`, and nothing to do.
+
+    `limits` are the largest that live cells asked for; `build` is the first that asked for the job; `previous` are the
+    failure kinds of the job's earlier attempts ("" where one did not fail).
+    """
+
+    answer: Literal["run", "stale", "elsewhere"]
+    attempt: int
+    token: str = ""
+    order: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=lambda: Limits(time=0.0, memory=0))
+    namespace: str = ""
+    key: str = ""
+    build: str = ""
+    previous: tuple[str, ...] = ()
+
+
+class Jobs:
+    """Jobs, from the cell that asked for one until some time after their end."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    # --- a worker's calls ---------------------------------------------------------------------------------------
+
+    def claim(self, job_id: str, attempt: int, *, nonce: str, worker: str, node: str) -> Claim:
+        """Ask for the attempt that a message names. The same nonce gets the same answer again."""
+        answer, *rest = self._link.run(
+            "claim",
+            job=job_id,
+            attempt=attempt,
+            nonce=nonce,
+            token=f"{attempt}-{secrets.token_hex(16)}",
+            worker=worker,
+            node=node,
+        )
+        if answer != "run":
+            return Claim(answer, attempt)
+        token, order, seconds, memory, namespace, cache_key, build, *previous = rest
+        limits = Limits(time=float(seconds), memory=int(memory))
+        return Claim("run", attempt, token, json.loads(order), limits, namespace, cache_key, build, tuple(previous))
+
+    def renew(
+        self,
+        token: str,
+        job_id: str,
+        *,
+        phase: str = "",
+        progress: float | None = None,
+        detail: str = "",
+        log_tail: bytes | None = None,
+    ) -> Literal["ok", "cancel", "lost"]:
+        """Keep an attempt's lease and say what it is doing; `log_tail` is kept until the next one comes.
+
+        `cancel`: nobody wants it any more, end it and finish; `lost`: it is another attempt's now.
+        """
+        answer: Literal["ok", "cancel", "lost"] = self._link.run(
+            "renew",
+            job=job_id,
+            token=token,
+            phase=phase,
+            progress="" if progress is None else progress,
+            detail=detail,
+            log=log_tail or b"",
+        )
+        return answer
+
+    def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
+        """End an attempt; what follows a failure is the policy of its kind.
+
+        `superseded`: the attempt had lost its lease, and its outcome changes nothing.
+        """
+        answer: Literal["ok", "superseded"] = self._link.run(
+            "finish",
+            job=job_id,
+            token=token,
+            how=outcome.end.value,
+            kind=outcome.kind.value if outcome.kind else "",
+            outcome=json.dumps(asdict(outcome)),
+        )
+        return answer
+
+    # --- the control plane's calls ------------------------------------------------------------------------------
+
+    def hand_out(self, pool: str, per_slot: int) -> Handed:
+        """Choose the next jobs for the broker, in order; at most `per_slot` for each live slot lie there unclaimed."""
+        return _pairs(self._link.run("hand_out", pool=pool, per_slot=per_slot))
+
+    def strays(self, pool: str, seconds: float) -> Handed:
+        """Return what was handed out more than `seconds` ago and has not been claimed."""
+        return _pairs(self._link.run("strays", pool=pool, age=round(seconds * 1000)))
+
+    def hand_again(self, pool: str, job_ids: Sequence[str]) -> int:
+        """Note that jobs were sent to the broker again; return how many of them are still unclaimed."""
+        count: int = self._link.run("hand_again", pool=pool, jobs=json.dumps(list(job_ids)))
+        return count
+
+    def promote(self) -> int:
+        """Offer the jobs whose delay has passed; return how many."""
+        count: int = self._link.run("promote", limit=LOT)
+        return count
+
+    def expire_leases(self, reaper: str) -> list[str]:
+        """Take away the attempts whose leases ended; return their jobs.
+
+        Nothing expires until `reaper` has called for one whole lease without a gap of half a lease.
+        """
+        return list(self._link.run("expire_leases", reaper=reaper, limit=LOT))
+
+    def fail_unserved(self, pool: str, seconds: float) -> int:
+        """Fail jobs that waited longer than `seconds` for a pool without live workers; return how many of one lot."""
+        count: int = self._link.run("fail_unserved", pool=pool, timeout=round(seconds * 1000), limit=LOT)
+        return count
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def pending(self, pool: str) -> int:
+        """Return how many jobs of a pool wait to be handed out."""
+        count: int = self._link.ask("ZCARD", key("pool", pool, "waiting"))
+        return count
+
+    def unfinished(self, namespace: str, cache_keys: Sequence[str]) -> set[str]:
+        """Return those keys for which a job is queued or running."""
+        found: set[str] = set()
+        for lot in lots(cache_keys, LOT):
+            answers = self._link.ask("MGET", *[key("active", namespace, cache_key) for cache_key in lot])
+            found |= {cache_key for cache_key, job in zip(lot, answers, strict=True) if job}
+        return found
+
+    def log_tail(self, job_id: str) -> bytes | None:
+        """Return the last part of the log of a job's latest attempt, as it last sent it."""
+        return self._link.ask_bytes("GET", key("job", job_id, "log"))
+
+    def get(self, job_id: str) -> dict[str, Any] | None:
+        """Return a job: its state, order, `attempts` (oldest first), `cells` that joined it, and how it ended."""
+        row, cells, attempts = self._link.ask_many(
+            [
+                ["HGETALL", key("job", job_id)],
+                ["HKEYS", key("job", job_id, "cells")],
+                ["HGETALL", key("job", job_id, "attempts")],
+            ]
+        )
+        if not row:
+            return None
+        outcome = json.loads(row.get("outcome", "{}"))
+        tried = list(_attempts(attempts))
+        return {
+            "id": job_id,
+            **{name: row[name] for name in ("state", "namespace", "key", "pool")},
+            "priority": int(row["priority"]),
+            "attempt": int(row["number"]),
+            "charged": int(row["charged"]),
+            "order": json.loads(row["order"]),
+            "cancelling": row.get("cancelling") == "1",
+            "quarantined": row.get("quarantined") == "1",
+            **{name: row.get(name) for name in ("worker", "node", "phase")},
+            "progress": float(row["progress"]) if row.get("progress") else None,
+            "detail": outcome.get("detail") or row.get("detail") or "",
+            **{name: _seconds(row.get(name)) for name in ("created_at", "queued_at", "started_at", "ended_at")},
+            "kind": outcome.get("kind"),
+            "message": outcome.get("message") or "",
+            "facts": outcome.get("facts") or None,
+            "log": outcome.get("log") or next((one["log"] for one in reversed(tried) if one["log"]), None),
+            "attempts": tried,
+            "cells": [dict(zip(("build", "identifier"), cell.split("|", 1), strict=True)) for cell in cells],
+        }
+
+    def explain(self, job_id: str) -> dict[str, Any] | None:
+        """Return the facts that say why a queued job waits.
+
+        `{"pool", "live_workers", "slots", "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded"
+        (node to Unix seconds), "bounded_by" (build at its max_parallel, or None)}`.
+        """
+        job = self.get(job_id)
+        if job is None:
+            return None
+        pool = job["pool"]
+        names = ("waiting", "handed", "running")
+        waiting, handed, running = self._link.ask_many(["ZCARD", key("pool", pool, name)] for name in names)
+        is_handed, delayed, excluded, lanes, ids = self._link.ask_many(
+            [
+                ["ZSCORE", key("pool", pool, "handed"), job_id],
+                ["ZSCORE", key("delayed"), job_id],
+                ["HGET", key("job", job_id), "excluded"],
+                ["ZRANGE", key("pool", pool, "lanes"), 0, -1],
+                ["ZRANGE", key("workers"), 0, -1],
+            ]
+        )
+        workers = self._link.ask_many(["HMGET", key("worker", one), "slots", "pools"] for one in ids)
+        serving = [int(slots) for slots, pools in workers if slots and pool in json.loads(pools)]
+        return {
+            "pool": pool,
+            "live_workers": len(serving),
+            "slots": sum(serving),
+            "running": running,
+            "waiting": waiting + handed,
+            "ahead": self._ahead(pool, job, lanes) + handed if is_handed is None else 0,
+            "handed_out": is_handed is not None,
+            "delayed_until": _seconds(delayed),
+            "excluded": {node: until / 1000 for node, until in json.loads(excluded or "{}").items()},
+            "bounded_by": self._bounded_by(job),
+        }
+
+    def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str]) -> int:
+        """About how many jobs go first: all of higher priority, and at most our rank in the other lanes of ours."""
+        builds = {cell["build"] for cell in job["cells"]}
+        mine = [lane for lane in lanes if lane in {f"{job['priority']}|{build}" for build in builds}]
+        if not mine:
+            return 0
+        lane_key = [key("pool", pool, "ready", lane) for lane in lanes]
+        sizes = self._link.ask_many(["ZCARD", name] for name in lane_key)
+        ranks = self._link.ask_many(["ZRANK", key("pool", pool, "ready", lane), job["id"]] for lane in mine)
+        rank = min((rank for rank in ranks if rank is not None), default=0)
+        ahead = rank
+        for lane, size in zip(lanes, sizes, strict=True):
+            priority = int(lane.partition("|")[0])
+            if priority > job["priority"]:
+                ahead += size
+            elif priority == job["priority"] and lane not in mine:
+                ahead += min(size, rank + 1)
+        return ahead
+
+    def _bounded_by(self, job: Mapping[str, Any]) -> str | None:
+        for build in dict.fromkeys(cell["build"] for cell in job["cells"]):
+            most, flying = self._link.ask_many(
+                [["HGET", key("build", build), "max_parallel"], ["SCARD", key("build", build, "flying")]]
+            )
+            if int(most or 0) and flying >= int(most):
+                return str(build)
+        return None
+
+
+def _pairs(flat: Sequence[str]) -> Handed:
+    return [(job, int(number)) for job, number in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _attempts(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    numbers = sorted({int(name.partition(":")[0]) for name in row})
+    for number in numbers:
+        start = json.loads(row.get(f"{number}:start", "{}"))
+        end = json.loads(row.get(f"{number}:end", "{}"))
+        outcome = end.get("outcome") or {}
+        yield {
+            "number": number,
+            "worker": start.get("worker"),
+            "node": start.get("node"),
+            "started_at": _seconds(start.get("started_at")),
+            "ended_at": _seconds(end.get("at")),
+            "limits": {"time": start.get("time", 0), "memory": start.get("memory", 0)},
+            "end": end.get("end"),
+            "kind": outcome.get("kind"),
+            "message": outcome.get("message") or "",
+            "detail": outcome.get("detail") or "",
+            "log": outcome.get("log") or None,
+            "phases": outcome.get("phases") or {},
+        }
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return float(milliseconds) / 1000 if milliseconds else None

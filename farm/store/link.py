@@ -1,0 +1,147 @@
+"""Link: the one seam to the server. Sends commands and scripts, and says in the farm's words when it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.retry import Retry
+
+from farm.errors import StoreUnavailable, UsageError
+from farm.store.scripts import load_scripts
+
+PREFIX = "{farm}"
+"""The hash tag that all keys share, so that a cluster keeps them together for the scripts."""
+
+SOCKET_TIMEOUT = 5.0
+"""Seconds after which a silent server counts as away; what blocks on purpose asks for less."""
+
+_REFUSALS = ("MISCONF", "NOREPLICAS", "UNBLOCKED")
+"""How the answers begin with which a server refuses to write for now, and for which redis-py has no class."""
+
+T = TypeVar("T")
+
+
+def key(*parts: str) -> str:
+    """Return the name of a key; `docs/job-store.md` lists the patterns."""
+    return ":".join((PREFIX, *parts))
+
+
+def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    iterator = iter(items)
+    while lot := list(islice(iterator, size)):
+        yield lot
+
+
+class Link:
+    """A pool of connections to one server. Thread-safe; connects when first used.
+
+    Every call raises StoreUnavailable (with host and port, never the password) when the server cannot be reached or
+    refuses to write. Calls are sent again after a lost connection: every script may be repeated.
+    """
+
+    def __init__(self, url: str, constants: str) -> None:
+        try:
+            # redis-py leaves the calls that we make of it without types.
+            self._redis: Any = redis.Redis.from_url(
+                url.replace("redis+socket://", "unix://"),
+                decode_responses=True,
+                encoding_errors="replace",
+                protocol=2,
+                socket_timeout=SOCKET_TIMEOUT,
+                socket_connect_timeout=SOCKET_TIMEOUT,
+                socket_keepalive=True,
+                retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2),
+            )
+        except ValueError as error:
+            raise UsageError(f"redis_url: {error}", hint="write it as redis://:password@host:6379/0") from None
+        parts = urlsplit(url)
+        self.address = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+        self._scripts = load_scripts(constants)
+
+    def ask(self, *command: Any) -> Any:
+        """Send one command and return its answer."""
+        with self._reaching():
+            return self._redis.execute_command(*command)
+
+    def ask_bytes(self, *command: Any) -> bytes | None:
+        """Send one command whose answer is not text."""
+        with self._reaching():
+            answer: bytes | None = self._redis.execute_command(*command, NEVER_DECODE=True)
+            return answer
+
+    def ask_many(self, commands: Iterable[Sequence[Any]], *, tolerant: bool = False) -> list[Any]:
+        """Send commands in one go and return their answers; a `tolerant` caller gets an error in place of an answer."""
+        with self._reaching(), self._redis.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return pipeline.execute(raise_on_error=not tolerant) if len(pipeline) else []
+
+    def run(self, script: str, **arguments: Any) -> Any:
+        """Run one script."""
+        found = self._scripts[script]
+        values = found.bind(arguments)
+        with self._reaching():
+            try:
+                return self._redis.execute_command("EVALSHA", found.sha, 0, *values)
+            except NoScriptError:
+                return self._redis.execute_command("EVAL", found.text, 0, *values)
+
+    def run_many(self, script: str, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Run one script several times in one go, in order."""
+        found = self._scripts[script]
+        self.ask("SCRIPT LOAD", found.text)
+        return self.ask_many(["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls)
+
+    def config(self, *names: str) -> dict[str, str]:
+        """Return settings of the server, without those that a hosted server does not tell."""
+        with self._reaching():
+            try:
+                return {name: self._redis.execute_command("CONFIG GET", name)[name] for name in names}
+            except ResponseError:  # renamed or forbidden
+                info = self._redis.execute_command("INFO")
+                appendonly = "yes" if info.get("aof_enabled") else "no"
+                return {"appendonly": appendonly, "maxmemory-policy": str(info.get("maxmemory_policy", "noeviction"))}
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._redis.close()
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except AuthenticationError as error:
+            raise StoreUnavailable(
+                f"Redis at {self.address} refuses the password: {error}",
+                hint="check the user and password in redis_url",
+            ) from None
+        except (ConnectionError, TimeoutError, BusyLoadingError) as error:
+            raise StoreUnavailable(
+                f"Redis at {self.address} cannot be reached: {type(error).__name__}",
+                hint="start it, or set FARM_REDIS_URL to where it is",
+            ) from error
+        except (OutOfMemoryError, ReadOnlyError, MasterDownError, NoPermissionError) as error:
+            raise StoreUnavailable(f"Redis at {self.address} refuses: {error}") from error
+        except ResponseError as error:
+            if str(error).startswith(_REFUSALS):
+                raise StoreUnavailable(f"Redis at {self.address} refuses: {error}") from error
+            raise

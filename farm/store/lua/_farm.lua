@@ -1,0 +1,265 @@
+-- What all scripts share. `scripts.py` puts it in front of each, after the constants LEASE, KEEP, RETRY (milliseconds),
+-- EVENTS (entries that a build's stream keeps) and ATTEMPTS (charged attempts by failure kind).
+-- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
+
+local EXCLUDED = 60000  -- how long a node that failed a job is asked last
+local AGAIN = 1000      -- how long a job waits after it met an excluded node
+
+local call = redis.call
+local TIME = call("TIME")
+local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
+
+local function key(...)
+  return "{farm}:" .. table.concat({...}, ":")
+end
+
+local FIELDS = {"state", "namespace", "key", "pool", "priority", "rank", "number", "charged", "losses", "token", "done",
+                "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time", "memory",
+                "phase"}
+
+-- A job's fields but its order, or nil where there is no such job.
+local function read(job)
+  local values = call("HMGET", key("job", job), unpack(FIELDS))
+  if not values[1] then return nil end
+  local found = {id = job}
+  for i, name in ipairs(FIELDS) do found[name] = values[i] end
+  found.charged, found.losses = tonumber(found.charged), tonumber(found.losses)
+  return found
+end
+
+-- Every cell that joined a job: {build, identifier, time, memory, priority, live}.
+local function cells_of(job)
+  local flat, found = call("HGETALL", key("job", job.id, "cells")), {}
+  for i = 1, #flat, 2 do
+    local build, identifier = flat[i]:match("^([^|]+)|(.*)$")
+    local time, memory, priority = flat[i + 1]:match("^(%S+) (%S+) (%S+)$")
+    local live = call("SISMEMBER", key("build", build, "live"), identifier) == 1
+    found[#found + 1] = {build = build, identifier = identifier, time = tonumber(time), memory = tonumber(memory),
+                         priority = tonumber(priority), live = live}
+  end
+  return found
+end
+
+local function any_live(cells)
+  for _, cell in ipairs(cells) do if cell.live then return true end end
+  return false
+end
+
+-- The larger of two limits: 0 means none, so it is the largest.
+local function larger(a, b)
+  if a == 0 or b == 0 then return 0 end
+  return math.max(a, b)
+end
+
+local function wake(pool) call("ZADD", key("wake", "pools"), NOW, pool) end
+
+local function wake_build(build) call("ZADD", key("wake", "builds"), NOW, build) end
+
+-- One event in a build's stream; `fields` is a flat list of names and values.
+local function event(build, fields)
+  call("XADD", key("build", build, "events"), "MAXLEN", "~", EVENTS, "*", unpack(fields))
+end
+
+-- End a build whose last cell ended and whose lots are all there.
+local function close(build)
+  local record = key("build", build)
+  local found = call("HMGET", record, "state", "cells", "accepted")
+  if found[1] ~= "open" or tonumber(found[3]) < tonumber(found[2]) then return end
+  if call("SCARD", key("build", build, "live")) > 0 then return end
+  call("HSET", record, "state", "ended", "ended_at", NOW)
+  call("SADD", key("unreported"), build)
+  call("SREM", key("stopping"), build)
+  event(build, {"type", "build", "state", "ended"})
+  wake_build(build)
+end
+
+-- A cell failed: a build with fail_fast ends the others (the control plane does, in lots).
+local function failed(build)
+  if call("HGET", key("build", build), "fail_fast") == "1" then
+    call("HSET", key("build", build), "stop", "1")
+    call("SADD", key("stopping"), build)
+    wake_build(build)
+  end
+end
+
+-- What is kept of a cell or an attempt that ended: `about` (a table) and the outcome (JSON text, as it is).
+local function ending(about, outcome)
+  about.at = NOW
+  return cjson.encode(about):sub(1, -2) .. ',"outcome":' .. outcome .. "}"
+end
+
+local function end_cell(build, identifier, from, to, job, document, kind)
+  local record = key("build", build)
+  call("SREM", key("build", build, "live"), identifier)
+  call("HSET", key("build", build, "states"), identifier, to)
+  call("HSET", key("build", build, "ends"), identifier, document)
+  call("HINCRBY", record, "n:" .. from, -1)
+  call("HINCRBY", record, "n:" .. to, 1)
+  event(build, {"type", "cell", "identifier", identifier, "state", to, "job", job.id, "attempt", job.number,
+                "worker", job.worker or "", "kind", kind or ""})
+  if to == "failed" then failed(build) end
+  close(build)
+end
+
+-- The live cells of a job follow it from one state to another.
+local function move_cells(cells, job, from, to, kind)
+  for _, cell in ipairs(cells) do
+    if cell.live then
+      local record = key("build", cell.build)
+      call("HSET", key("build", cell.build, "states"), cell.identifier, to)
+      call("HINCRBY", record, "n:" .. from, -1)
+      call("HINCRBY", record, "n:" .. to, 1)
+      event(cell.build, {"type", "cell", "identifier", cell.identifier, "state", to, "job", job.id,
+                         "attempt", job.number, "worker", to == "running" and job.worker or "", "kind", kind or ""})
+    end
+  end
+end
+
+-- Offer a queued job to its pool: in the lane of its priority of each build that wants it.
+-- A lane's score is its priority, then its turn; a new lane queues up behind the others of its priority.
+local function offer(job, cells)
+  local lanes = key("pool", job.pool, "lanes")
+  for _, cell in ipairs(cells) do
+    if cell.live then
+      local lane = job.priority .. "|" .. cell.build
+      call("ZADD", key("pool", job.pool, "ready", lane), job.rank, job.id)
+      if not call("ZSCORE", lanes, lane) then
+        call("ZADD", lanes, (4000 - job.priority) * 1e11 + call("INCR", key("turn")), lane)
+      end
+    end
+  end
+  wake(job.pool)
+end
+
+local function withdraw(job, cells)
+  for _, cell in ipairs(cells) do
+    local lane = job.priority .. "|" .. cell.build
+    call("ZREM", key("pool", job.pool, "ready", lane), job.id)
+    if call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
+      call("ZREM", key("pool", job.pool, "lanes"), lane)
+    end
+  end
+end
+
+-- A build has one job less under way: where that is bounded, its pools may have another for it.
+local function landed(build)
+  if (tonumber(call("HGET", key("build", build), "max_parallel") or 0)) > 0 then
+    for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end
+  end
+end
+
+-- Where an unfinished job is: "waiting" (to be handed out), "handed" (to the broker) or "running"; nil = nowhere.
+local function place(job, where, cells)
+  for _, name in ipairs({"waiting", "handed", "running"}) do
+    if name ~= where then call("ZREM", key("pool", job.pool, name), job.id) end
+  end
+  if where then
+    call("ZADD", key("pool", job.pool, where), where == "waiting" and job.queued_at or NOW, job.id)
+  end
+  if where ~= "running" then call("ZREM", key("leases"), job.id) end
+  for _, cell in ipairs(cells) do
+    local flying = key("build", cell.build, "flying")
+    if where == nil or where == "waiting" then
+      if call("SREM", flying, job.id) == 1 then landed(cell.build) end
+    elseif cell.live then
+      call("SADD", flying, job.id)
+    end
+  end
+end
+
+-- Put a job back to waiting, until `delay` has passed where there is one.
+local function put_back(job, cells, delay)
+  place(job, "waiting", cells)
+  if delay > 0 then
+    call("ZADD", key("delayed"), NOW + delay, job.id)
+  else
+    offer(job, cells)
+  end
+end
+
+-- A job's priority is the largest among its live cells.
+local function set_priority(job, cells)
+  local priority = nil
+  for _, cell in ipairs(cells) do
+    if cell.live and (not priority or cell.priority > priority) then priority = cell.priority end
+  end
+  if not priority or priority == tonumber(job.priority) then return end
+  local offered = job.state == "queued" and call("ZSCORE", key("pool", job.pool, "waiting"), job.id)
+                  and not call("ZSCORE", key("delayed"), job.id)
+  if offered then withdraw(job, cells) end
+  job.priority = string.format("%d", priority)
+  call("HSET", key("job", job.id), "priority", job.priority)
+  if offered then offer(job, cells) end
+end
+
+-- End a job and its live cells, and let all that belongs to it expire.
+local function end_job(job, cells, to, outcome, kind)
+  local from = job.state
+  withdraw(job, cells)
+  call("ZREM", key("delayed"), job.id)
+  place(job, nil, cells)
+  call("HSET", key("job", job.id), "state", to, "ended_at", NOW, "outcome", outcome)
+  local active = key("active", job.namespace, job.key)
+  if call("GET", active) == job.id then call("DEL", active) end
+  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
+                 started_at = tonumber(job.started_at) or nil}
+  local document = ending(about, outcome)
+  for _, cell in ipairs(cells) do
+    if cell.live then end_cell(cell.build, cell.identifier, from, to, job, document, kind) end
+  end
+  for _, part in ipairs({"", ":cells", ":attempts", ":log"}) do
+    call("PEXPIRE", key("job", job.id) .. part, KEEP)
+  end
+end
+
+local function end_attempt(job, how, outcome)
+  call("HSET", key("job", job.id, "attempts"), job.number .. ":end", ending({["end"] = how}, outcome))
+end
+
+-- Start the next attempt: the job is queued again, and `node` is asked last for a while.
+local function requeue(job, cells, delay, node, kind)
+  local from = job.state
+  local excluded = cjson.decode(job.excluded or "{}")
+  if node then excluded[node] = NOW + delay + EXCLUDED end
+  job.state, job.queued_at = "queued", NOW
+  job.number = string.format("%d", job.number + 1)
+  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
+       "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
+  call("HDEL", key("job", job.id), "token", "nonce", "build", "worker", "node", "started_at", "phase", "progress", "detail")
+  put_back(job, cells, delay)
+  move_cells(cells, job, from, "queued", kind)
+end
+
+-- A charged attempt ended with `kind`: try again, or end the job for good.
+-- A lease has already cost its time, so the first loss adds no delay.
+local function charge(job, cells, kind, outcome)
+  job.charged = job.charged + 1
+  local delays = job.charged - 1
+  if kind == "worker_lost" then
+    job.losses = job.losses + 1
+    delays = delays - 1
+  end
+  if job.cancelling or not any_live(cells) then
+    end_job(job, cells, "cancelled", outcome)
+  elseif job.charged >= (ATTEMPTS[kind] or 1) then
+    if job.losses >= 3 then call("HSET", key("job", job.id), "quarantined", "1") end
+    call("HSET", key("job", job.id), "charged", job.charged, "losses", job.losses)
+    end_job(job, cells, "failed", outcome, kind)
+  else
+    local delay = delays < 0 and 0 or RETRY * 2 ^ delays
+    requeue(job, cells, delay, job.node, kind)
+  end
+end
+
+-- Live slots of a pool; workers that drain take nothing more.
+local function live_slots(pool)
+  local slots, nodes = 0, {}
+  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
+    local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
+    if found[1] and found[3] ~= "1" then
+      slots = slots + tonumber(found[1])
+      nodes[found[2]] = true
+    end
+  end
+  return slots, nodes
+end

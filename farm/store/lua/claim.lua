@@ -1,0 +1,56 @@
+-- A worker asks for the attempt that a message names.
+-- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :workers, worker:<worker>,
+--   build:<build> with :states :flying :events, wake:pools
+-- arguments: job, attempt, nonce, token, worker, node
+--   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
+-- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
+--   message) or ["elsewhere"] (this node failed the job; another one is to try first)
+local id = job
+local job = read(id)
+if not job then return {"stale"} end
+
+local function run()
+  local answer = {"run", job.token, call("HGET", key("job", id), "order"), job.time, job.memory, job.namespace, job.key,
+                  job.build}
+  for number = 1, job.number - 1 do
+    local past = call("HGET", key("job", id, "attempts"), number .. ":end")
+    answer[#answer + 1] = past and cjson.decode(past).outcome.kind or ""
+  end
+  for i, value in ipairs(answer) do if value == cjson.null then answer[i] = "" end end
+  return answer
+end
+
+if job.state == "running" and job.nonce == nonce then return run() end
+if job.state ~= "queued" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
+if not call("ZSCORE", key("pool", job.pool, "handed"), id) then return {"stale"} end
+
+local cells = cells_of(job)
+local excluded = cjson.decode(job.excluded or "{}")
+if excluded[node] and excluded[node] > NOW then
+  local _, nodes = live_slots(job.pool)
+  for other in pairs(nodes) do
+    if not (excluded[other] and excluded[other] > NOW) then
+      put_back(job, cells, AGAIN)
+      return {"elsewhere"}
+    end
+  end
+end
+
+local time, memory = nil, nil
+for _, cell in ipairs(cells) do
+  if cell.live then
+    time = time and larger(time, cell.time) or cell.time
+    memory = memory and larger(memory, cell.memory) or cell.memory
+  end
+end
+job.time, job.memory = tostring(time or 0), string.format("%.0f", memory or 0)
+job.token, job.worker, job.node = token, worker, node
+call("HSET", key("job", id), "state", "running", "token", token, "nonce", nonce, "worker", worker, "node", node,
+     "started_at", NOW, "time", job.time, "memory", job.memory)
+call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.number .. ":start",
+     cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
+place(job, "running", cells)
+call("ZADD", key("leases"), NOW + LEASE, id)
+move_cells(cells, job, "queued", "running")
+if call("ZCARD", key("pool", job.pool, "lanes")) > 0 then wake(job.pool) end
+return run()

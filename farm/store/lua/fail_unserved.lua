@@ -1,0 +1,22 @@
+-- Fail jobs that waited longer than `timeout` for a pool that had no live worker all that time.
+-- keys: unserved, pool:<pool>:workers :waiting :handed, job:<job> with :cells, active:…, build:…, stopping, wake:…
+-- arguments: pool, timeout, limit
+--   timeout: milliseconds
+-- answer: how many jobs failed
+if call("ZCOUNT", key("pool", pool, "workers"), NOW, "+inf") > 0 then
+  call("HDEL", key("unserved"), pool)
+  return 0
+end
+call("HSETNX", key("unserved"), pool, NOW)
+if NOW - call("HGET", key("unserved"), pool) < tonumber(timeout) then return 0 end
+local count = 0
+for _, where in ipairs({"waiting", "handed"}) do
+  for _, id in ipairs(call("ZRANGEBYSCORE", key("pool", pool, where), "-inf", NOW - timeout, "LIMIT", 0, limit)) do
+    local job = read(id)
+    local message = "no live worker has served pool " .. pool .. " for " .. math.floor(timeout / 1000) .. " s"
+    local outcome = cjson.encode({["end"] = "failed", kind = "toolchain_mismatch", message = message})
+    end_job(job, cells_of(job), "failed", outcome, "toolchain_mismatch")
+    count = count + 1
+  end
+end
+return count

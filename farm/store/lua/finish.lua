@@ -1,0 +1,54 @@
+-- An attempt ended. What follows a failure is the policy of its kind.
+-- keys: job:<job> with :cells :attempts :log, active:<namespace>:<key>, leases, delayed, pool:<pool>:…,
+--   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…
+-- arguments: job, token, how, kind, outcome
+--   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is
+-- answer: "ok", also when it comes again; "superseded" when the attempt had lost its lease
+local id = job
+local job = read(id)
+if not job then return "superseded" end
+if job.done == token then return "ok" end
+if job.state ~= "running" or job.token ~= token then
+  local number = token:match("^(%d+)-")
+  local attempts = key("job", id, "attempts")
+  if number and call("HGET", attempts, number .. ":token") == token then
+    call("HSET", attempts, number .. ":end", ending({["end"] = "superseded"}, outcome))
+  end
+  return "superseded"
+end
+
+local cells = cells_of(job)
+call("HSET", key("job", id), "done", token)
+end_attempt(job, how, outcome)
+if how == "succeeded" then
+  end_job(job, cells, "succeeded", outcome)
+elseif job.cancelling then
+  end_job(job, cells, "cancelled", outcome)
+elseif how ~= "failed" then
+  requeue(job, cells, 0)
+elseif kind == "time_limit" or (kind == "out_of_memory" and job.charged + 1 >= ATTEMPTS[kind]) then
+  -- Final for the cells that asked for no more than this attempt had; the others go on.
+  local asked, had = "time", tonumber(job.time)
+  if kind == "out_of_memory" then asked, had = "memory", tonumber(job.memory) end
+  local content, others = {}, false
+  for _, cell in ipairs(cells) do
+    if cell.live then
+      if larger(cell[asked], had) == had then content[#content + 1] = cell else others = true end
+    end
+  end
+  if not others then
+    end_job(job, cells, "failed", outcome, kind)
+  else
+    local about = {job = id, attempt = tonumber(job.number), worker = job.worker, started_at = tonumber(job.started_at)}
+    local document = ending(about, outcome)
+    for _, cell in ipairs(content) do
+      end_cell(cell.build, cell.identifier, "running", "failed", job, document, kind)
+      cell.live = false
+    end
+    set_priority(job, cells)
+    requeue(job, cells, 0, nil, kind)
+  end
+else
+  charge(job, cells, kind, outcome)
+end
+return "ok"

@@ -1,0 +1,13 @@
+-- Note that jobs were sent to the broker again.
+-- keys: pool:<pool>:handed
+-- arguments: pool, jobs
+--   jobs: JSON list of job ids
+-- answer: how many of them are still handed out
+local count = 0
+for _, job in ipairs(cjson.decode(jobs)) do
+  if call("ZSCORE", key("pool", pool, "handed"), job) then
+    call("ZADD", key("pool", pool, "handed"), NOW, job)
+    count = count + 1
+  end
+end
+return count

@@ -1,0 +1,25 @@
+-- A worker lives. The answer tells it whether it is idle while its pools have work: then it does not consume.
+-- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>
+-- arguments: worker, draining
+--   draining: 1 when it takes no more work
+-- answer: ["ok" or "drain" or "unknown" (register again), attempts it runs, milliseconds that the oldest job handed out
+--   to its pools has not been claimed]
+local record = key("worker", worker)
+local found = call("HMGET", record, "ttl", "pools", "drain")
+if not found[1] then return {"unknown", 0, 0} end
+local dies = NOW + tonumber(found[1])
+if draining == "1" then call("HSET", record, "draining", "1") end
+call("HSET", record, "seen_at", NOW)
+call("PEXPIRE", record, found[1])
+call("ZADD", key("workers"), dies, worker)
+local running, oldest = 0, NOW
+for _, pool in ipairs(cjson.decode(found[2])) do
+  call("ZREMRANGEBYSCORE", key("pool", pool, "workers"), "-inf", NOW)
+  call("ZADD", key("pool", pool, "workers"), dies, worker)
+  for _, job in ipairs(call("ZRANGE", key("pool", pool, "running"), 0, -1)) do
+    if call("HGET", key("job", job), "worker") == worker then running = running + 1 end
+  end
+  local first = call("ZRANGE", key("pool", pool, "handed"), 0, 0, "WITHSCORES")
+  if first[2] then oldest = math.min(oldest, tonumber(first[2])) end
+end
+return {found[3] == "1" and "drain" or "ok", running, NOW - oldest}

@@ -1,0 +1,11 @@
+-- Offer the jobs whose delay has passed.
+-- keys: delayed, job:<job> with :cells, pool:<pool>:lanes :ready:<lane>, turn, wake:pools
+-- arguments: limit
+-- answer: how many were offered
+local due = call("ZRANGEBYSCORE", key("delayed"), "-inf", NOW, "LIMIT", 0, limit)
+for _, id in ipairs(due) do
+  call("ZREM", key("delayed"), id)
+  local job = read(id)
+  if job and job.state == "queued" then offer(job, cells_of(job)) end
+end
+return #due

@@ -1,0 +1,18 @@
+-- A worker is there, again or for the first time; its pools are remembered for good.
+-- keys: worker:<worker>, workers, pools, pool:<pool>:workers, unserved, wake:pools
+-- arguments: worker, node, slots, ttl, document, pools
+--   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON]
+-- answer: 1
+local names = {}
+for _, pool in ipairs(cjson.decode(pools)) do
+  names[#names + 1] = pool[1]
+  call("HSET", key("pools"), pool[1], pool[2])
+  call("ZADD", key("pool", pool[1], "workers"), NOW + ttl, worker)
+  call("HDEL", key("unserved"), pool[1])
+  wake(pool[1])
+end
+call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "document", document,
+     "pools", cjson.encode(names), "registered_at", NOW)
+call("PEXPIRE", key("worker", worker), ttl)
+call("ZADD", key("workers"), NOW + ttl, worker)
+return 1

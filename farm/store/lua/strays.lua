@@ -1,0 +1,11 @@
+-- The jobs of a pool that were handed out long ago and not claimed.
+-- keys: pool:<pool>:handed, job:<job>
+-- arguments: pool, age
+--   age: milliseconds
+-- answer: flat list of job, attempt
+local found = {}
+for _, job in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "handed"), "-inf", NOW - age)) do
+  found[#found + 1] = job
+  found[#found + 1] = call("HGET", key("job", job), "number") or "0"
+end
+return found

@@ -1,0 +1,51 @@
+"""The Lua scripts: loads `lua/*.lua` and binds their arguments by the names that their headers list."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+_ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
+_COMMON = "_farm"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its whole text, the digest by which the server knows it, and its arguments in order."""
+
+    name: str
+    text: str
+    sha: str
+    arguments: tuple[str, ...]
+
+    def bind(self, values: Mapping[str, Any]) -> list[Any]:
+        """Return the values in the script's order. Raises TypeError where names differ from the header's."""
+        if values.keys() != set(self.arguments):
+            raise TypeError(f"{self.name}.lua takes {', '.join(self.arguments)}; got {', '.join(values)}")
+        return [values[name] for name in self.arguments]
+
+
+def load_scripts(constants: str) -> dict[str, Script]:
+    """Return every script by its name; `constants` is Lua text that goes in front of all of them."""
+    sources = _sources()
+    scripts = {}
+    for name, source in sources.items():
+        found = _ARGUMENTS.search(source)
+        arguments = tuple(found[1].split(", ")) if found else ()
+        bound = f"local {', '.join(arguments)} = unpack(ARGV)\n" if arguments else ""
+        text = f"{constants}\n{sources[_COMMON]}\n{bound}{source}"
+        # The server names scripts by SHA-1; nothing is proved by it.
+        scripts[name] = Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), arguments)
+    del scripts[_COMMON]
+    return scripts
+
+
+@cache
+def _sources() -> dict[str, str]:
+    folder = files("farm.store") / "lua"
+    return {path.name.removesuffix(".lua"): path.read_text() for path in folder.iterdir() if path.name.endswith(".lua")}

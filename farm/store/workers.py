@@ -1,0 +1,123 @@
+"""Workers and pools: workers are known while their heartbeats come, pools for good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from farm.store.link import Link, key
+
+Rows = list[dict[str, Any]]
+Names = list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The store's answer to a heartbeat.
+
+    `unknown`: register again; `drain`: the operator wants the worker to stop. `running` attempts are held by this
+    worker; the oldest job that was handed out to its pools has been unclaimed for `unclaimed` seconds.
+    """
+
+    answer: Literal["ok", "drain", "unknown"]
+    running: int
+    unclaimed: float
+
+
+class Workers:
+    """The registry of workers and pools."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def register(self, worker: Mapping[str, Any], *, ttl: float) -> None:
+        """Make a worker known: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; the rest is kept as it is.
+
+        It counts as live for `ttl` seconds after each heartbeat.
+        """
+        pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
+        document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
+        self._link.run(
+            "register",
+            worker=worker["id"],
+            node=worker["node"],
+            slots=worker["slots"],
+            ttl=round(ttl * 1000),
+            document=json.dumps(document),
+            pools=json.dumps(pools),
+        )
+
+    def heartbeat(self, worker_id: str, *, draining: bool = False) -> Beat:
+        """Say that a worker lives; `draining` means that it takes no more work."""
+        answer, running, unclaimed = self._link.run("heartbeat", worker=worker_id, draining=int(draining))
+        return Beat(answer, running, unclaimed / 1000)
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker that stopped."""
+        self._link.run("leave", worker=worker_id)
+
+    def drain(self, worker_id: str) -> bool:
+        """Ask a worker to finish what it runs and stop; it hears at its next heartbeat. False where there is none."""
+        if not self._link.ask("EXISTS", key("worker", worker_id)):
+            return False
+        self._link.ask("HSET", key("worker", worker_id), "drain", "1")
+        return True
+
+    def list(self) -> Rows:
+        """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids)."""
+        ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
+        records = self._link.ask_many(["HGETALL", key("worker", worker_id)] for worker_id in ids)
+        running = self._running()
+        return [
+            {
+                **json.loads(record["document"]),
+                "draining": record.get("draining") == "1" or record.get("drain") == "1",
+                "registered_at": int(record["registered_at"]) / 1000,
+                "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
+                "running": running.get(worker_id, []),
+            }
+            for worker_id, record in zip(ids, records, strict=True)
+            if record.get("document")
+        ]
+
+    def pools(self) -> Rows:
+        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots", "waiting", "running"}`."""
+        known: dict[str, str] = self._link.ask("HGETALL", key("pools"))
+        workers = self.list()
+        counts = self._link.ask_many(
+            ["ZCARD", key("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
+        )
+        pools = []
+        for position, (name, document) in enumerate(known.items()):
+            waiting, handed, running = counts[3 * position : 3 * position + 3]
+            serving = [worker for worker in workers if name in worker["pools"]]
+            pools.append(
+                {
+                    "name": name,
+                    "pool": json.loads(document),
+                    "live_workers": len(serving),
+                    "slots": sum(worker["slots"] for worker in serving),
+                    "waiting": waiting + handed,
+                    "running": running,
+                }
+            )
+        return sorted(pools, key=lambda pool: pool["name"])
+
+    def pool_names(self) -> Names:
+        """Return the names of all pools ever registered."""
+        return list(self._link.ask("HKEYS", key("pools")))
+
+    def forget_dead(self) -> None:
+        """Drop the names of workers whose records expired."""
+        now = int(self._link.ask("TIME")[0]) * 1000
+        self._link.ask("ZREMRANGEBYSCORE", key("workers"), "-inf", now)
+
+    def _running(self) -> dict[str, Names]:
+        jobs = self._link.ask("ZRANGE", key("leases"), 0, -1)
+        owners = self._link.ask_many(["HGET", key("job", job), "worker"] for job in jobs)
+        running: dict[str, Names] = {}
+        for job, owner in zip(jobs, owners, strict=True):
+            running.setdefault(owner, []).append(job)
+        return running

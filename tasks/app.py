@@ -1,0 +1,55 @@
+"""The Celery application of a worker process: `celery -A tasks.app worker --lifeline FD --worker ID --node NODE`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps, signals
+from click import Option
+
+from farm.app import Farm
+from farm.logging import configure
+from tasks import compile as _registers_the_task  # noqa: F401
+from tasks.slots import Slots
+
+app = Farm.current().celery
+app.user_options["worker"].update(
+    [
+        Option(
+            ["--lifeline"], type=int, help="File descriptor on which the supervisor speaks; its end ends the worker."
+        ),
+        Option(["--worker"], default="", help="The id under which the supervisor registered this worker."),
+        Option(["--node"], default="", help="The name of this node."),
+    ]
+)
+
+
+class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Makes the slots that attempts run in, and ties the process to its supervisor."""
+
+    def __init__(
+        self, parent: Any, lifeline: int | None = None, worker: str = "", node: str = "", **options: Any
+    ) -> None:
+        farm = Farm.current()
+        slots = Slots.open(farm.store, farm.executor, farm.settings, worker=worker, node=node)
+        if lifeline is not None:
+            slots.obey(lifeline)
+        super().__init__(parent, **options)
+
+
+app.steps["worker"].add(Lifeline)
+
+
+@signals.setup_logging.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def configure_logging(**_: Any) -> None:
+    """Log as the rest of the farm does; a receiver of this signal keeps Celery from setting up its own."""
+    configure(Farm.current().settings)
+    for name in ("celery.app.trace", "celery.worker.strategy"):  # They say what the slots say, without its ids.
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def tell_supervisor(**_: Any) -> None:
+    """Say that this process consumes."""
+    Slots.current().consuming()

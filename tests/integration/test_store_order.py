@@ -1,0 +1,133 @@
+"""Which jobs are handed out next, and how many."""
+
+import pytest
+
+from farm.control.endings import settle_left
+from farm.control.pool_timeout import fail_unserved
+from farm.jobs.state import FailureKind, Outcome
+from farm.settings import load_settings
+from farm.store import Store
+from tests.helpers import wait_until
+from tests.jobs import POOL, join_pool, new_cell, run_next, submit, take
+
+SUCCESS = Outcome.success({})
+
+
+@pytest.fixture
+def store(redis_url: str) -> Store:
+    return Store.connect(load_settings({}, redis_url=redis_url))
+
+
+def order(store: Store, count: int) -> list[str]:
+    """Hand out `count` jobs one by one; return the first letters of their keys."""
+    return [store.jobs.get(run_next(store, SUCCESS))["key"][0] for _ in range(count)]
+
+
+def cells(letters: str, **changes) -> list[dict]:
+    return [new_cell(letter + f"{position:063x}", **changes) for position, letter in enumerate(letters)]
+
+
+def test_a_higher_priority_goes_first(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("aaa"))
+    submit(store, *cells("b", priority=5))
+    submit(store, *cells("c", priority=-5))
+    assert order(store, 5) == ["b", "a", "a", "a", "c"]
+
+
+def test_builds_take_turns(store: Store) -> None:
+    """A small build does not wait for the end of a large one that came before it."""
+    join_pool(store)
+    submit(store, *cells("aaaa"))
+    submit(store, *cells("bb"))
+    assert order(store, 6) == ["a", "b", "a", "b", "a", "a"]
+
+
+def test_long_jobs_go_first_then_the_order_of_the_manifest(store: Store) -> None:
+    join_pool(store)
+    known = cells("ab", expected_seconds=10.0) + cells("c", expected_seconds=3000.0)
+    submit(store, *cells("de"), *known)
+    assert order(store, 5) == ["c", "a", "b", "d", "e"]
+
+
+def test_a_job_has_the_largest_priority_of_its_live_cells(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("ab"))
+    urgent = submit(store, new_cell("b" + f"{1:063x}", priority=9))
+    assert store.jobs.get(store.builds.cells(urgent)[0]["job"])["priority"] == 9
+    submit(store, *cells("c", priority=5))
+    store.builds.cancel(urgent)
+    assert order(store, 3) == ["c", "a", "b"]
+
+
+def test_a_pool_gets_twice_its_slots_and_no_more(store: Store) -> None:
+    join_pool(store, slots=3)
+    submit(store, *[new_cell() for _ in range(20)])
+    handed = store.jobs.hand_out(POOL.name, 2)
+    assert len(handed) == 6
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    store.jobs.claim(*handed[0], nonce="n", worker="w1", node="n1")
+    assert len(store.jobs.hand_out(POOL.name, 2)) == 1
+
+
+def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
+    build_id = submit(store, new_cell())
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    join_pool(store, ttl=0.1)
+    assert len(store.jobs.hand_out(POOL.name, 2)) == 1
+    (cell,) = store.builds.cells(build_id)
+    wait_until(lambda: store.jobs.explain(cell["job"])["live_workers"] == 0)
+
+
+def test_max_parallel_bounds_a_build(store: Store) -> None:
+    join_pool(store, slots=10)
+    submit(store, *cells("aaaa"), max_parallel=2)
+    submit(store, *cells("b"))
+    handed = store.jobs.hand_out(POOL.name, 1)
+    assert sorted(store.jobs.get(job)["key"][0] for job, _ in handed) == ["a", "a", "b"]
+    waiting = next(job for job in (cell["job"] for cell in store.builds.cells(store.builds.list("main")[1]["id"]))
+                   if job not in dict(handed))
+    assert store.jobs.explain(waiting)["bounded_by"] == store.builds.list("main")[1]["id"]
+    job_id, attempt = handed[0]
+    claim = store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    store.jobs.finish(job_id, claim.token, SUCCESS)
+    assert len(store.jobs.hand_out(POOL.name, 1)) == 1
+
+
+def test_fail_fast_ends_the_other_cells(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, *[new_cell() for _ in range(5)], fail_fast=True)
+    other = submit(store, new_cell())
+    run_next(store, SUCCESS)
+    run_next(store, SUCCESS)  # the other build's turn
+    job_id, claim = take(store)
+    store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    reported: list[str] = []
+    settle_left(store, reported.append)
+    settle_left(store, reported.append)
+    counts = store.builds.get(build_id)["counts"]
+    assert (counts["succeeded"], counts["failed"], counts["cancelled"]) == (1, 1, 3)
+    assert sorted(set(reported)) == sorted([build_id, other])
+
+
+def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
+    join_pool(store, ttl=0.05)
+    build_id = submit(store, new_cell(), new_cell())
+    wait_until(lambda: not store.workers.list())
+    assert fail_unserved(store, 0.3) == 0
+    wait_until(lambda: fail_unserved(store, 0.3))
+    cells_now = store.builds.cells(build_id)
+    assert {(cell["state"], cell["kind"]) for cell in cells_now} == {("failed", "toolchain_mismatch")}
+    assert POOL.name in cells_now[0]["message"]
+
+
+def test_a_waiting_job_says_why(store: Store) -> None:
+    join_pool(store, slots=2)
+    build_id = submit(store, *cells("aaaa"))
+    submit(store, *cells("b", priority=3))
+    jobs = [cell["job"] for cell in store.builds.cells(build_id)]
+    facts = store.jobs.explain(jobs[2])
+    assert (facts["live_workers"], facts["slots"], facts["waiting"], facts["ahead"]) == (1, 2, 5, 3)
+    assert not facts["handed_out"]

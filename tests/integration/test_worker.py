@@ -1,0 +1,267 @@
+"""Jobs on real workers: a supervisor, its Celery process, a Valkey, and a scripted executor."""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from farm import broker, embedded
+from farm.jobs.state import FailureKind
+from farm.settings import Settings, load_settings
+from farm.store import Store
+from tests.helpers import wait_until
+from tests.jobs import POOL, Reports, Worker, alive, control_plane, join_pool, new_cell, running_worker, submit
+
+LEASE = 2.0
+
+
+def settings_for(url: str, **changes) -> Settings:
+    return load_settings(
+        {},
+        redis_url=url,
+        **{
+            "lease_seconds": LEASE,
+            "renew_seconds": 0.25,
+            "retry_delay": 0.1,
+            "grace_seconds": 5.0,
+            "log_level": "error",
+            **changes,
+        },
+    )
+
+
+@pytest.fixture
+def farm_settings(redis_url: str) -> Settings:
+    return settings_for(redis_url)
+
+
+@pytest.fixture
+def store(farm_settings: Settings) -> Store:
+    return Store.connect(farm_settings)
+
+
+@pytest.fixture
+def reports(farm_settings: Settings, store: Store) -> Iterator[Reports]:
+    with control_plane(farm_settings, store) as reports:
+        yield reports
+
+
+@pytest.fixture
+def worker(farm_settings: Settings, store: Store) -> Iterator[Worker]:
+    with running_worker(farm_settings, store) as worker:
+        yield worker
+
+
+def the_cell(store: Store, build_id: str) -> dict:
+    (cell,) = store.builds.cells(build_id)
+    return cell
+
+
+def wait_for_state(store: Store, build_id: str, state: str, timeout: float = 20.0) -> dict:
+    return wait_until(
+        lambda: (cell := the_cell(store, build_id))["state"] == state and cell, timeout, f"the cell is {state}"
+    )
+
+
+def attempts(store: Store, build_id: str) -> list[tuple[str, str]]:
+    job = store.jobs.get(the_cell(store, build_id)["job"])
+    return [(attempt["end"], attempt["node"]) for attempt in job["attempts"]]
+
+
+def test_jobs_live_from_submit_to_report(store: Store, reports: Reports, worker: Worker) -> None:
+    build_id = submit(store, *[new_cell() for _ in range(30)], new_cell(facts={}))
+    build = reports.wait(build_id)
+    assert (build["state"], build["counts"]["succeeded"]) == ("reported", 31)
+    cells = store.builds.cells(build_id)
+    assert sum(cell["hit"] for cell in cells) == 1
+    assert {cell["attempt"] for cell in cells if not cell["hit"]} == {1}
+    assert reports.resumed == 1, "once, when the control plane starts"
+
+
+def test_the_farms_own_time_for_a_job_is_small(store: Store, reports: Reports, worker: Worker) -> None:
+    """No timer lies between submit and report: each step wakes the next."""
+    reports.wait(submit(store, new_cell()))
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        reports.wait(submit(store, new_cell()))
+        return time.perf_counter() - start
+
+    assert sorted(seconds() for _ in range(9))[4] < 0.1
+
+
+def test_a_message_that_comes_three_times_runs_once(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+    job = wait_for_state(store, build_id, "running")["job"]
+    app = broker.make_celery(settings_for(worker_url(store)))
+    broker.dispatch(app, POOL.name, [(job, 1), (job, 1), (job, 7), ("j-0000000000000000", 1)])
+    wait_until(lambda: not broker.queued(app, POOL.name))
+    done.touch()
+    reports.wait(build_id)
+    assert attempts(store, build_id) == [("succeeded", "n1")]
+
+
+def worker_url(store: Store) -> str:
+    pool = store._link._redis.connection_pool.connection_kwargs
+    return f"redis://:{pool['password']}@{pool['host']}:{pool['port']}/0"
+
+
+def test_an_executor_that_breaks_is_the_farms_fault_and_tried_again(
+    store: Store, reports: Reports, worker: Worker
+) -> None:
+    fine = submit(store, new_cell(script=[{"do": "raise"}, {"do": "succeed"}]))
+    broken = submit(store, new_cell(script=[{"do": "raise"}]))
+    reports.wait(fine)
+    assert attempts(store, fine) == [("failed", "n1"), ("succeeded", "n1")]
+    reports.wait(broken)
+    cell = the_cell(store, broken)
+    assert (cell["kind"], cell["attempt"]) == (FailureKind.INTERNAL, 3)
+    assert "ValueError: as scripted" in cell["message"]
+
+
+def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))
+    pid = wait_until(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
+    job = wait_for_state(store, build_id, "running")["job"]
+    store.builds.cancel(build_id)
+    wait_until(lambda: not alive(pid))
+    wait_until(lambda: store.jobs.get(job)["state"] == "cancelled")
+    reports.wait(build_id)
+    reports.wait(submit(store, new_cell()))
+
+
+@pytest.mark.parametrize("victim", ["celery", "supervisor"])
+def test_a_killed_worker_leaves_nothing_behind_and_its_job_runs_again(
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path, victim: str
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = [{"do": "child", "pid": str(pid_file)}, {"do": "succeed"}]
+    with running_worker(farm_settings, store, "n1") as first:
+        build_id = submit(store, new_cell(script=script))
+        child = wait_until(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
+        celery = first.celery()
+        with running_worker(farm_settings, store, "n2"):
+            os.kill(celery if victim == "celery" else first.supervisor.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            wait_until(lambda: not alive(child) and not alive(celery), timeout=5)
+            reports.wait(build_id)
+            assert time.monotonic() - killed < LEASE + 5
+            assert attempts(store, build_id) == [("lost", "n1"), ("succeeded", "n2")]
+            if victim == "celery":
+                assert first.celery() != celery, "the supervisor started it again"
+
+
+def test_draining_lets_jobs_end_and_gives_the_rest_back(redis_url: str, store: Store, reports: Reports, tmp_path: Path) -> None:
+    """Short of the grace period a job ends as ever; what is longer is given back, uncharged, and runs elsewhere."""
+    settings, done = settings_for(redis_url, grace_seconds=1.0), tmp_path / "done"
+    with running_worker(settings, store, "n1") as first:
+        short = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+        long = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))
+        wait_for_state(store, short, "running")
+        wait_for_state(store, long, "running")
+        first.supervisor.terminate()
+        wait_until(lambda: store.workers.list()[0]["draining"])
+        waiting = submit(store, new_cell())
+        done.touch()
+        start = time.monotonic()
+        assert first.supervisor.wait(10) == 0
+        assert time.monotonic() - start < 1.0 + 5.0
+        assert store.workers.list() == []
+        assert attempts(store, short) == [("succeeded", "n1")]
+        with running_worker(settings, store, "n2"):
+            for build_id in (short, long, waiting):
+                reports.wait(build_id)
+    assert attempts(store, long) == [("released", "n1"), ("succeeded", "n2")]
+    assert store.jobs.get(the_cell(store, long)["job"])["charged"] == 0
+    assert attempts(store, waiting) == [("succeeded", "n2")]
+
+
+def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, reports: Reports, redis_url: str) -> None:
+    with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
+        build_id = submit(store, new_cell(script=[{"do": "hang"}]))
+        wait_for_state(store, build_id, "running")
+        worker.supervisor.terminate()
+        wait_until(lambda: store.workers.list()[0]["draining"])
+        worker.supervisor.terminate()
+        assert worker.supervisor.wait(10) == 0
+    assert attempts(store, build_id) == [("released", "n1")]
+    store.builds.cancel(build_id)
+
+
+def test_an_operator_drains_a_worker(store: Store, worker: Worker) -> None:
+    assert store.workers.drain(store.workers.list()[0]["id"])
+    assert worker.supervisor.wait(10) == 0
+    assert store.workers.list() == []
+
+
+def test_a_worker_that_slept_through_its_lease_is_superseded(
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    with running_worker(farm_settings, store, "n1") as first:
+        build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+        wait_for_state(store, build_id, "running")
+        with running_worker(farm_settings, store, "n2"):
+            os.kill(first.celery(), signal.SIGSTOP)
+            wait_until(lambda: ("lost", "n1") in attempts(store, build_id))
+            wait_for_state(store, build_id, "running")
+            done.touch()
+            os.kill(first.celery(), signal.SIGCONT)
+            reports.wait(build_id)
+            wait_until(lambda: attempts(store, build_id) == [("superseded", "n1"), ("succeeded", "n2")])
+
+
+def test_a_worker_that_stops_consuming_is_started_again(store: Store, reports: Reports, worker: Worker) -> None:
+    reports.wait(submit(store, new_cell()))
+    celery = worker.celery()
+    os.kill(celery, signal.SIGSTOP)
+    build_id = submit(store, new_cell())
+    reports.wait(build_id)
+    assert not alive(celery)
+
+
+def test_what_was_handed_out_is_sent_again_when_the_queue_is_lost(
+    farm_settings: Settings, store: Store, reports: Reports, redis_url: str
+) -> None:
+    """The broker's keys may go: what they carried is in the store."""
+    join_pool(store, ttl=LEASE)
+    build_id = submit(store, new_cell())
+    app = broker.make_celery(farm_settings)
+    wait_until(lambda: broker.queued(app, POOL.name))
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.delete(*raw.scan_iter(f"{broker.PREFIX}*"))
+    with running_worker(farm_settings, store):
+        reports.wait(build_id)
+
+
+def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path) -> None:
+    """The worker keeps its child running and finishes when the store is back; whatever was queued runs."""
+    server = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    settings, done = settings_for(server.url), tmp_path / "done"
+    store = Store.connect(settings)
+    try:
+        with control_plane(settings, store) as reports, running_worker(settings, store, slots=2):
+            running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+            queued = submit(store, *[new_cell() for _ in range(50)])
+            wait_for_state(store, running, "running")
+            seen = store.events.read(running).items[-1]["id"]
+            server.stop()
+            done.touch()
+            server.spawn()
+            assert server.wait_until_ready()
+            reports.wait(running)
+            reports.wait(queued)
+            assert attempts(store, running) == [("succeeded", "n1")]
+            assert store.builds.get(queued)["counts"]["succeeded"] == 50
+            wait_until(lambda: store.events.read(running, seen).reset, message="the epoch is new")
+            assert reports.resumed == 2
+    finally:
+        store.close()
+        server.stop()

@@ -1,0 +1,51 @@
+"""States, policies, outcomes: what the rest of the farm builds on."""
+
+import pytest
+
+from farm.jobs.attempt import TAIL_BYTES, LogTail
+from farm.jobs.state import ENDED, GATES, POLICIES, TRANSITIONS, AttemptEnd, FailureKind, Fault, Outcome, State
+
+
+def test_every_state_says_where_it_leads() -> None:
+    assert set(TRANSITIONS) == set(State)
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_nothing_leaves_a_final_state(state: State) -> None:
+    assert state.ended
+    assert TRANSITIONS[state] == frozenset()
+
+
+def test_every_unfinished_state_can_be_cancelled() -> None:
+    assert all(State.CANCELLED in TRANSITIONS[state] for state in State if not state.ended)
+
+
+def test_every_failure_kind_has_a_policy_with_a_sentence_and_advice() -> None:
+    assert set(POLICIES) == set(FailureKind)
+    assert all(policy.sentence and policy.advice and 1 <= policy.attempts <= 3 for policy in POLICIES.values())
+
+
+def test_only_the_farm_gets_a_third_attempt() -> None:
+    thrice = {kind for kind, policy in POLICIES.items() if policy.attempts == 3}
+    assert thrice == {kind for kind, policy in POLICIES.items() if policy.fault is Fault.FARM}
+
+
+def test_gates_are_the_users_and_final() -> None:
+    assert all(kind.is_gate and kind.policy.fault is Fault.USER and kind.policy.attempts == 1 for kind in GATES)
+
+
+def test_an_outcome_names_its_end() -> None:
+    assert Outcome.success({}).end is AttemptEnd.SUCCEEDED
+    assert Outcome.failure(FailureKind.HANG, "no progress for 600 s").end is AttemptEnd.FAILED
+    assert Outcome.cancelled().end is AttemptEnd.CANCELLED
+    assert Outcome.released().end is AttemptEnd.RELEASED
+
+
+def test_a_log_tail_is_news_once_and_never_longer_than_its_bound(tmp_path) -> None:
+    tail, log = LogTail(), tmp_path / "log.txt"
+    assert tail.news() is None
+    tail.follow(log)
+    assert tail.news() is None
+    log.write_bytes(b"a" * TAIL_BYTES + b"the end")
+    assert tail.news() == b"a" * (TAIL_BYTES - 7) + b"the end"
+    assert tail.news() is None
