@@ -1,0 +1,259 @@
+"""What a child can be asked to do, for every compiler alike; the compilers' own part is in their modules."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .protocol import Failure, Messages, Request, Result
+
+MAX_SAMPLES = 64
+"""Samples of the user's that verification runs at most."""
+MAX_REPEATS = 10_000
+_MAX_RUNS = {"ref": 2}
+"""Runs that verification takes at most of a device on which one run can last minutes."""
+
+
+class Program(Protocol):
+    """Something that runs: a compiled program from its file, or an original model."""
+
+    outputs: list[str]
+    """Names of the outputs in the model's order."""
+
+    def prepare(self, feeds: dict[str, Any]) -> Any:
+        """Return the inputs in the compiler's own form; arrays by input name come in."""
+
+    def run(self, prepared: Any) -> list[Any]:
+        """Run once, with the copies from and to the host, and return the outputs in order."""
+
+    def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
+        """Return what runs once without host copies, or None where that is the same."""
+
+
+class CompilerModule(Protocol):
+    """What each compiler's module offers."""
+
+    def probe(self, request: Request) -> Result:
+        """Say what is installed, and why it cannot be used where it cannot."""
+
+    def compile(self, request: Request, messages: Messages) -> Result:
+        """Quantize, compile, save."""
+
+    def load(self, request: Request) -> Program:
+        """Load a compiled program from its file."""
+
+    def load_reference(self, request: Request) -> Program:
+        """Load the original model to make reference outputs with."""
+
+    def output_ranks(self, request: Request) -> dict[str, int | None]:
+        """Return the ranks of the original model's outputs by name, where known."""
+
+
+_MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler"}
+
+
+def run_action(request: Request, messages: Messages) -> Result:
+    """Do what a request asks for.
+
+    Raises Failure with the kind and sentence for the user.
+    """
+    sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
+    actions: dict[str, Callable[[Request, Messages], Result]] = {
+        "probe": _probe,
+        "check": _check,
+        "reference": _reference,
+        "compile": _compile,
+        "evaluate": _evaluate,
+    }
+    return actions[request["action"]](request, messages)
+
+
+def compiler_module(request: Request) -> CompilerModule:
+    """Return the module of the request's compiler."""
+    module: Any = importlib.import_module(_MODULES[request["compiler"]], __package__)
+    return module  # type: ignore[no-any-return]
+
+
+def check_model(request: Request) -> Result | None:
+    """Check the request's model; None where this interpreter has no onnx (the worker's own has checked it)."""
+    from .onnx_check import BadModel, check_onnx
+    from .tf_check import check_tf
+
+    check = check_tf if request["model"]["format"] == "tf" else check_onnx
+    try:
+        return check(request["model"]["path"])
+    except BadModel as error:
+        raise Failure(error.kind, error.message) from None
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        return None
+
+
+def _probe(request: Request, messages: Messages) -> Result:
+    try:
+        return compiler_module(request).probe(request)
+    except ImportError as error:
+        return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
+
+
+def _check(request: Request, messages: Messages) -> Result:
+    found = check_model(request)
+    if found is None:
+        raise Failure("internal", "models are checked by an interpreter that has onnx; this one has not")
+    return found
+
+
+def _compile(request: Request, messages: Messages) -> Result:
+    check_model(request)
+    result = compiler_module(request).compile(request, messages)
+    result["size"] = os.stat(request["program"]).st_size  # noqa: PTH116
+    result["peak_memory"] = _peak_memory()
+    return result
+
+
+def _reference(request: Request, messages: Messages) -> Result:
+    from .samples import make_samples, save_runs
+
+    messages.phase("verifying", 0.0, "reference outputs")
+    check_model(request)
+    module = None if request["compiler"] == "none" else compiler_module(request)
+    inputs = request["inputs"]
+    ranks = module.output_ranks(request) if module else {}
+    minimum = int(request.get("min_samples") or 8)
+    source = request["samples"]
+    if "generate" in source:
+        source = {**source, "generate": max(minimum, int(source["generate"]))}
+    samples = make_samples(
+        source,
+        inputs,
+        request.get("batch"),
+        what="samples",
+        output_ranks=ranks,
+        limit=max(minimum, MAX_SAMPLES),
+    )
+    outputs: list[dict[str, Any]] = [dict(expected) for expected in samples.expected] or [{} for _ in samples.runs]
+    origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
+    if module and any(name not in origin for name in ranks):
+        program = module.load_reference(request)
+        for index, feeds in enumerate(samples.runs):
+            messages.phase("verifying", index / len(samples.runs), "reference outputs")
+            made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
+            # In the model's order; what the user expects wins.
+            outputs[index] = {name: outputs[index].get(name, made[name]) for name in program.outputs}
+        origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
+    distinct = samples.distinct(inputs)
+    meta = {"batch": samples.batch, "samples": distinct, "minimum": minimum, "origin": origin}
+    save_runs(request["reference"], samples.runs, outputs, meta)
+    return {
+        "samples": distinct,
+        "runs": len(samples.runs),
+        "origin": origin,
+        "outputs": [
+            {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
+        ],
+        "peak_memory": _peak_memory(),
+    }
+
+
+def _evaluate(request: Request, messages: Messages) -> Result:
+    from . import evidence
+    from .samples import load_runs
+
+    runs, references, meta = load_runs(request["reference"])
+    count = _MAX_RUNS.get(request["device"], len(runs))
+    runs, references = runs[:count], references[:count]
+    samples = min(meta["samples"], len(runs) * meta["batch"])
+    messages.phase("verifying", 0.0)
+    started = time.perf_counter()
+    program = compiler_module(request).load(request)
+    measurements: dict[str, Any] = {"load": time.perf_counter() - started, "batch": meta["batch"]}
+    outputs, times = [], []
+    for index, feeds in enumerate(runs):
+        messages.phase("verifying", index / len(runs))
+        prepared = program.prepare(feeds)
+        started = time.perf_counter()
+        values = program.run(prepared)
+        times.append(time.perf_counter() - started)
+        outputs.append(dict(zip(program.outputs, values, strict=True)))
+    missing = [name for name in references[0] if name not in outputs[0]]
+    if missing:
+        raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
+    found = evidence.compare(
+        references,
+        outputs,
+        batch=meta["batch"],
+        tolerance=request["tolerance"],
+        equal_share=request["equal"],
+    )
+    minimum = min(meta["minimum"], len(runs) * meta["batch"])
+    found["weak"] = bool(references[0]) and (found["weak"] or samples < minimum)
+    messages.phase("measuring", 0.0)
+    measurements |= _measure(program, runs[0], times, request, messages)
+    if measurements["latency"]:
+        measurements["throughput"] = meta["batch"] / measurements["latency"]
+    if request.get("sample"):
+        _save_sample(request["sample"], runs[0], references[0])
+    return {
+        "verification": {**found, "samples": samples, "runs": len(runs), "origin": meta["origin"]},
+        "measurements": measurements,
+        "peak_memory": _peak_memory(),
+    }
+
+
+def _measure(
+    program: Program, feeds: dict[str, Any], times: Sequence[float], request: Request, messages: Messages
+) -> dict[str, Any]:
+    """Return the measurements of one run after another; verification was the warm-up.
+
+    Where one run takes longer than the whole budget, the last of verification's is the only repeat.
+    """
+    from . import evidence
+
+    budget = float(request.get("measure_seconds") or 0)
+    prepared = program.prepare(feeds)
+    seconds = _repeat(lambda: program.run(prepared), budget, messages) if times[-1] < budget else [times[-1]]
+    device = program.run_on_device(prepared)
+    on_device = _repeat(device, budget, messages) if device and times[-1] < budget else []
+    p50, p90, p99 = evidence.split(seconds, (0.5, 0.9, 0.99))
+    return {
+        "cold_run": times[0],
+        "warm_run": times[1] if len(times) > 1 else seconds[0],
+        "latency": p50,
+        "latency_device": next(evidence.split(on_device, (0.5,))) if on_device else None,
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
+        "repeats": len(seconds),
+    }
+
+
+def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:
+    """Return the seconds of each run, repeated until the budget is spent."""
+    seconds: list[float] = []
+    start = now = said = time.perf_counter()
+    while len(seconds) < MAX_REPEATS and (not seconds or now - start < budget):
+        run()
+        before, now = now, time.perf_counter()
+        seconds.append(now - before)
+        if now - said > 1:
+            said = now
+            messages.phase("measuring", min(1.0, (now - start) / budget))
+            now = time.perf_counter()
+    return seconds
+
+
+def _save_sample(path: str, feeds: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Write one set of inputs and its expected outputs, named as in the model."""
+    from .samples import plain, write_npz
+
+    write_npz(path, {name: plain(array) for name, array in {**reference, **feeds}.items()})
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

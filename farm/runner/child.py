@@ -1,0 +1,40 @@
+"""Entry of the child process; small, because it forks before anything heavy is imported.
+
+Started by path, by whatever interpreter the compiler needs (Python 3.10 or newer). Its folder is taken off
+the import path and becomes the package `farm_runner`, so that no module of it can shadow one that a compiler
+imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+PACKAGE = "farm_runner"
+
+
+def start(work: Callable[[Any, Any], dict[str, Any]] | None = None) -> int:
+    """Run the request named on the command line under a guard; return the guard's exit code.
+
+    `work` takes the request and a `protocol.Messages`, and returns the result; without it, `actions.py` does
+    what the request asks for.
+    """
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is imported later)
+    sys.path[:] = [entry for entry in sys.path if entry and os.path.abspath(entry) != folder]  # noqa: PTH100
+    spec = importlib.util.spec_from_file_location(PACKAGE, f"{folder}/__init__.py", submodule_search_locations=[folder])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no runner in {folder}")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = package
+    spec.loader.exec_module(package)
+    guard = importlib.import_module(f"{PACKAGE}.guard")
+    request, messages, words = sys.argv[1:4]
+    return int(guard.run(request, int(messages), int(words), work))
+
+
+if __name__ == "__main__":
+    sys.exit(start())

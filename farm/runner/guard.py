@@ -1,0 +1,245 @@
+"""The outer half of the child: starts the inner half, watches its memory, and leaves nothing of it behind.
+
+The guard is a subreaper: whatever the inner half starts stays below it, also what called `setsid` or lost its
+parent. When the inner half has ended, or the worker's pipe closes (it ends the attempt, or died), the guard
+kills and reaps all of it. Only the standard library's light modules are imported on this side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from .protocol import Failure, Messages, Request, Result, first_line
+
+Work = Callable[[Request, Messages], Result]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+SAMPLE_SECONDS = 0.1
+"""Between two looks at the memory of the child, where it has a limit."""
+USAGE_SECONDS = 1.0
+"""Between two messages about CPU time and memory."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def run(request_path: str, messages: int, words: int, work: Work | None) -> int:
+    """Run one request in a forked inner half and return 0 when nothing of it is left.
+
+    `messages` is the inner half's file descriptor to the worker, `words` the guard's own.
+    """
+    with open(request_path, encoding="utf-8") as file:  # noqa: PTH123 (no pathlib on this side)
+        request = json.load(file)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    guard = os.getpid()
+    inner = os.fork()
+    if inner == 0:
+        os.close(words)
+        _work(request, messages, guard, work)
+    os.close(messages)
+    os.set_inheritable(words, False)
+    return _Guard(inner, wake, words, int(request.get("memory") or 0)).watch()
+
+
+def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> None:
+    """The inner half: do the request, send the result or the error, and end without Python's teardown."""
+    # If the guard is killed, this goes too; the guard has one thread, so the signal cannot come early.
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.set_inheritable(descriptor, False)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    _first_to_go()
+    messages = Messages(descriptor)
+    code = 1
+    try:
+        messages.send({"result": (work or _action())(request, messages)})
+        code = 0
+    except Failure as failure:
+        print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
+        messages.send({"error": {"kind": failure.kind, "message": failure.message, "detail": failure.detail}})
+    except MemoryError:
+        _log_traceback()
+        messages.send({"error": {"kind": "out_of_memory", "message": "memory ran out", "detail": ""}})
+    except Exception as error:
+        _log_traceback()
+        text = f"{type(error).__name__}: {error}"
+        messages.send({"error": {"kind": "internal", "message": first_line(text), "detail": text}})
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _action() -> Work:
+    import faulthandler
+
+    faulthandler.enable()
+    from .actions import run_action
+
+    return run_action
+
+
+def _log_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _first_to_go() -> None:
+    """Let the kernel choose this process, not the worker, when the machine runs out of memory."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write("1000")
+    except OSError as error:
+        print(f"cannot raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
+
+
+class _Guard:
+    def __init__(self, inner: int, wake: int, words: int, memory_limit: int) -> None:
+        self.inner = inner
+        self.wake = wake
+        self.words = Messages(words)
+        self.memory_limit = memory_limit
+        self.status: int | None = None
+        self.killed = ""
+        self.peak = 0
+
+    def watch(self) -> int:
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        pause = SAMPLE_SECONDS if self.memory_limit else USAGE_SECONDS
+        said = time.monotonic()
+        while self.status is None and not self.killed:
+            events = dict(poll.poll(pause * 1000))
+            if self.wake in events:
+                os.read(self.wake, 4096)
+                self.reap()
+            if 0 in events and not os.read(0, 4096):
+                break
+            if self.status is None:
+                usage = self.measure()
+                if time.monotonic() - said >= USAGE_SECONDS:
+                    said = time.monotonic()
+                    self.words.send({"usage": usage})
+        self.kill_all()
+        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.words.send(
+            {
+                "ended": {
+                    "exit": code if code is not None and code >= 0 else None,
+                    "signal": -code if code is not None and code < 0 else None,
+                    "killed": self.killed,
+                    "memory": max(self.peak, used.ru_maxrss * 1024),
+                    "cpu": used.ru_utime + used.ru_stime,
+                }
+            }
+        )
+        return 0
+
+    def measure(self) -> dict[str, float]:
+        """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, memory = used.ru_utime + used.ru_stime, 0
+        pids = list(_descendants(os.getpid()))
+        for pid in pids:
+            seconds, resident = _usage(pid)
+            cpu += seconds
+            memory += resident
+        if self.memory_limit and memory > self.memory_limit:
+            # Pages shared after a fork were counted twice: ask for each process's share before judging.
+            memory = sum(_share(pid) for pid in pids)
+            if memory > self.memory_limit:
+                self.killed = "memory"
+        self.peak = max(self.peak, memory)
+        return {"cpu": round(cpu, 2), "memory": memory}
+
+    def reap(self) -> bool:
+        """Take the exit status of all that has ended; return whether any child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.inner:
+                self.status = status
+
+    def kill_all(self) -> None:
+        """Kill until nothing is left. What a dying process leaves behind becomes a child of the guard."""
+        while self.reap():
+            for pid in _descendants(os.getpid()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            select.select([self.wake], [], [], 0.02)
+            try:
+                os.read(self.wake, 4096)
+            except BlockingIOError:
+                continue
+
+
+def _descendants(root: int) -> Iterator[int]:
+    """Yield every process below one, parents first."""
+    pending = [root]
+    while pending:
+        pid = pending.pop()
+        if pid != root:
+            yield pid
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                pending += [int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def _usage(pid: int) -> tuple[float, int]:
+    """Return CPU seconds (with those of reaped children) and resident bytes; 0 once it is gone."""
+    try:
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0
+    return sum(int(field) for field in fields[11:15]) / _TICK, int(fields[21]) * _PAGE
+
+
+def _share(pid: int) -> int:
+    """Return a process's proportional share of the memory it uses, in bytes; 0 once it is gone."""
+    try:
+        text = _read(f"/proc/{pid}/smaps_rollup")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    except OSError:
+        return _usage(pid)[1]
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")

@@ -1,0 +1,539 @@
+"""MIGraphX as a compiler: parses, quantizes, compiles and saves; loads and runs what was saved.
+
+What is called here, and why so, is described by the documented behaviour of MIGraphX 2.6 to 2.16: features are
+found by asking the module, never by its version. The module never releases the interpreter, keeps no reference to
+arrays that it was given, and reads its environment once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import importlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .elf import identity
+from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
+from .samples import Samples, make_samples, numpy_dtype, static_shape
+from .tf_check import check_tf
+from .wire import onnx_outputs
+
+_PARTS = re.compile(
+    r"^lib(migraphx(?!_py|_c\.)|MIOpen|rocblas|hipblaslt|amdhip64|hiprtc(?!-builtins)|amd_comgr)[\w.+-]*\.so"
+)
+"""Libraries whose builds make up the toolchain; not the per-Python binding."""
+
+_FEATURES = (
+    "autocast_fp8", "get_onnx_operators", "load_buffer", "quantize_bf16", "quantize_fp16", "quantize_fp8",
+    "quantize_int8", "save_buffer", "to_gpu",
+)  # fmt: skip
+
+_DTYPES = {
+    "float_type": "float32", "half_type": "float16", "double_type": "float64", "bf16_type": "bfloat16",
+    "fp8e4m3fn_type": "float8e4m3fn", "fp8e4m3fnuz_type": "float8e4m3fnuz", "fp8e5m2_type": "float8e5m2",
+    "fp8e5m2fnuz_type": "float8e5m2fnuz",
+}  # fmt: skip
+"""MIGraphX's names of types that are not numpy's with `_type` behind."""
+
+_EIGHT_BIT = ("int8", "fp8")
+_HALF = ("fp16", "bf16")
+
+
+# --- what is installed -----------------------------------------------------------------------------------------
+
+
+def probe(request: Request) -> Result:
+    """Say what MIGraphX is installed, and why it cannot be used where it cannot."""
+    try:
+        migraphx = _module()
+    except Failure as failure:
+        return {"available": False, "reason": failure.message}
+    targets, missing = [], {}
+    for name in ("gpu", "cpu", "ref"):
+        try:
+            migraphx.get_target(name)
+            targets.append(name)
+        except RuntimeError as error:
+            missing[name] = first_line(str(error))
+    parts = sorted([*identity(path)] for path in _loaded_parts())
+    version = str(getattr(migraphx, "__version__", "unknown"))
+    short = ".".join(re.findall(r"\d+", version)[:2]) or "unknown"
+    rocm = _rocm_version() if "gpu" in targets else ""
+    label = f"rocm{rocm}-migraphx{short}" if rocm else f"migraphx{short}"
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    parse = str(migraphx.parse_onnx.__doc__)
+    return {
+        "available": bool(targets),
+        "reason": "" if targets else f"no target loads: {missing}",
+        "version": version,
+        "label": label,
+        "toolchain": f"{label}-{digest}",
+        "parts": parts,
+        "libraries": {},
+        "features": [name for name in _FEATURES if hasattr(migraphx, name)]
+        + [name for name in ("dim_params", "map_dyn_input_dims") if name in parse],
+        "targets": targets,
+        "missing": missing,
+        "cpu_family": "",
+        "rocm": rocm,
+    }
+
+
+def _module() -> Any:
+    """Import the real MIGraphX.
+
+    Raises Failure (`toolchain_mismatch`): not there, for another Python, or a placeholder of that name.
+    """
+    try:
+        migraphx = importlib.import_module("migraphx")
+    except ImportError as error:
+        raise Failure("toolchain_mismatch", f"cannot import migraphx: {first_line(str(error))}") from None
+    if not hasattr(migraphx, "parse_onnx"):
+        place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
+        raise Failure("toolchain_mismatch", f"the package migraphx at {place} is a placeholder without parse_onnx")
+    return migraphx
+
+
+def _loaded_parts() -> list[str]:
+    """Return the paths of the toolchain's libraries that this process has mapped."""
+    paths = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    return sorted(path for path in paths if _PARTS.match(os.path.basename(path)))  # noqa: PTH119
+
+
+def _rocm_version() -> str:
+    for root in (os.environ.get("ROCM_PATH"), "/opt/rocm/core", "/opt/rocm"):
+        file = Path(root or "/nonexistent") / ".info" / "version"
+        if file.is_file():
+            return ".".join(file.read_text().strip().split("-")[0].split(".")[:2])
+    return ""
+
+
+# --- compile ---------------------------------------------------------------------------------------------------
+
+
+def compile(request: Request, messages: Messages) -> Result:
+    """Parse, quantize, compile and save."""
+    migraphx = _module()
+    options, precision = request["options"], request["precision"].split("-")
+    gpu = request["device"].startswith("gfx")
+    target = _target(migraphx, request["device"])
+    messages.phase("compiling", None, "parsing")
+    program = _parse(migraphx, request)
+    quantized = _quantize(migraphx, program, target, precision, request, messages)
+    mode = request["tuning"].get("mode", "off")
+    messages.phase("tuning" if gpu and mode != "off" else "compiling")
+    with blamed_on_compiler(f"MIGraphX cannot compile the model for {request['device']}"):
+        program.compile(
+            target,
+            offload_copy=options["offload_copy"],
+            fast_math=options["fast_math"],
+            exhaustive_tune=mode in ("exhaustive", "full"),
+        )
+    instructions = list(_instructions(program))
+    if any(instruction.operator == "gpu::precompile_op" for instruction in instructions):
+        raise Failure(
+            "compiler_error", "the tuning database has an undecided solution: gpu::precompile_op is left over"
+        )
+    messages.phase("compiling", None, "saving")
+    with blamed_on_compiler("MIGraphX cannot save the program"):
+        migraphx.save(program, request["program"])
+    result = {
+        **_signature(program, request),
+        "weight_dtypes": _weight_dtypes(instructions),
+        "compute_dtypes": _compute_dtypes(instructions),
+        "quantized": quantized,
+        "operators": dict(sorted(Counter(i.operator for i in instructions if i.operator[0] != "@").items())),
+        "offload_copy": options["offload_copy"],
+        "migraphx_version": str(getattr(migraphx, "__version__", "unknown")),
+    }
+    # The problem cache is written when the program's context goes.
+    del program
+    gc.collect()
+    return result
+
+
+def _target(migraphx: Any, device: str) -> Any:
+    with blamed_on_compiler(f"MIGraphX has no target for {device}"):
+        return migraphx.get_target("gpu" if device.startswith("gfx") else device)
+
+
+def _parse(migraphx: Any, request: Request) -> Any:
+    """Parse the model with the request's shapes, and check that MIGraphX took them."""
+    model, options, inputs = request["model"], request["options"], request["inputs"]
+    tensorflow = model["format"] == "tf"
+    with blamed_on_compiler("MIGraphX cannot parse the model"):
+        if tensorflow:
+            program = migraphx.parse_tf(
+                model["path"],
+                is_nhwc=options["nhwc"],
+                batch_size=request.get("batch") or 1,
+                map_input_dims={name: _program_shape(spec, request) for name, spec in inputs.items()},
+                output_names=_model_outputs(request),
+            )
+        else:
+            program = migraphx.parse_onnx(model["path"], **_onnx_arguments(migraphx, options, inputs))
+    unknown = sorted(set(re.findall(r"\bunknown:(\w+)", repr(program))))
+    if unknown:
+        raise Failure("unsupported_operator", f"the compiler does not have operator {', '.join(unknown)}")
+    shapes = program.get_parameter_shapes()
+    for name, spec in inputs.items():
+        if name not in shapes:
+            # MIGraphX would ignore a misspelt name silently.
+            raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(shapes)}")
+        wanted = _program_shape(spec, request) or [1]  # MIGraphX has no scalars
+        if not shapes[name].dynamic() and list(shapes[name].lens()) != wanted:
+            raise Failure(
+                "compiler_error",
+                f"MIGraphX gives input '{name}' the shape {list(shapes[name].lens())}, not {spec['shape']}",
+            )
+    missing = [name for name in shapes if name not in inputs]
+    if missing:
+        raise Failure("bad_model", f"no shape was given for input '{missing[0]}'")
+    return program
+
+
+def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    if "max_loop_iterations" in str(migraphx.parse_onnx.__doc__):
+        arguments["max_loop_iterations"] = options["max_loop_iterations"]
+    if any(isinstance(size, Mapping) for spec in inputs.values() for size in spec["shape"]):
+        dimension = migraphx.shape.dynamic_dimension
+        arguments["map_dyn_input_dims"] = {
+            name: [
+                dimension(size["min"], size["max"], set(size.get("optimals") or ()))
+                if isinstance(size, Mapping)
+                else dimension(size, size)
+                for size in spec["shape"]
+            ]
+            for name, spec in inputs.items()
+        }
+    else:
+        arguments["map_input_dims"] = {name: list(spec["shape"]) for name, spec in inputs.items()}
+    return arguments
+
+
+def _quantize(
+    migraphx: Any, program: Any, target: Any, precision: list[str], request: Request, messages: Messages
+) -> dict[str, int]:
+    """Quantize in place and return the operators that work on 8 bits.
+
+    8-bit first: after bf16 the 8-bit quantizers silently do nothing.
+    """
+    eight = [part for part in precision if part in _EIGHT_BIT]
+    half = [part for part in precision if part in _HALF]
+    for part in (*eight, *half):
+        if not hasattr(migraphx, f"quantize_{part}"):
+            raise Failure("toolchain_mismatch", f"this MIGraphX has no quantize_{part}")
+    if eight:
+        messages.phase("quantizing", 0.0, "calibration")
+        samples = make_samples(
+            request["calibration"] or {}, request["inputs"], request.get("batch"), what="calibration data"
+        )
+        calibration, arrays = _calibration(migraphx, program, samples, request)
+        arguments: list[Any] = [{"dot", "convolution"}] if eight == ["int8"] else []
+        with blamed_on_compiler(f"MIGraphX cannot quantize the model to {eight[0]}"):
+            getattr(migraphx, f"quantize_{eight[0]}")(program, target, calibration, *arguments)
+        del calibration, arrays
+    counts = _quantized_operators(program)
+    if eight and not counts:
+        raise Failure("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
+    for part in half:
+        messages.phase("quantizing", None, part)
+        with blamed_on_compiler(f"MIGraphX cannot convert the model to {part}"):
+            getattr(migraphx, f"quantize_{part}")(program)
+    if eight and not any(i.operator == "quantizelinear" for i in _instructions(program)):
+        raise Failure("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
+    return counts
+
+
+def _calibration(
+    migraphx: Any, program: Any, samples: Samples, request: Request
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return calibration arguments and the arrays they point into, which must live as long.
+
+    MIGraphX fills a missing input with whatever memory holds, and takes an empty list for a fixed scale.
+    """
+    shapes = program.get_parameter_shapes()
+    if not samples.runs:
+        raise Failure("bad_calibration", "the calibration data is empty")
+    arrays: list[Any] = []
+    calibration = []
+    for run in samples.runs:
+        arguments = {}
+        for name, shape in shapes.items():
+            array = _program_array(run[name], shape, request)
+            wanted = _dtype(shape)
+            if list(array.shape) != list(static_lens(shape)) or str(array.dtype) != wanted:
+                raise Failure(
+                    "bad_calibration",
+                    f"calibration for '{name}' is {array.dtype} {list(array.shape)}, "
+                    f"the program wants {wanted} {static_lens(shape)}",
+                )
+            arrays.append(array)
+            arguments[name] = _argument(migraphx, array, shape)
+        calibration.append(arguments)
+    return calibration, arrays
+
+
+def static_lens(shape: Any) -> list[int]:
+    """Return the dimensions of a MIGraphX shape; of a dynamic one the largest."""
+    return [dimension.max for dimension in shape.dyn_dims()] if shape.dynamic() else list(shape.lens())
+
+
+# --- layouts: a TensorFlow model's 4-D inputs are NHWC, the program's NCHW ----------------------------------------
+
+
+def _is_nhwc(request: Request) -> bool:
+    return request["model"]["format"] == "tf" and bool(request["options"].get("nhwc", True))
+
+
+def _program_shape(spec: Mapping[str, Any], request: Request) -> list[int]:
+    shape = list(static_shape(spec))
+    return [shape[0], shape[3], shape[1], shape[2]] if len(shape) == 4 and _is_nhwc(request) else shape
+
+
+def _program_array(array: Any, shape: Any, request: Request) -> Any:
+    """Return an input the way the program wants it: contiguous, in its layout, a scalar as one element."""
+    import numpy as np
+
+    moved = array.transpose(0, 3, 1, 2) if array.ndim == 4 and _is_nhwc(request) else array
+    lens = static_lens(shape)
+    return np.ascontiguousarray(moved).reshape(lens if moved.ndim == 0 else moved.shape)
+
+
+def _model_array(array: Any, request: Request) -> Any:
+    return array.transpose(0, 2, 3, 1) if array.ndim == 4 and _is_nhwc(request) else array
+
+
+# --- what a program is -----------------------------------------------------------------------------------------
+
+
+class _Instruction(NamedTuple):
+    name: str
+    operator: str
+    arguments: tuple[str, ...]
+    type: str
+    elements: int
+
+
+_LINE = re.compile(
+    r"^(?P<name>\S+) = (?P<operator>[\w:@]+)[^\n]*?(?:\((?P<arguments>[^()]*)\))?(?:, \[.*\])? -> "
+    r"(?P<type>\w+_type), \{(?P<lens>[\d, ]*)\}(?:, \{(?P<strides>[\d, ]*)\})?",
+    re.MULTILINE,
+)
+
+
+def _instructions(program: Any) -> Iterator[_Instruction]:
+    """Yield the instructions of a program's listing; those of tuple type are left out."""
+    for found in _LINE.finditer(repr(program)):
+        lens = [int(size) for size in re.findall(r"\d+", found["lens"])]
+        strides = [int(size) for size in re.findall(r"\d+", found["strides"] or "")] or [1] * len(lens)
+        elements = 1
+        for size, stride in zip(lens, strides, strict=False):
+            elements *= size if stride else 1  # a stride of 0 repeats
+        arguments = tuple(re.split(r",\s*", found["arguments"])) if found["arguments"] else ()
+        yield _Instruction(found["name"], found["operator"], arguments, found["type"], elements)
+
+
+def _quantized_operators(program: Any) -> dict[str, int]:
+    """Count the operators whose every argument was quantized."""
+    instructions = list(_instructions(program))
+    dequantized = {i.name for i in instructions if i.operator == "dequantizelinear"}
+    return dict(
+        Counter(
+            i.operator
+            for i in instructions
+            if i.operator in ("dot", "convolution") and dequantized.issuperset(i.arguments)
+        )
+    )
+
+
+def _weight_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
+    """Return the bytes of the literals by dtype, most first."""
+    sizes: Counter[str] = Counter()
+    for instruction in instructions:
+        if instruction.operator.endswith("literal"):
+            dtype = _DTYPES.get(instruction.type, instruction.type.removesuffix("_type"))
+            sizes[dtype] += instruction.elements * (
+                1 if "8" in dtype and "int" not in dtype else numpy_dtype(dtype).itemsize
+            )
+    return dict(sizes.most_common())
+
+
+_MOVERS = re.compile(
+    r"^@|^(cpu|gpu|hip)::(literal|preallocate|hip_|allocate|copy|contiguous|convert)|^hip::|^check_context"
+    r"|^(load|transpose|reshape\w*|multibroadcast|broadcast\w*|slice|squeeze|unsqueeze|concat|contiguous|convert"
+    r"|flatten|identity|gather|allocate|dequantizelinear|quantizelinear)$"
+)
+"""Operators that only move or convert data."""
+
+
+def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
+    counts = Counter(
+        _DTYPES.get(i.type, i.type.removesuffix("_type")) for i in instructions if not _MOVERS.match(i.operator)
+    )
+    return dict(counts.most_common())
+
+
+def _signature(program: Any, request: Request) -> Result:
+    shapes = program.get_parameter_shapes()
+    outputs = program.get_output_shapes()
+    names = _output_names(request, len(outputs))
+    # Where the caller copies, he also hands the buffers that the outputs go to.
+    buffers = sorted((name for name in shapes if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
+    inputs = [name for name in request["inputs"] if name in shapes]
+    return {
+        "inputs": [_described(name, shapes[name]) for name in inputs],
+        "outputs": [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
+        "output_parameters": buffers,
+    }
+
+
+def _model_outputs(request: Request) -> list[str]:
+    """Return the names of the model's outputs in order; MIGraphX does not tell them."""
+    if request.get("outputs"):
+        return list(request["outputs"])
+    path = request["model"]["path"]
+    if request["model"]["format"] == "tf":
+        return [str(output["name"]) for output in check_tf(path)["outputs"]]
+    return onnx_outputs(path)
+
+
+def _output_names(request: Request, count: int) -> list[str]:
+    names = _model_outputs(request)
+    if len(names) != count:
+        raise Failure("compiler_error", f"the program has {count} outputs, the model {len(names)}")
+    return names
+
+
+def _described(name: str, shape: Any) -> dict[str, Any]:
+    if shape.dynamic():
+        sizes = [{"min": dimension.min, "max": dimension.max} for dimension in shape.dyn_dims()]
+        return {"name": name, "dtype": _dtype(shape), "shape": sizes, "strides": None}
+    return {
+        "name": name,
+        "dtype": _dtype(shape),
+        "shape": [int(size) for size in shape.lens()],
+        "strides": [int(stride) for stride in shape.strides()],
+    }
+
+
+def _dtype(shape: Any) -> str:
+    name = str(shape.type_string())
+    return _DTYPES.get(name, name.removesuffix("_type"))
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+
+class _Prepared(NamedTuple):
+    arguments: dict[str, Any]
+    arrays: list[Any]
+    """What the arguments point into."""
+
+
+class _MigraphxProgram:
+    """A compiled program, ready to run."""
+
+    def __init__(self, migraphx: Any, program: Any, request: Request) -> None:
+        self.migraphx = migraphx
+        self.program = program
+        self.request = request
+        self.shapes = program.get_parameter_shapes()
+        self.buffers = [name for name in self.shapes if "#output_" in name]
+        self.on_gpu = request["device"].startswith("gfx")
+        self.copies = self.on_gpu and not request["options"].get("offload_copy", True)
+        self.outputs = _output_names(request, len(program.get_output_shapes()))
+
+    def prepare(self, feeds: dict[str, Any]) -> _Prepared:
+        """Return MIGraphX arguments, with the arrays that they point into."""
+        arguments, arrays = {}, []
+        for name, shape in self.shapes.items():
+            if name in self.buffers:
+                arguments[name] = self.migraphx.allocate_gpu(shape)
+                continue
+            array = _program_array(feeds[name], shape, self.request)
+            arrays.append(array)
+            arguments[name] = _argument(self.migraphx, array, shape)
+        return _Prepared(arguments, arrays)
+
+    def run(self, prepared: _Prepared) -> list[Any]:
+        """Run once, with the copies from and to the host."""
+        with blamed_on_compiler("MIGraphX failed while running"):
+            arguments = prepared.arguments
+            if self.copies:
+                arguments = self._on_device(arguments)
+            results = self.program.run(arguments)
+            if self.copies:
+                self.migraphx.gpu_sync()
+                results = [self.migraphx.from_gpu(result) for result in results]
+            return [_model_array(_array(result), self.request) for result in results]
+
+    def run_on_device(self, prepared: _Prepared) -> Callable[[], None] | None:
+        """Return what runs once on arguments that are on the GPU already; None where the program copies."""
+        if not self.copies:
+            return None
+        arguments = self._on_device(prepared.arguments)
+
+        def run() -> None:
+            self.program.run(arguments)
+            self.migraphx.gpu_sync()
+
+        return run
+
+    def _on_device(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: argument if name in self.buffers else self.migraphx.to_gpu(argument)
+            for name, argument in arguments.items()
+        }
+
+
+def load(request: Request) -> _MigraphxProgram:
+    """Load a compiled program from its file."""
+    migraphx = _module()
+    _target(migraphx, request["device"])
+    with blamed_on_compiler("the program does not load"):
+        return _MigraphxProgram(migraphx, migraphx.load(request["program"]), request)
+
+
+def load_reference(request: Request) -> _MigraphxProgram:
+    """Compile the original model for `ref`, in its own precision."""
+    migraphx = _module()
+    program = _parse(migraphx, request)
+    with blamed_on_compiler("MIGraphX ref cannot run the original model for reference"):
+        program.compile(_target(migraphx, "ref"), fast_math=False)
+    return _MigraphxProgram(migraphx, program, request)
+
+
+def output_ranks(request: Request) -> dict[str, int | None]:
+    """Return the original model's outputs; their ranks are not known before it is compiled."""
+    return dict.fromkeys(_model_outputs(request))
+
+
+def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
+    """Return an argument that points into an array; the caller keeps the array."""
+    if str(array.dtype) != str(numpy_dtype(_dtype(shape))):
+        raise Failure("compiler_error", f"the program wants {_dtype(shape)}, the model has {array.dtype}")
+    # A scalar has the strides {0}, which no array of one element has; bfloat16 has no buffer format.
+    if array.dtype.isbuiltin == 1 and array.size > 1:
+        return migraphx.argument(array)
+    return migraphx.argument_from_pointer(shape, array.ctypes.data)
+
+
+def _array(result: Any) -> Any:
+    """Return an argument's content as an array of its own."""
+    import numpy as np
+
+    dtype = numpy_dtype(_dtype(result.get_shape()))
+    if dtype.isbuiltin == 1:
+        return np.array(result)
+    # bfloat16 and float8 have no buffer format: copy the bytes.
+    shape = result.get_shape()
+    return np.frombuffer(ctypes.string_at(result.data_ptr(), shape.bytes()), dtype).reshape(shape.lens())

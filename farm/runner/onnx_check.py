@@ -1,0 +1,481 @@
+"""Check of an ONNX file before any compiler opens it. Self-contained: client and child run the same rules.
+
+MIGraphX segfaults on an empty file, follows absolute and `../` external data, and does not compare the size
+of raw data with the shape; so what a backend would do with a hostile file is not something to find out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+MAX_FILE_BYTES = 2**31
+"""Protobuf's own limit; a larger model keeps its weights in external data."""
+MAX_DEPTH = 32
+"""Subgraphs inside subgraphs."""
+MAX_NODES = 2_000_000
+"""Nodes of all graphs together, with every call of a model's own functions counted as what it stands for."""
+MAX_ELEMENTS = 2**40
+"""Elements of one input."""
+
+DTYPES: dict[int, tuple[str, int]] = {
+    1: ("float32", 32),
+    2: ("uint8", 8),
+    3: ("int8", 8),
+    4: ("uint16", 16),
+    5: ("int16", 16),
+    6: ("int32", 32),
+    7: ("int64", 64),
+    8: ("string", 0),
+    9: ("bool", 8),
+    10: ("float16", 16),
+    11: ("float64", 64),
+    12: ("uint32", 32),
+    13: ("uint64", 64),
+    14: ("complex64", 64),
+    15: ("complex128", 128),
+    16: ("bfloat16", 16),
+    17: ("float8e4m3fn", 8),
+    18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8),
+    20: ("float8e5m2fnuz", 8),
+    21: ("uint4", 4),
+    22: ("int4", 4),
+    23: ("float4e2m1", 4),
+    24: ("float8e8m0", 8),
+    25: ("uint2", 2),
+    26: ("int2", 2),
+}
+"""ONNX's numbers of element types: our name and the width in bits (0 = any)."""
+
+DOMAINS = frozenset(
+    {
+        "",
+        "ai.onnx",
+        "ai.onnx.ml",
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "ai.onnx.training",
+        "com.microsoft",
+        "com.microsoft.nchwc",
+    }
+)
+"""Domains whose operators some compiler of the farm may know."""
+
+_OLD_OPERATORS = frozenset(
+    {
+        "Affine",
+        "Crop",
+        "DynamicSlice",
+        "GivenTensorFill",
+        "ImageScaler",
+        "ParametricSoftplus",
+        "Scale",
+        "ScaledTanh",
+    }
+)
+"""Experimental operators that ONNX has dropped and ONNX Runtime still runs."""
+
+_ENTRY_ORDER = ("location", "offset", "length", "checksum")
+
+
+class BadModel(Exception):
+    """The model cannot be used; the message names the place. `kind` is a failure kind of the farm."""
+
+    def __init__(self, message: str, kind: str = "bad_model") -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+
+
+def check_onnx(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Check an ONNX file and return what it is.
+
+    The answer has `format`, `inputs` and `outputs` (`{"name", "dtype", "shape"}`; a dimension is a number, a
+    name or None; a shape of unknown rank is None), `opset`, `opsets` by domain, `operators` with their counts
+    (also those in subgraphs and functions), `weight_dtypes` (most bytes first) and `external_files` (relative
+    paths). No external file is opened; sizes and kinds of files come from the folder.
+
+    Raises BadModel with one sentence that names the tensor or node; OSError where the file cannot be read.
+    """
+    path = Path(path)
+    _check_file(path)
+    return _Check(_parse(path), path.absolute().parent).run()
+
+
+def _check_file(path: Path) -> None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BadModel("the model is not a regular file")
+    if status.st_size == 0:
+        raise BadModel("the model file is empty (0 bytes)")
+    if status.st_size > MAX_FILE_BYTES:
+        raise BadModel("the model file is larger than 2 GiB; keep its weights in external data")
+
+
+def _parse(path: Path) -> Any:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load_model(path, format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise BadModel(f"the file is not an ONNX model, or is cut short: {_short(str(error))}") from None
+    if not model.ir_version or not model.HasField("graph"):
+        raise BadModel("the file is not an ONNX model: it has no graph")
+    return model
+
+
+class _Check:
+    """One walk through one model."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        import onnx
+
+        self.defs = onnx.defs
+        self.newest = onnx.defs.onnx_opset_version()
+        self.model = model
+        self.folder = folder
+        self.operators: Counter[str] = Counter()
+        self.weights: Counter[str] = Counter()
+        self.files: set[str] = set()
+        self.functions = {(function.domain, function.name): function for function in model.functions}
+        self.expanded: dict[tuple[str, str], int] = {}
+        self.nodes = 0
+
+    def run(self) -> dict[str, Any]:
+        opsets = self.opsets(self.model.opset_import)
+        for key in self.functions:
+            self.expansion(key, [])
+        for function in self.model.functions:
+            self.function(function)
+        self.graph(self.model.graph, opsets, frozenset(), 0)
+        graph = self.model.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        constants |= {tensor.values.name for tensor in graph.sparse_initializer}
+        if not graph.output:
+            raise BadModel("the model has no outputs")
+        return {
+            "format": "onnx",
+            "inputs": [self.value(info, "input") for info in graph.input if info.name not in constants],
+            "outputs": [self.value(info, "output") for info in graph.output],
+            "opset": opsets.get("", 0),
+            "opsets": opsets,
+            "operators": dict(sorted(self.operators.items())),
+            "weight_dtypes": [dtype for dtype, _ in self.weights.most_common()],
+            "external_files": sorted(self.files),
+        }
+
+    def opsets(self, imports: Iterable[Any]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for entry in imports:
+            domain = _domain(entry.domain)
+            if domain in found and found[domain] != entry.version:
+                raise BadModel(f"the model imports two opsets of domain {_name(domain)}")
+            found[domain] = entry.version
+        if not found:
+            raise BadModel("the model names no opset")
+        version = found.get("")
+        if version is not None and not 1 <= version <= self.newest:
+            raise BadModel(f"opset {version} is not known (this farm knows 1 to {self.newest})")
+        return found
+
+    def function(self, function: Any) -> None:
+        where = f"function {_name(function.name)}"
+        opsets = self.opsets(function.opset_import)
+        self.body(function.node, opsets, set(function.input), where, 0)
+
+    def expansion(self, key: tuple[str, str], calls: list[tuple[str, str]]) -> int:
+        """Return how many nodes one call of a function stands for; a function must not call itself."""
+        if key in calls or len(calls) > MAX_DEPTH:
+            raise BadModel(f"function {_name(key[1])} calls itself, or functions nest deeper than {MAX_DEPTH}")
+        if key not in self.expanded:
+            total = 0
+            for node in _all_nodes(self.functions[key].node):
+                inner = (node.domain, node.op_type)
+                total += self.expansion(inner, [*calls, key]) if inner in self.functions else 1
+                if total > MAX_NODES:
+                    raise BadModel(f"function {_name(key[1])} stands for more than {MAX_NODES} nodes")
+            self.expanded[key] = total
+        return self.expanded[key]
+
+    def graph(self, graph: Any, opsets: dict[str, int], outer: frozenset[str], depth: int) -> None:
+        where = f"graph {_name(graph.name)}"
+        if depth > MAX_DEPTH:
+            raise BadModel(f"{where}: subgraphs nest deeper than {MAX_DEPTH}")
+        names = set(_unique((info.name for info in graph.input), where, "input"))
+        constants = [tensor.name for tensor in graph.initializer]
+        constants += [tensor.values.name for tensor in graph.sparse_initializer]
+        names.update(_unique(constants, where, "initializer"))
+        for tensor in graph.initializer:
+            self.tensor(tensor, f"initializer {_name(tensor.name)}")
+        for sparse in graph.sparse_initializer:
+            self.sparse(sparse, f"sparse initializer {_name(sparse.values.name)}")
+        produced = self.body(graph.node, opsets, names | outer, where, depth)
+        for info in graph.output:
+            if info.name not in produced and info.name not in names and info.name not in outer:
+                raise BadModel(f"{where}: nothing makes output {_name(info.name)}")
+
+    def body(
+        self, nodes: Any, opsets: dict[str, int], known: set[str] | frozenset[str], where: str, depth: int
+    ) -> set[str]:
+        """Check the nodes of a graph or function, in any order, and return the names that they make."""
+        produced: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            self.node(node, opsets, depth)
+            for output in filter(None, node.output):
+                if output in produced:
+                    raise BadModel(f"{where}: two nodes make {_name(output)}")
+                produced[output] = index
+        _check_order(nodes, produced, known, where)
+        visible = frozenset(known) | frozenset(produced)
+        for node in nodes:
+            for attribute in node.attribute:
+                self.attribute(attribute, opsets, visible, f"node {_node(node)}", depth)
+        return set(produced)
+
+    def node(self, node: Any, opsets: dict[str, int], depth: int) -> None:
+        key = (node.domain, node.op_type)
+        self.nodes += self.expanded.get(key) or 1
+        if self.nodes > MAX_NODES:
+            raise BadModel(f"the model has more than {MAX_NODES} nodes")
+        if not node.op_type:
+            raise BadModel(f"node {_node(node)} has no operator")
+        domain = _domain(node.domain)
+        self.operators[f"{domain}.{node.op_type}" if domain else node.op_type] += 1
+        if key in self.functions:
+            return
+        if domain not in DOMAINS:
+            raise BadModel(
+                f"node {_node(node)}: operator {_name(node.op_type)} is of unknown domain {_name(domain)}",
+                kind="unsupported_operator",
+            )
+        if domain not in opsets:
+            raise BadModel(f"node {_node(node)}: the model imports no opset of domain {_name(domain)}")
+        if domain.startswith("com.microsoft") or node.op_type in _OLD_OPERATORS:
+            return
+        try:
+            self.defs.get_schema(node.op_type, opsets[domain], domain)
+        except self.defs.SchemaError:
+            raise BadModel(
+                f"node {_node(node)}: opset {opsets[domain]} has no operator {_name(node.op_type)}",
+                kind="unsupported_operator",
+            ) from None
+
+    def attribute(
+        self, attribute: Any, opsets: dict[str, int], visible: frozenset[str], where: str, depth: int
+    ) -> None:
+        place = f"{where}, attribute {_name(attribute.name)}"
+        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+            self.tensor(tensor, place)
+        for sparse in (
+            *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+            *attribute.sparse_tensors,
+        ):
+            self.sparse(sparse, place)
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            self.graph(graph, opsets, visible, depth + 1)
+
+    def sparse(self, sparse: Any, where: str) -> None:
+        self.tensor(sparse.values, f"{where}, values")
+        self.tensor(sparse.indices, f"{where}, indices")
+        if any(dimension <= 0 for dimension in sparse.dims):
+            raise BadModel(f"{where} has the shape {list(sparse.dims)}")
+
+    def tensor(self, tensor: Any, where: str) -> None:
+        if tensor.data_type not in DTYPES:
+            raise BadModel(f"{where} has the unknown element type {tensor.data_type}")
+        dtype, bits = DTYPES[tensor.data_type]
+        if len(tensor.dims) > 64 or any(dimension < 0 for dimension in tensor.dims):
+            raise BadModel(f"{where} has the shape {_short(str(list(tensor.dims)))}")
+        if tensor.HasField("segment"):
+            raise BadModel(f"{where} is stored in segments, which no compiler reads")
+        count = 1
+        for dimension in tensor.dims:
+            count *= dimension
+        size = (count * bits + 7) // 8
+        if tensor.data_location == tensor.EXTERNAL:
+            if dtype == "string":
+                raise BadModel(f"{where}: text cannot be external data")
+            self.external(tensor, size, where)
+        elif dtype == "string":
+            _expect(len(tensor.string_data), {count}, "texts", where)
+        elif tensor.HasField("raw_data"):
+            _expect(len(tensor.raw_data), {size}, "bytes of raw data", where)
+        else:
+            _expect(*_typed_counts(tensor, dtype, bits, count), "values", where)
+        self.weights[dtype] += size
+
+    def external(self, tensor: Any, size: int, where: str) -> None:
+        keys = [entry.key for entry in tensor.external_data]
+        # MIGraphX reads these entries by position: in another order it would take an offset for a file name.
+        if keys != [key for key in _ENTRY_ORDER if key in keys] or "location" not in keys:
+            raise BadModel(f"{where}: external data must have location, offset and length once, in this order")
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries["location"]
+        available = self.external_file(location, where)
+        offset = _number(entries.get("offset", "0"), "offset", where)
+        length = _number(entries.get("length", str(size)), "length", where)
+        if length != size:
+            raise BadModel(f"{where}: its shape needs {size} bytes of external data, its length is {length}")
+        if offset + length > available:
+            raise BadModel(f"{where}: external data ends at byte {offset + length} of a file of {available}")
+        self.files.add(location)
+
+    def external_file(self, location: str, where: str) -> int:
+        """Return the size of an external file, after every way out of the model's folder is ruled out."""
+        parts = location.split("/")
+        bad = not location or "\0" in location or "\\" in location or location.startswith("/")
+        if bad or len(location) > 1024 or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:
+            raise BadModel(f"{where}: external data at {_name(location)} is outside the model's folder")
+        place = self.folder
+        for part in parts:
+            place = place / part
+            try:
+                status = place.lstat()
+            except (OSError, ValueError):
+                raise BadModel(f"{where}: external data {_name(location)} is missing") from None
+            if stat.S_ISLNK(status.st_mode):
+                raise BadModel(f"{where}: external data {_name(location)} is or lies behind a symbolic link")
+        if not stat.S_ISREG(status.st_mode):
+            raise BadModel(f"{where}: external data {_name(location)} is not a regular file")
+        if status.st_nlink != 1:
+            raise BadModel(f"{where}: external data {_name(location)} has a second name (hard link)")
+        return status.st_size
+
+    def value(self, info: Any, what: str) -> dict[str, Any]:
+        where = f"{what} {_name(info.name)}"
+        if not info.name:
+            raise BadModel(f"an {what} of the model has no name")
+        if not info.type.HasField("tensor_type"):
+            kind = info.type.WhichOneof("value") or "no type"
+            raise BadModel(
+                f"{where} is not a tensor ({kind}), which no compiler of the farm takes",
+                "unsupported_operator",
+            )
+        tensor = info.type.tensor_type
+        if tensor.elem_type not in DTYPES:
+            raise BadModel(f"{where} has the unknown element type {tensor.elem_type}")
+        shape: list[int | str | None] | None = None
+        if tensor.HasField("shape"):
+            shape = [_dimension(dimension) for dimension in tensor.shape.dim]
+            count = 1
+            for dimension in shape:
+                count *= dimension if isinstance(dimension, int) else 1
+            if len(shape) > 64 or count > MAX_ELEMENTS:
+                raise BadModel(f"{where} has the shape {_short(str(shape))}")
+        return {"name": info.name, "dtype": DTYPES[tensor.elem_type][0], "shape": shape}
+
+
+def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozenset[str], where: str) -> None:
+    """Check that every input comes from somewhere and that no node needs its own output.
+
+    Nodes in any order are fine: ONNX Runtime takes them.
+    """
+    waiting: list[int] = []
+    users: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        makers = set()
+        for name in set(_needs(node)):
+            if name in produced:
+                makers.add(produced[name])
+            elif name in node.input and name not in known:
+                raise BadModel(f"{where}: nothing makes {_name(name)}, which node {_node(node)} needs")
+        waiting.append(len(makers))
+        for maker in makers:
+            users.setdefault(maker, []).append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    done = 0
+    while ready:
+        done += 1
+        for user in users.get(ready.pop(), ()):
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+    if done < len(waiting):
+        first = next(index for index, count in enumerate(waiting) if count)
+        raise BadModel(f"{where}: node {_node(nodes[first])} depends on its own output")
+
+
+def _needs(node: Any) -> Iterator[str]:
+    """Yield the names that a node and its subgraphs read."""
+    yield from filter(None, node.input)
+    for graph in _subgraphs(node):
+        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+        own.update(name for inner in graph.node for name in inner.output)
+        for inner in graph.node:
+            yield from (name for name in _needs(inner) if name not in own)
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _all_nodes(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for graph in _subgraphs(node):
+            yield from _all_nodes(graph.node)
+
+
+def _typed_counts(tensor: Any, dtype: str, bits: int, count: int) -> tuple[int, set[int]]:
+    """Return how many values a tensor without raw data holds, and the counts that fit its shape."""
+    if dtype in ("float32", "complex64"):
+        return len(tensor.float_data), {count * (2 if dtype == "complex64" else 1)}
+    if dtype in ("float64", "complex128"):
+        return len(tensor.double_data), {count * (2 if dtype == "complex128" else 1)}
+    if dtype == "int64":
+        return len(tensor.int64_data), {count}
+    if dtype in ("uint32", "uint64"):
+        return len(tensor.uint64_data), {count}
+    return len(tensor.int32_data), {count, (count * bits + 7) // 8} if bits < 8 else {count}
+
+
+def _expect(found: int, wanted: set[int], what: str, where: str) -> None:
+    if found not in wanted:
+        raise BadModel(f"{where}: its shape needs {min(wanted)} {what}, it has {found}")
+
+
+def _unique(names: Iterable[str], where: str, what: str) -> list[str]:
+    found = list(names)
+    for name, count in Counter(found).items():
+        if count > 1:
+            raise BadModel(f"{where}: two {what}s are named {_name(name)}")
+    return found
+
+
+def _number(text: str, what: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise BadModel(f"{where}: the {what} of its external data is {_name(text)}")
+    return int(text)
+
+
+def _dimension(dimension: Any) -> int | str | None:
+    if dimension.HasField("dim_value"):
+        # Exporters write -1 for a dimension that they do not know.
+        return dimension.dim_value if dimension.dim_value >= 0 else None
+    return dimension.dim_param or None
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _node(node: Any) -> str:
+    """Return how a message names a node: its name, or what it makes."""
+    return _name(node.name or next(iter(node.output), "") or node.op_type)
+
+
+def _name(text: str) -> str:
+    return repr(_short(text))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,506 @@
+"""ONNX Runtime as a compiler for CPUs: converts an ONNX model to a precision, optimises it, saves it as ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .onnx_check import DTYPES
+from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
+from .samples import make_samples
+
+QUIET = 3
+"""Log severity: errors only."""
+MAX_PROGRAM_BYTES = 2**31 - 1
+"""One ONNX file cannot be larger."""
+MIN_WEIGHT = 64
+"""Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights."""
+
+
+# --- what is installed -----------------------------------------------------------------------------------------
+
+
+def probe(request: Request) -> Result:
+    """Say what ONNX Runtime is installed."""
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        return {"available": False, "reason": f"cannot import ONNX Runtime: {first_line(str(error))}"}
+    build = onnxruntime.get_build_info()
+    commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
+    parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
+    label = f"onnxruntime{onnxruntime.__version__}"
+    digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
+    libraries = {}
+    for name, distribution in (("ml_dtypes", "ml_dtypes"), ("onnx_ir", "onnx-ir"), ("sympy", "sympy")):
+        try:
+            libraries[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "available": True,
+        "reason": "",
+        "version": onnxruntime.__version__,
+        "label": label,
+        "toolchain": f"{label}-{digest}",
+        "parts": parts,
+        "libraries": {"onnx": onnx.__version__, **libraries},
+        "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
+        "targets": ["cpu"],
+        "cpu_family": cpu_family(),
+    }
+
+
+def cpu_family() -> str:
+    """Return the family of CPUs that share ONNX Runtime's tuned layouts: x86-64-v4-vnni, aarch64, …"""
+    machine = platform.machine()
+    if machine not in ("x86_64", "AMD64"):
+        return machine
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return machine
+    flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
+    level = "v4" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "v3" if {"avx2", "fma"} <= flags else "v2"
+    return f"x86-64-{level}" + ("-vnni" if flags & {"avx512_vnni", "avx_vnni"} else "")
+
+
+# --- compile ---------------------------------------------------------------------------------------------------
+
+
+def compile(request: Request, messages: Messages) -> Result:
+    """Convert to the precision, optimise to the level, save, and accept only what loads and is what was asked."""
+    import onnx
+
+    precision, program = request["precision"], Path(request["program"])
+    tuned = request["options"].get("level") == "tuned"
+    scratch = Path(tempfile.mkdtemp())
+    messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = onnx.load_model(request["model"]["path"])
+    _drop_overridable_constants(model)
+    _fix_shapes(model, request["inputs"])
+    quantized: dict[str, int] = {}
+    convert = _CONVERSIONS.get(precision)
+    if convert:
+        model = _at_least_opset(model, 13)
+        plain = _save(model, scratch / "fixed.onnx")
+        del model
+        base = scratch / "base.onnx"
+        _optimise(plain, base, "basic", f"ONNX Runtime refuses the model before conversion to {precision}")
+        messages.phase("quantizing", 0.1)
+        converted = scratch / "converted.onnx"
+        quantized = convert(base, converted, request, messages)
+        messages.phase("compiling")
+        if tuned:
+            # Folding constants would turn half-size weights back into fp32; ONNX Runtime does it when loading.
+            _optimise(converted, program, "all", f"ONNX Runtime refuses its {precision} program", fold=False)
+        else:
+            converted.replace(program)
+    else:
+        plain = _save(model, scratch / "fixed.onnx")
+        del model
+        messages.phase("compiling")
+        _optimise(plain, program, "all" if tuned else "basic", "ONNX Runtime refuses the model")
+    return _accept(program, precision, quantized, scratch)
+
+
+def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: Path) -> Result:
+    """Load the program the way its users will, and return what is in it."""
+    import onnx
+
+    if program.stat().st_size > MAX_PROGRAM_BYTES:
+        raise Failure("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
+    executed = scratch / "executed.onnx"
+    session = _optimise(program, executed, "all", f"ONNX Runtime refuses its own {precision} program")
+    stored = onnx.load_model(program)
+    running = onnx.load_model(executed)
+    operators = Counter(node.op_type for node in _nodes(stored.graph))
+    if precision == "int8":
+        quantized = _quantized_operators(stored)
+    if precision in ("int8", "int4", "bf16") and not sum(quantized.values()):
+        raise Failure("nothing_quantized", f"{precision} left every operator of the model as it was")
+    return {
+        "inputs": [_described(value) for value in session.get_inputs()],
+        "outputs": [_described(value) for value in session.get_outputs()],
+        "weight_dtypes": _weight_dtypes(stored),
+        "compute_dtypes": _compute_dtypes(running),
+        "quantized": quantized,
+        "operators": dict(sorted(operators.items())),
+        "offload_copy": True,
+        "output_parameters": [],
+    }
+
+
+def _optimise(source: Path, target: Path, level: str, refusal: str, *, fold: bool = True) -> Any:
+    """Run ONNX Runtime's graph optimisation from one file into another and return the session.
+
+    `basic` keeps to standard ONNX; `all` uses ONNX Runtime's own operators and this CPU's layouts.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = QUIET
+    options.optimized_model_filepath = str(target)
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if level == "basic" else levels.ORT_ENABLE_ALL
+    disabled = None if fold else ["ConstantFolding"]
+    try:
+        with blamed_on_compiler(refusal):
+            return onnxruntime.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+            )
+    except Failure as failure:
+        invalid = "INVALID_GRAPH" in failure.detail or "INVALID_PROTOBUF" in failure.detail
+        if invalid and "its" not in refusal.split():
+            raise Failure("bad_model", failure.message, failure.detail) from None
+        raise
+
+
+def _drop_overridable_constants(model: Any) -> None:
+    """Make initializers constants: old exporters list them as inputs too, which keeps them from being folded."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in constants]
+    if len(kept) < len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.ir_version = max(model.ir_version, 4)
+
+
+def _fix_shapes(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Write the static shapes into the model, and everywhere a dimension of that name occurs."""
+    named: dict[str, int] = {}
+    known = {value.name: value for value in model.graph.input}
+    for name, spec in inputs.items():
+        if name not in known:
+            raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(known)}")
+        shape = known[name].type.tensor_type.shape
+        sizes = spec["shape"]
+        if len(shape.dim) not in (0, len(sizes)):
+            raise Failure("bad_model", f"input '{name}' has {len(shape.dim)} dimensions, not {len(sizes)}")
+        for index, size in enumerate(sizes):
+            dimension = shape.dim[index] if index < len(shape.dim) else shape.dim.add()
+            if not isinstance(size, int):
+                continue  # stays dynamic
+            if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
+                raise Failure("bad_model", f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}")
+            if dimension.dim_param:
+                named[dimension.dim_param] = size
+            dimension.dim_value = size
+    for value in (*model.graph.output, *model.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in named:
+                dimension.dim_value = named[dimension.dim_param]
+
+
+def _at_least_opset(model: Any, version: int) -> Any:
+    import onnx
+    from onnx import version_converter
+
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), version)
+    if opset >= version:
+        return model
+    with blamed_on_compiler(f"opset {opset} cannot be converted to {max(version, 17)}"):
+        return version_converter.convert_version(model, min(max(version, 17), onnx.defs.onnx_opset_version()))
+
+
+def _save(model: Any, path: Path) -> Path:
+    import onnx
+
+    large = model.ByteSize() > MAX_PROGRAM_BYTES
+    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+    return path
+
+
+# --- precisions ------------------------------------------------------------------------------------------------
+
+
+def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with blamed_on_compiler("conversion to fp16 failed"):
+        _save(convert_float_to_float16(onnx.load_model(base), keep_io_types=True), target)
+    return {}
+
+
+def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
+    import ml_dtypes
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load_model(base)
+    count = 0
+    for graph in _graphs(model.graph):
+        casts = []
+        for tensor in graph.initializer:
+            array = numpy_helper.to_array(tensor) if tensor.data_type == onnx.TensorProto.FLOAT else None
+            if array is None or array.size < MIN_WEIGHT:
+                continue
+            name, tensor.name = tensor.name, f"{tensor.name}.bf16"
+            casts.append(
+                helper.make_node("Cast", [tensor.name], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT)
+            )
+            tensor.CopyFrom(
+                helper.make_tensor(
+                    tensor.name,
+                    onnx.TensorProto.BFLOAT16,
+                    array.shape,
+                    array.astype(ml_dtypes.bfloat16).tobytes(),
+                    raw=True,
+                )
+            )
+        count += len(casts)
+        nodes = [*casts, *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    _save(model, target)
+    return {"weights": count}
+
+
+def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    options = request["quantization"]
+    samples = make_samples(
+        request["calibration"] or {}, request["inputs"], request.get("batch"), what="calibration data"
+    )
+    prepared = _preprocessed(base)
+    types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+    methods = {
+        "minmax": CalibrationMethod.MinMax,
+        "entropy": CalibrationMethod.Entropy,
+        "percentile": CalibrationMethod.Percentile,
+    }
+    with blamed_on_compiler("ONNX Runtime's int8 quantizer failed"):
+        quantize_static(
+            str(prepared),
+            str(target),
+            _reader(samples.runs, messages),
+            quant_format=QuantFormat.QDQ,
+            per_channel=options["per_channel"],
+            activation_type=types[options["activations"]],
+            weight_type=types[options["weights"]],
+            calibrate_method=methods[options["method"]],
+            reduce_range=options["reduce_range"],
+            use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
+        )
+    return {}
+
+
+def _reader(runs: list[dict[str, Any]], messages: Messages) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        """Hands out one run after the other and says how far it is."""
+
+        def __init__(self) -> None:
+            self.next = 0
+
+        def get_next(self) -> dict[str, Any] | None:
+            if self.next == len(runs):
+                return None
+            messages.phase("quantizing", 0.1 + 0.8 * self.next / len(runs), "calibration")
+            self.next += 1
+            return runs[self.next - 1]
+
+    return Reader()
+
+
+def _preprocessed(base: Path) -> Path:
+    """Return the model with shapes inferred; symbolic inference fails on some models, so go without it there."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    target = base.with_name("prepared.onnx")
+    try:
+        quant_pre_process(str(base), str(target))
+    except Exception as error:
+        print(f"without symbolic shapes: {first_line(str(error))}", flush=True)  # noqa: T201 (the log)
+        with blamed_on_compiler("preparing the model for int8 failed"):
+            quant_pre_process(str(base), str(target), skip_symbolic_shape=True)
+    return target
+
+
+def _to_int4(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    options = request["quantization"]
+    with blamed_on_compiler("ONNX Runtime's int4 quantizer failed"):
+        quantizer = MatMulNBitsQuantizer(
+            onnx.load_model(base), block_size=options["block_size"], is_symmetric=options["symmetric"]
+        )
+        quantizer.process()
+    model = quantizer.model.model
+    count = sum(node.op_type == "MatMulNBits" for node in _nodes(model.graph))
+    _save(model, target)
+    return {"MatMul": count}
+
+
+_CONVERSIONS: dict[str, Callable[[Path, Path, Request, Messages], dict[str, int]]] = {
+    "fp16": _to_fp16,
+    "bf16": _to_bf16,
+    "int8": _to_int8,
+    "int4": _to_int4,
+}
+
+
+# --- what a program is -----------------------------------------------------------------------------------------
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(inner)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for inner in _graphs(graph):
+        yield from inner.node
+
+
+def _quantized_operators(model: Any) -> dict[str, int]:
+    """Count the operators that work on quantized data: fed by DequantizeLinear alone, or quantized themselves."""
+    counts: Counter[str] = Counter()
+    for graph in _graphs(model.graph):
+        dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        for node in graph.node:
+            own = node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger", "ConvInteger"))
+            weighted = len(node.input) > 1 and all(name in dequantized for name in node.input[:2])
+            if own or weighted:
+                counts[node.op_type] += 1
+    return dict(sorted(counts.items()))
+
+
+def _weight_dtypes(model: Any) -> dict[str, int]:
+    """Return the bytes of constants by dtype, most first."""
+    sizes: Counter[str] = Counter()
+    for graph in _graphs(model.graph):
+        tensors = [*graph.initializer]
+        tensors += [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
+        for tensor in tensors:
+            dtype, bits = DTYPES[tensor.data_type]
+            count = 1
+            for dimension in tensor.dims:
+                count *= dimension
+            sizes[dtype] += (count * bits + 7) // 8
+    return dict(sizes.most_common())
+
+
+_MOVERS = frozenset(
+    {"Cast", "Constant", "QuantizeLinear", "DequantizeLinear", "Reshape", "Shape", "Gather", "Concat", "Unsqueeze",
+     "Squeeze", "Transpose", "Slice", "Identity", "Flatten", "ReorderInput", "ReorderOutput"}
+)  # fmt: skip
+"""Operators that only move or convert data."""
+
+
+def _compute_dtypes(model: Any) -> dict[str, int]:
+    """Count the nodes that compute, in the graph that ONNX Runtime executes, by the dtype that they make."""
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    known = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    types |= {value.name: value.type.tensor_type.elem_type for value in known}
+    counts: Counter[str] = Counter()
+    for node in model.graph.node:
+        # Not every type is in the file; what computes mostly makes what it is fed with.
+        made = next((a.i for a in node.attribute if a.name == "to"), 0) or next(
+            (types[name] for name in node.input if name in types), 0
+        )
+        for name in node.output:
+            types.setdefault(name, made)
+        if node.op_type not in _MOVERS and node.output and types[node.output[0]] in DTYPES:
+            counts[DTYPES[types[node.output[0]]][0]] += 1
+    return dict(counts.most_common())
+
+
+_SESSION_TYPES = {"float": "float32", "double": "float64"}
+
+
+def _described(value: Any) -> dict[str, Any]:
+    """Return name, dtype, shape and strides (in elements) of a session's input or output."""
+    dtype = value.type.removeprefix("tensor(").removesuffix(")")
+    shape = list(value.shape)
+    return {
+        "name": value.name,
+        "dtype": _SESSION_TYPES.get(dtype, dtype),
+        "shape": shape,
+        "strides": _strides(shape) if all(isinstance(size, int) for size in shape) else None,
+    }
+
+
+def _strides(shape: list[int]) -> list[int]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return strides
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+
+class _SessionProgram:
+    """A model or program in an ONNX Runtime session."""
+
+    def __init__(self, path: str, threads: int, refusal: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = QUIET
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        with blamed_on_compiler(refusal):
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def prepare(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays themselves."""
+        return feeds
+
+    def run(self, prepared: dict[str, Any]) -> list[Any]:
+        """Run once."""
+        import numpy as np
+
+        with blamed_on_compiler("ONNX Runtime failed while running"):
+            return [np.asarray(value) for value in self.session.run(None, prepared)]
+
+    def run_on_device(self, prepared: dict[str, Any]) -> None:
+        """Host and device are one."""
+
+
+def load(request: Request) -> _SessionProgram:
+    """Load a compiled program."""
+    return _SessionProgram(request["program"], int(request.get("threads") or 1), "the program does not load")
+
+
+def load_reference(request: Request) -> _SessionProgram:
+    """Load the original model, unchanged; its own precision (fp32) is the reference."""
+    return _SessionProgram(
+        request["model"]["path"],
+        int(request.get("threads") or 1),
+        "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)",
+    )
+
+
+def output_ranks(request: Request) -> dict[str, int | None]:
+    """Return the ranks of the original model's outputs."""
+    import onnx
+
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = onnx.load_model(request["model"]["path"], load_external_data=False)
+    return {
+        value.name: len(value.type.tensor_type.shape.dim) if value.type.tensor_type.HasField("shape") else None
+        for value in model.graph.output
+    }

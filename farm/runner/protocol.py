@@ -1,0 +1,100 @@
+"""Requests and messages between worker and child.
+
+Messages, one JSON object a line, on the file descriptor MESSAGES_FD
+    {"phase": "compiling", "progress": 0.5 or null, "detail": "text"}
+    {"result": {…}}
+    {"error": {"kind": failure kind or "", "message": sentence, "detail": text}}
+and from the guard, on GUARD_FD
+    {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
+    {"ended": {"exit": code or null, "signal": number or null, "killed": "memory" or "",
+               "memory": peak in bytes, "cpu": seconds}}    when nothing of the child is left
+
+A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
+`threads`, `search` (folders to import the compiler from), `memory` (bytes, 0 = no limit) and, by action:
+
+probe
+    -> available, reason, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
+    features [names], targets [devices], cpu_family
+check       model {path, format}
+    -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
+reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an
+            .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,
+            options, reference (path to write); the compiler "none" makes samples without outputs
+    -> samples, runs, origin {output: "expected" or the compiler's name}, outputs [{name, dtype, shape}]
+compile     model, inputs, batch, precision, options, quantization, tuning {mode, …}, calibration (as samples,
+            or null), program (path to write)
+    -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
+    compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
+    offload_copy, output_parameters
+evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
+            tolerance, equal, measure_seconds, sample (path to write, or null)
+    -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs},
+    measurements {load, cold_run, warm_run, latency, latency_device, p50, p90, p99, repeats, throughput,
+    batch}, peak_memory
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Request = dict[str, Any]
+Result = dict[str, Any]
+
+
+_PLACE = re.compile(r"\S+\.[ch]pp:\d+: .*?: ")
+"""Where in MIGraphX's source an error comes from; kept in the detail, of no use in a sentence."""
+
+
+class Failure(Exception):
+    """The child cannot do what was asked. `kind` is a failure kind of the farm, or empty: the worker decides
+    from the message."""
+
+    def __init__(self, kind: str, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.detail = detail
+
+
+class Messages:
+    """The child's end of the pipe to the worker."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message; a worker that is gone is no error here, the guard ends the child."""
+        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            while line:
+                line = line[os.write(self.descriptor, line) :]
+        except BrokenPipeError:
+            return
+
+    def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
+        """Say what is being done now, and how much of it is done (0 to 1, where known)."""
+        self.send({"phase": phase, "progress": progress, "detail": detail})
+
+
+@contextmanager
+def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
+    """Turn whatever a compiler raises into a Failure that begins with what was being done."""
+    try:
+        yield
+    except (Failure, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        said = first_line(_PLACE.sub("", text))
+        raise Failure(kind, f"{what}: {said}", f"{type(error).__name__}: {text}") from error
+
+
+def first_line(text: str, limit: int = 400) -> str:
+    """Return the first line of a text, cut to a length that fits a table."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 3] + "..."

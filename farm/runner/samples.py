@@ -1,0 +1,318 @@
+"""Samples: what a model is fed with for calibration and verification, split into runs of its static batch.
+
+Data comes as one array per input. An array with the input's own rank stacks samples on the batch axis; one with
+one dimension more is `[N, *shape]`. The last batch wraps around.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .protocol import Failure
+
+Arrays = dict[str, Any]
+"""Arrays by input or output name."""
+
+LEADING = -1
+"""Samples are stacked on an axis of their own, before those of the input."""
+
+
+class Samples:
+    """Samples cut into runs: `runs[i]` is one set of inputs, `expected[i]` what the user expects of it."""
+
+    def __init__(self, runs: list[Arrays], expected: list[Arrays], batch: int) -> None:
+        self.runs = runs
+        self.expected = expected
+        self.batch = batch
+        """How many samples one run holds."""
+
+    def distinct(self, inputs: Mapping[str, Any]) -> int:
+        """Return how many different samples there are."""
+        seen = set()
+        for run in self.runs:
+            for index in range(self.batch):
+                digest = hashlib.sha256()
+                for name, array in run.items():
+                    axis = inputs[name].get("batch_axis")
+                    part = array if axis is None or self.batch == 1 else array.take(index, axis=axis)
+                    digest.update(np.ascontiguousarray(part).tobytes())
+                seen.add(digest.digest())
+        return len(seen)
+
+
+def make_samples(
+    source: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    batch: int | None,
+    *,
+    what: str,
+    output_ranks: Mapping[str, int | None] | None = None,
+    limit: int = 0,
+) -> Samples:
+    """Return the samples that a request describes: `{"path"}` of an .npz, or `{"generate", "seed", "ranges"}`.
+
+    `inputs` has `{"dtype", "shape"}` by name; the batch axis is added to it where the data shows it. Arrays in
+    the data that are named in `output_ranks` are expected outputs. `limit` bounds the samples taken (0: all).
+
+    Raises Failure (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
+    """
+    if "path" in source:
+        return _from_file(source, inputs, batch, what, output_ranks or {}, limit)
+    return _generated(source, inputs, batch)
+
+
+# --- generated -------------------------------------------------------------------------------------------------
+
+
+def _generated(source: Mapping[str, Any], inputs: Mapping[str, Any], batch: int | None) -> Samples:
+    size = batch or 1
+    for spec in inputs.values():
+        shape = static_shape(spec)
+        if "batch_axis" not in spec and batch and batch in shape:
+            spec["batch_axis"] = shape.index(batch)
+    # Two runs at least: samples of one batch may not be told apart in the outputs.
+    count = max(2, -(-int(source["generate"]) // size))
+    return Samples([_generate(source, inputs, index) for index in range(count)], [], size)
+
+
+def _generate(source: Mapping[str, Any], inputs: Mapping[str, Any], index: int) -> Arrays:
+    ranges = source.get("ranges") or {}
+    seed = int(source.get("seed") or 0)
+    return {
+        name: fill(
+            static_shape(spec),
+            spec["dtype"],
+            ranges.get(name) or {},
+            # By name and number, so that a sample does not depend on what other inputs there are.
+            np.random.default_rng([seed, zlib.crc32(name.encode()), index]),
+        )
+        for name, spec in inputs.items()
+    }
+
+
+def fill(shape: tuple[int, ...], dtype_name: str, declared: Mapping[str, Any], random: Any) -> Any:
+    """Return one seeded array: a declared constant `value`, or values in a declared `range` (integers: both ends
+    included). Undeclared: normally distributed floats, integers 0 and 1 (which are valid indices everywhere)."""
+    if dtype_name == "string":
+        raise Failure("bad_calibration", "inputs of text cannot be generated; give samples")
+    dtype = numpy_dtype(dtype_name)
+    if declared.get("value") is not None:
+        return np.full(shape, declared["value"]).astype(dtype)
+    low, high = declared.get("range") or (None, None)
+    if dtype.kind == "b":
+        return random.integers(0, 2, size=shape).astype(dtype)
+    if dtype.kind in "iu":
+        return random.integers(
+            0 if low is None else low, 1 if high is None else high, size=shape, endpoint=True, dtype=np.int64
+        ).astype(dtype)
+    values = random.standard_normal(shape) if low is None else random.uniform(low, high, shape)
+    return values.astype(dtype)
+
+
+# --- given -----------------------------------------------------------------------------------------------------
+
+
+def _from_file(
+    source: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    batch: int | None,
+    what: str,
+    output_ranks: Mapping[str, int | None],
+    limit: int,
+) -> Samples:
+    arrays = _read(source["path"], what)
+    ranges = source.get("ranges") or {}
+    counts: dict[str, int] = {}
+    axes: dict[str, int] = {}
+    for name, spec in inputs.items():
+        if name not in arrays and (ranges.get(name) or {}).get("value") is not None:
+            shape = static_shape(spec)
+            arrays[name] = fill((1, *shape), spec["dtype"], ranges[name], None)
+        if name not in arrays:
+            raise Failure(
+                "bad_calibration",
+                f"{what}: no array for input '{name}'; there are {', '.join(sorted(arrays)) or 'none'}",
+            )
+        arrays[name] = _cast(arrays[name], spec["dtype"], f"{what}: array '{name}'")
+        shape = static_shape(spec)
+        if arrays[name].shape == shape and "batch_axis" not in spec:
+            if batch and batch in shape:
+                spec["batch_axis"] = shape.index(batch)
+            else:
+                arrays[name] = arrays[name][np.newaxis]  # a single sample
+        axes[name], counts[name] = _stacking(name, arrays[name].shape, spec, what)
+    _check_counts(counts, what)
+    total = max(counts.values(), default=1)
+    sizes = {static_shape(inputs[name])[axis] for name, axis in axes.items() if axis != LEADING}
+    if len(sizes) > 1:
+        raise Failure("bad_calibration", f"{what}: inputs have different batches: {sorted(sizes)}")
+    size = sizes.pop() if sizes else 1
+    for name, axis in axes.items():
+        if axis != LEADING:
+            inputs[name]["batch_axis"] = axis
+    number = -(-(min(total, limit) if limit else total) // size)
+    runs = [
+        {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
+        for index in range(number)
+    ]
+    known = {name: rank for name, rank in output_ranks.items() if name in arrays and name not in inputs}
+    expected: list[Arrays] = [{} for _ in runs]
+    for name, rank in known.items():
+        array = arrays[name]
+        stacked = rank == array.ndim if rank is not None else size > 1 or array.shape[:2] != (total, 1)
+        if not array.ndim or array.shape[0] != total:
+            raise Failure(
+                "bad_calibration",
+                f"{what}: expected output '{name}' has shape {list(array.shape)}, not {total} samples first",
+            )
+        for index, outputs in enumerate(expected):
+            outputs[name] = _part(array, 0 if stacked else LEADING, index * size, size, total)
+    return Samples(runs, expected if known else [], size)
+
+
+def _read(path: str, what: str) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error, TypeError, AttributeError) as error:
+        raise Failure("bad_calibration", f"{what}: not an .npz file of plain arrays: {error}") from None
+
+
+def _cast(array: Any, dtype_name: str, where: str) -> Any:
+    dtype = numpy_dtype(dtype_name)
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        return array.view(dtype)  # how numpy stores bfloat16 and the like
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise Failure("bad_calibration", f"{where} is {array.dtype}, the model wants {dtype_name}")
+    return array.astype(dtype)
+
+
+def _stacking(name: str, found: tuple[int, ...], spec: Mapping[str, Any], what: str) -> tuple[int, int]:
+    """Return the axis that samples are stacked on (or LEADING) and how many there are."""
+    shape = static_shape(spec)
+    if len(found) == len(shape) + 1 and found[1:] == shape:
+        return LEADING, found[0]
+    if len(found) == len(shape):
+        axis = spec.get("batch_axis")
+        differing = [index for index in range(len(shape)) if found[index] != shape[index]]
+        if axis is None and len(differing) == 1:
+            axis = differing[0]
+        if axis is not None and differing in ([], [axis]):
+            return axis, found[axis]
+    raise Failure(
+        "bad_calibration",
+        f"{what}: array '{name}' has shape {list(found)}; input '{name}' is {list(shape)}, so that N samples "
+        f"are that shape with N on its batch axis, or {['N', *shape]}",
+    )
+
+
+def _check_counts(counts: Mapping[str, int], what: str) -> None:
+    empty = [name for name, count in counts.items() if not count]
+    if empty:
+        raise Failure("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
+    if len(set(counts.values()) - {1}) > 1:
+        told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise Failure("bad_calibration", f"{what}: arrays hold different numbers of samples: {told}")
+
+
+def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
+    """Return one run's part of an array; the last batch wraps around."""
+    if axis == LEADING:
+        return np.ascontiguousarray(array[start % count])
+    return np.ascontiguousarray(array.take([(start + index) % count for index in range(size)], axis=axis))
+
+
+# --- dtypes and shapes -----------------------------------------------------------------------------------------
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return the numpy dtype of a dtype name; bfloat16, float8 and int4 come from ml_dtypes."""
+    try:
+        return np.dtype("O" if name == "string" else name)
+    except TypeError:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise Failure("unsupported_operator", f"inputs or outputs of {name} need ml_dtypes") from None
+    known = {"float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2": "float8_e5m2"}
+    kind = getattr(ml_dtypes, known.get(name, name), None)
+    if kind is None:
+        raise Failure("unsupported_operator", f"inputs or outputs of {name} cannot be made here")
+    return np.dtype(kind)
+
+
+def static_shape(spec: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return an input's shape as numbers; of a dynamic dimension its largest value."""
+    return tuple(int(size["max"] if isinstance(size, Mapping) else size) for size in spec["shape"])
+
+
+# --- the file of reference outputs -----------------------------------------------------------------------------
+
+
+def save_runs(path: str, runs: list[Arrays], outputs: list[Arrays], meta: Mapping[str, Any]) -> None:
+    """Write inputs and reference outputs of every run to an .npz; `load_runs` reads it back.
+
+    Arrays are stored one by one, since outputs may differ in shape from run to run.
+    """
+    import json
+
+    arrays: Arrays = {}
+    dtypes: dict[str, str] = {}
+    for kind, sets in (("input", runs), ("output", outputs)):
+        for index, values in enumerate(sets):
+            for place, array in enumerate(values.values()):
+                key = f"{kind}.{place}.{index}"
+                if array.dtype.isbuiltin != 1:
+                    dtypes[key] = str(array.dtype)
+                arrays[key] = plain(array)
+    header = {**meta, "inputs": list(runs[0]), "outputs": list(outputs[0]), "runs": len(runs), "dtypes": dtypes}
+    arrays["meta"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    write_npz(path, arrays)
+
+
+def write_npz(path: str, arrays: Arrays) -> None:
+    """Write an .npz; unlike `numpy.savez` it takes every name, `file` too."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+
+
+def load_runs(path: str) -> tuple[list[Arrays], list[Arrays], dict[str, Any]]:
+    """Read what `save_runs` wrote: inputs and outputs of every run, and the rest of the header."""
+    import json
+
+    with np.load(path, allow_pickle=False) as archive:
+        meta = json.loads(archive["meta"].tobytes())
+
+        def read(kind: str) -> list[Arrays]:
+            return [
+                {
+                    name: _restored(archive[f"{kind}.{place}.{index}"], meta["dtypes"], f"{kind}.{place}.{index}")
+                    for place, name in enumerate(meta[f"{kind}s"])
+                }
+                for index in range(meta["runs"])
+            ]
+
+        return read("input"), read("output"), meta
+
+
+def plain(array: Any) -> Any:
+    """Return an array in a dtype that .npz files hold: text as unicode, bfloat16 and the like as their bits."""
+    if array.dtype.kind == "O":
+        return array.astype("U")
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def _restored(array: Any, dtypes: Mapping[str, str], key: str) -> Any:
+    if key in dtypes:
+        return array.view(numpy_dtype(dtypes[key]))
+    return array.astype("O") if array.dtype.kind == "U" else array

@@ -1,0 +1,185 @@
+"""Check of a TensorFlow frozen graph (`.pb`) without TensorFlow: reads the protobuf by hand, bounded.
+
+Only what the farm needs is read: node names, operators, inputs, and of attributes the dtype, shape and size of
+constants. Field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto, tensor.proto.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .onnx_check import MAX_ELEMENTS, MAX_FILE_BYTES, MAX_NODES, BadModel
+from .wire import Malformed, as_bytes, fields, signed, text
+
+DTYPES: dict[int, tuple[str, int]] = {
+    1: ("float32", 4),
+    2: ("float64", 8),
+    3: ("int32", 4),
+    4: ("uint8", 1),
+    5: ("int16", 2),
+    6: ("int8", 1),
+    7: ("string", 0),
+    9: ("int64", 8),
+    10: ("bool", 1),
+    14: ("bfloat16", 2),
+    17: ("uint16", 2),
+    19: ("float16", 2),
+    22: ("uint32", 4),
+    23: ("uint64", 8),
+}
+"""TensorFlow's numbers of element types: our name and the size in bytes."""
+
+_NO_OUTPUT = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
+
+
+def check_tf(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Check a frozen GraphDef and return what it is, in the form of `check_onnx`.
+
+    Inputs are the placeholders; outputs are the nodes that no other node uses. `opset` is the graph's producer
+    version. A 4-D input has the layout of the model (mostly NHWC).
+
+    Raises BadModel with one sentence that names the node; OSError where the file cannot be read.
+    """
+    path = Path(path)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BadModel("the model is not a regular file")
+    if status.st_size == 0:
+        raise BadModel("the model file is empty (0 bytes)")
+    if status.st_size > MAX_FILE_BYTES:
+        raise BadModel("the model file is larger than 2 GiB")
+    try:
+        return _graph(memoryview(path.read_bytes()))
+    except (IndexError, UnicodeDecodeError, Malformed):
+        raise BadModel("the file is not a TensorFlow frozen graph, or is cut short") from None
+
+
+def _graph(data: memoryview) -> dict[str, Any]:
+    nodes, version = _nodes(data)
+    used = _used(nodes)
+    variables = [node for node in nodes.values() if node.op in ("Variable", "VariableV2", "VarHandleOp")]
+    if variables:
+        raise BadModel(f"the graph is not frozen: {variables[0].name!r} is a variable")
+    sinks = [node for node in nodes.values() if node.name not in used and node.op not in _NO_OUTPUT]
+    if not sinks:
+        raise BadModel("the graph has no outputs")
+    weights: Counter[str] = Counter()
+    for node in nodes.values():
+        if node.op == "Const":
+            weights[node.dtype] += node.bytes
+    return {
+        "format": "tf",
+        "inputs": [
+            {"name": node.name, "dtype": node.dtype, "shape": node.shape}
+            for node in nodes.values()
+            if node.op == "Placeholder"
+        ],
+        "outputs": [{"name": node.name, "dtype": node.dtype, "shape": None} for node in sinks],
+        "opset": version,
+        "opsets": {"tensorflow": version},
+        "operators": dict(sorted(Counter(node.op for node in nodes.values()).items())),
+        "weight_dtypes": [dtype for dtype, _ in weights.most_common()],
+        "external_files": [],
+    }
+
+
+def _nodes(data: memoryview) -> tuple[dict[str, _Node], int]:
+    """Return the nodes by name, and the graph's producer version."""
+    nodes: dict[str, _Node] = {}
+    version = 0
+    for field, value in fields(data):
+        if field == 1:
+            node = _Node(as_bytes(value))
+            if not node.name or not node.op:
+                raise BadModel("a node of the graph has no name or no operator")
+            if node.name in nodes:
+                raise BadModel(f"two nodes are named {node.name!r}")
+            nodes[node.name] = node
+            if len(nodes) > MAX_NODES:
+                raise BadModel(f"the graph has more than {MAX_NODES} nodes")
+        elif field == 4:
+            version = next((int(number) for key, number in fields(as_bytes(value)) if key == 1), 0)
+    if not nodes:
+        raise BadModel("the file is not a TensorFlow frozen graph: it has no nodes")
+    return nodes, version
+
+
+def _used(nodes: dict[str, _Node]) -> set[str]:
+    """Return the names of the nodes that some node reads."""
+    used = set()
+    for node in nodes.values():
+        for name in node.inputs:
+            source = name.removeprefix("^").partition(":")[0]
+            if source not in nodes:
+                raise BadModel(f"node {node.name!r} needs {source!r}, which no node makes")
+            used.add(source)
+    return used
+
+
+class _Node:
+    """One NodeDef: what the farm needs of it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.name = self.op = ""
+        self.inputs: list[str] = []
+        self.dtype = "float32"
+        self.shape: list[int | str | None] | None = None
+        self.bytes = 0
+        attributes: dict[str, memoryview] = {}
+        for field, value in fields(data):
+            if field == 1:
+                self.name = text(value)
+            elif field == 2:
+                self.op = text(value)
+            elif field == 3:
+                self.inputs.append(text(value))
+            elif field == 5:
+                entry = dict(fields(as_bytes(value)))
+                attributes[text(entry.get(1, b""))] = as_bytes(entry.get(2, b""))
+        for key in ("T", "dtype"):
+            if key in attributes:
+                number = dict(fields(attributes[key])).get(6, 0)
+                self.dtype = DTYPES.get(int(number), ("unknown", 0))[0] if isinstance(number, int) else "unknown"
+        if self.op == "Placeholder" and "shape" in attributes:
+            self.shape = self._shape(dict(fields(attributes["shape"])).get(7))
+        if self.op == "Const" and "value" in attributes:
+            self._constant(dict(fields(attributes["value"])).get(8))
+
+    def _shape(self, data: Any) -> list[int | str | None] | None:
+        if data is None:
+            return None
+        sizes: list[int | str | None] = []
+        count = 1
+        for field, value in fields(as_bytes(data)):
+            if field == 3 and value:
+                return None  # unknown rank
+            if field == 2:
+                number = signed(dict(fields(as_bytes(value))).get(1, 0))
+                sizes.append(number if number >= 0 else None)
+                count *= max(number, 1)
+        if len(sizes) > 64 or count > MAX_ELEMENTS:
+            raise BadModel(f"node {self.name!r} has a shape of {count} elements")
+        return sizes
+
+    def _constant(self, data: Any) -> None:
+        """Check that a constant's content fits its shape: no compiler should be the first to find out."""
+        if data is None:
+            raise BadModel(f"constant {self.name!r} has no value")
+        tensor: dict[int, Any] = {}
+        for field, value in fields(as_bytes(data)):
+            tensor.setdefault(field, value)
+        dtype, size = DTYPES.get(int(tensor.get(1, 0)), ("unknown", 0))
+        shape = self._shape(tensor.get(2, b""))
+        if shape is None or None in shape:
+            raise BadModel(f"constant {self.name!r} has no static shape")
+        count = 1
+        for dimension in shape:
+            count *= int(dimension or 0)
+        content = len(as_bytes(tensor[4])) if 4 in tensor else None
+        if content and size and content != count * size:
+            raise BadModel(f"constant {self.name!r}: its shape needs {count * size} bytes, it has {content}")
+        self.dtype, self.bytes = dtype, count * size

