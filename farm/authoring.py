@@ -1,0 +1,124 @@
+"""Help for people who write manifests: check one without a server, and begin one from a model."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from farm.errors import ManifestError, Problem
+from farm.manifest import load_manifest
+from farm.models import BATCH, FrozenModel, Tensor, read_model
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+_PICTURE, _SEQUENCE = 224, 128
+"""Sizes to begin with where a model leaves one open."""
+
+
+def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
+    """Return every problem of a manifest that shows without a server; none where it is fine.
+
+    With `models`, local models and data are read and checked as well; what only a URL has is left out.
+    """
+    from farm.matrix import check
+    from farm.sources import Inputs, read_inputs
+
+    try:
+        manifest = load_manifest(path)
+        with tempfile.TemporaryDirectory() as cache:
+            found = read_inputs(manifest, Path(path).parent, cache=Path(cache), network=False) if models else Inputs()
+        problems = [*found.problems, *check(manifest, found.models, found.data)]
+    except ManifestError as error:
+        problems = error.problems
+    return sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
+
+
+def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
+    """Return a commented manifest for an ONNX model, to be stored in `folder`: complete, and without problems.
+
+    Raises UnreadableModel.
+    """
+    path = Path(model_path)
+    model = read_model(path)
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._")[:100] or "model"
+    try:
+        shown = str(path.resolve().relative_to(Path(folder).resolve()))
+    except ValueError:
+        shown = str(path.resolve())
+    renamed = _renamed(model)
+    sizes = _sizes(renamed)
+    others = {dimension: size for dimension, size in sizes.items() if dimension != BATCH}
+    native = bool(model.lowered)
+    lines = [
+        "# What to compile, and for what. `farm lint` checks this file, `farm run` builds it here, `farm submit` sends",
+        "# it to a farm. All fields are in docs/manifest.md.",
+        "version: 1",
+        f"name: {name}",
+        "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), wherever a worker has one.",
+        "targets: [onnxruntime/cpu]",
+        f"# {'Exported below fp32 already: native keeps it as it is.' if native else 'Also bf16, int8, …'}",
+        f"precisions: [{'native' if native else 'fp32, fp16'}]",
+        "models:",
+        f"  - name: {name}",
+        f"    source: {{path: {json.dumps(shown, ensure_ascii=False)}}}",
+    ]
+    if renamed:
+        lines.append("    inputs:")
+        lines += [_input_line(tensor) for tensor in renamed]
+    if others:
+        lines.append("    # Sizes of the other named dimensions; a list compiles every one.")
+        lines.append(f"    dims: {{{', '.join(f'{dimension}: {size}' for dimension, size in others.items())}}}")
+    if BATCH in sizes:
+        lines.append("    batches: [1]")
+    lines += [
+        "    # Real data: an .npz with one array for each input, samples stacked. int8 and fp8 need calibration,",
+        "    # and accuracy on real samples says more than on random ones.",
+        "    # calibration: {path: calibration.npz}",
+        "    # samples: {path: samples.npz}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _renamed(model: FrozenModel) -> list[Tensor]:
+    """Return the inputs with every open dimension named as a manifest can: the first one `batch`."""
+    first = {
+        tensor.shape[0]
+        for tensor in model.inputs
+        if tensor.shape and isinstance(tensor.shape[0], str) and "+" not in tensor.shape[0]
+    }
+    result = []
+    for tensor in model.inputs:
+        shape: list[int | str | None] = []
+        for axis, dimension in enumerate(tensor.shape or ()):
+            if isinstance(dimension, int):
+                shape.append(dimension)
+            elif dimension in first or (axis == 0 and dimension is None):
+                shape.append(BATCH)
+            elif dimension and all(_NAME.fullmatch(part.strip()) for part in dimension.split("+")):
+                shape.append(dimension)
+            else:
+                shape.append(f"dim{axis}")
+        result.append(Tensor(tensor.name, tensor.dtype, tuple(shape)))
+    return result
+
+
+def _sizes(tensors: Iterable[Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        shape = tensor.shape or ()
+        for dimension in shape:
+            for part in dimension.split("+") if isinstance(dimension, str) else ():
+                open_size = _PICTURE if len(shape) == 4 else _SEQUENCE
+                sizes.setdefault(part.strip(), 1 if part.strip() == BATCH else open_size)
+    return sizes
+
+
+def _input_line(tensor: Tensor) -> str:
+    shape = ", ".join(str(dimension) for dimension in tensor.shape or ())
+    fields = [f"shape: [{shape}]"]
+    if tensor.dtype.startswith(("int", "uint")):
+        fields.append("range: [0, 1]")
+    note = f"  # {tensor.dtype}; its values in random samples" if len(fields) > 1 else f"  # {tensor.dtype}"
+    return f"      {json.dumps(tensor.name, ensure_ascii=False)}: {{{', '.join(fields)}}}{note}"

@@ -1,0 +1,339 @@
+"""Calibration data and samples: read from what users have, checked against the model, frozen as one canonical `.npz`.
+
+Nothing is unpickled, and nothing is unpacked before its declared size is known to be bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farm.errors import UsageError
+from farm.models import BATCH, FrozenModel, Input, Tensor
+from farm.yamldoc import suggestion
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_BYTES = 2 * 2**30
+"""All arrays of one data set together, unpacked."""
+MAX_ARRAYS = 1000
+MAX_PARTS = 100_000
+"""Files of one folder."""
+
+_ONNX_FILE = re.compile(r"(input|output)_([0-9]{1,4})\.pb")
+_KINDS = "biufV"
+"""numpy's letters for bool, integers, floats, and the raw bytes in which bfloat16 is stored."""
+
+
+class DataError(UsageError):
+    """Data cannot be used for this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenData:
+    """A data set as a blob: its digest and size, and `{"dtype", "shape"}` of each array.
+
+    Arrays named like outputs of the model are expected outputs, the others are inputs.
+    """
+
+    digest: str
+    size: int
+    arrays: Mapping[str, Mapping[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the data as plain JSON."""
+        return {
+            "digest": self.digest,
+            "size": self.size,
+            "arrays": {name: dict(array) for name, array in self.arrays.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> FrozenData:
+        """Read back what `as_dict` wrote."""
+        return cls(document["digest"], document["size"], document["arrays"])
+
+    def reference(self, name: str) -> dict[str, Any]:
+        """Return the blob as `{"path", "digest", "size"}`."""
+        return {"path": name, "digest": self.digest, "size": self.size}
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[Tensor]) -> None:
+    """Check that data fits a model's inputs in one shape.
+
+    An input with a batch axis stacks samples on that axis; others are `[N, *shape]`, or one sample as it is. An
+    array that holds one sample goes with every sample of the others.
+
+    Raises DataError that names the array, what it is and what it should be.
+    """
+    known = {*inputs, *(tensor.name for tensor in outputs)}
+    for name in data.arrays:
+        if name not in known:
+            message = f"array `{name}` is neither an input nor an output of the model"
+            raise DataError(message, hint=suggestion(name, known))
+    counts = {name: _samples(data, tensor) for name, tensor in inputs.items()}
+    if len(set(counts.values()) - {1}) > 1:
+        told = ", ".join(f"`{name}` {count}" for name, count in counts.items())
+        raise DataError(f"the arrays hold different numbers of samples: {told}")
+    total = max(counts.values(), default=1)
+    for output in outputs:
+        shape = data.arrays[output.name]["shape"] if output.name in data.arrays else [total]
+        if not shape or shape[0] != total:
+            message = f"expected output `{output.name}` has shape {_listed(shape)}, not {total} samples first"
+            raise DataError(message, hint="one expected output for each sample")
+
+
+def _samples(data: FrozenData, tensor: Input) -> int:
+    """Return how many samples the array of an input holds. Raises DataError where it does not fit."""
+    name = tensor.name
+    if name not in data.arrays:
+        there = ", ".join(sorted(data.arrays)) or "none"
+        raise DataError(f"there is no array for input `{name}`", hint=f"the arrays there are: {there}")
+    found = data.arrays[name]
+    if found["dtype"] != tensor.dtype:
+        message = f"array `{name}` is {found['dtype']}, the model wants {tensor.dtype}"
+        raise DataError(message, hint=f"save it as array.astype({tensor.dtype!r})")
+    count = _count(tuple(found["shape"]), tensor)
+    if count is None:
+        axis = tensor.batch_axis
+        stacked: list[int | str] = list(tensor.shape) if axis is not None else ["N", *tensor.shape]
+        if axis is not None:
+            stacked[axis] = "N"
+        message = f"array `{name}` has shape {_listed(found['shape'])}, N samples would be {_listed(stacked)}"
+        hint = f"input `{name}` is {_listed(tensor.shape)} here"
+        if axis is None and tensor.shape[:1] == (1,) and tuple(found["shape"][1:]) == tensor.shape[1:]:
+            sizes = ", ".join(str(size) for size in tensor.shape[1:])
+            hint = f"to stack them on the first axis, write `shape: [{BATCH}, {sizes}]` and `batches: [1]`"
+        raise DataError(message, hint=hint)
+    if not count:
+        raise DataError(f"array `{name}` holds no sample", hint="at least one is needed")
+    return count
+
+
+def _count(found: tuple[int, ...], tensor: Input) -> int | None:
+    """Return how many samples an array of this shape holds, or None where it does not fit."""
+    if tensor.batch_axis is not None:
+        axis = tensor.batch_axis
+        same_rank = len(found) == len(tensor.shape)
+        fits = same_rank and all(found[index] == size for index, size in enumerate(tensor.shape) if index != axis)
+        return found[axis] if fits else None
+    if found == tensor.shape:
+        return 1
+    return found[0] if found[1:] == tensor.shape and found else None
+
+
+def _listed(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(str(size) for size in shape)}]"
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def freeze_data(
+    path: Path, model: FrozenModel, symbolic: Mapping[str, Tensor], folder: Path
+) -> tuple[FrozenData, Path]:
+    """Read an `.npz`, a folder of them, or an ONNX folder; write it as one canonical `.npz` into `folder`.
+
+    `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.models.symbolic_inputs`).
+    Equal arrays make equal bytes. Returns the data and the file, which is named by its digest.
+
+    Raises DataError that names the file and array.
+    """
+    parts = _parts(path, model)
+    names = list(dict.fromkeys(name for part in parts for name in part.sizes))
+    for part in parts:
+        missing = [name for name in names if name not in part.sizes]
+        if missing:
+            raise DataError(f"{part.path}: there is no array `{missing[0]}`, which other samples have")
+    total = sum(size for part in parts for size in part.sizes.values())
+    if total > MAX_BYTES:
+        raise DataError(f"{path}: {total} bytes of arrays, more than {MAX_BYTES}", hint="a few hundred samples do")
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, dict[str, Any]] = {}
+    descriptor, temporary = tempfile.mkstemp(suffix=".part", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w+b") as stream:
+            with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+                for name in sorted(names):
+                    array = _joined([part.load(name) for part in parts], _axis(symbolic.get(name), len(parts)), name)
+                    arrays[name] = {"dtype": _dtype_name(array, symbolic.get(name)), "shape": list(array.shape)}
+                    _write(archive, name, array)
+            stream.seek(0)
+            digest, size = hashlib.sha256(), stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            while piece := stream.read(1 << 20):
+                digest.update(piece)
+        place = folder / f"{digest.hexdigest()}.npz"
+        Path(temporary).replace(place)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return FrozenData(digest.hexdigest(), size, arrays), place
+
+
+class _Part(Protocol):
+    """One file, or one folder of tensors, that holds every array once."""
+
+    path: Path
+    sizes: dict[str, int]
+    """Bytes of every array."""
+
+    def load(self, name: str) -> np.ndarray[Any, Any]:
+        """Return an array."""
+
+
+def _parts(path: Path, model: FrozenModel) -> list[_Part]:
+    if path.is_file():
+        return [_Npz(path)]
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such file or folder")
+    files = sorted(path.glob("*.npz"))
+    if len(files) > MAX_PARTS:
+        raise DataError(f"{path}: more than {MAX_PARTS} files", hint="join the samples in one .npz")
+    if files:
+        return [_Npz(file) for file in files]
+    sets = [entry for entry in sorted(path.iterdir()) if entry.is_dir()] or [path]
+    parts: list[_Part] = [_Onnx(entry, model) for entry in sets if any(entry.glob("input_*.pb"))]
+    if not parts:
+        hint = "it needs *.npz files, or input_0.pb and so on (also in folders such as test_data_set_0)"
+        raise DataError(f"{path}: this folder holds no samples", hint=hint)
+    return parts
+
+
+class _Npz:
+    """An `.npz` file; only headers are read until an array is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened() as archive:
+            members = archive.infolist()
+            if len(members) > MAX_ARRAYS:
+                raise DataError(f"{path}: more than {MAX_ARRAYS} arrays")
+            self.sizes: dict[str, int] = {}
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                if name == member.filename or name in self.sizes:
+                    raise DataError(f"{path}: {member.filename!r} is no array, or is there twice")
+                self.sizes[name] = self._declared(archive, member)
+
+    def _opened(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except (zipfile.BadZipFile, OSError, ValueError) as error:
+            hint = "write it with numpy.savez, one array for each input"
+            raise DataError(f"{self.path}: not an .npz file: {error}", hint=hint) from None
+
+    def _declared(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+        """Return an array's bytes as its header declares them, which must be those in the archive."""
+        from numpy.lib import format as npy
+
+        where = f"{self.path}: array `{member.filename.removesuffix('.npy')}`"
+        try:
+            with archive.open(member) as stream:
+                version = npy.read_magic(stream)
+                reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = reader(stream)
+                header = stream.tell()
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+            raise DataError(f"{where} cannot be read: {error}") from None
+        if dtype.hasobject or dtype.kind not in _KINDS:
+            raise DataError(f"{where} holds {dtype}, not numbers", hint="save plain arrays of numbers")
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        if size < 0 or header + size != member.file_size:
+            raise DataError(f"{where}: its header declares {size} bytes, the archive has {member.file_size - header}")
+        return size
+
+    def load(self, name: str) -> np.ndarray[Any, Any]:
+        from numpy.lib import format as npy
+
+        try:
+            with self._opened() as archive, archive.open(f"{name}.npy") as stream:
+                return npy.read_array(stream, allow_pickle=False)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.path}: array `{name}` cannot be read: {error}") from None
+
+
+class _Onnx:
+    """A folder of ONNX tensors, one sample: `input_0.pb`, `output_0.pb`, in the model's order."""
+
+    def __init__(self, path: Path, model: FrozenModel) -> None:
+        self.path = path
+        self.files: dict[str, Path] = {}
+        for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+            for file in sorted(path.glob(f"{kind}_*.pb")):
+                match = _ONNX_FILE.fullmatch(file.name)
+                if match and int(match[2]) >= len(tensors):
+                    raise DataError(f"{file}: the model has only {len(tensors)} {kind}s")
+                if match:
+                    self.files[tensors[int(match[2])].name] = file
+        self.sizes = {name: file.stat().st_size for name, file in self.files.items()}
+
+    def load(self, name: str) -> np.ndarray[Any, Any]:
+        import onnx
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+        from onnx import numpy_helper
+
+        file = self.files[name]
+        tensor = onnx.TensorProto()
+        try:
+            tensor.ParseFromString(file.read_bytes())
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise DataError(f"{file}: the tensor's bytes are in another file", hint="store them in the tensor")
+            array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+        except (DecodeError, ValueError, TypeError, OSError) as error:
+            raise DataError(f"{file}: not an ONNX tensor: {error}") from None
+        if array.dtype.kind not in _KINDS:
+            raise DataError(f"{file}: the tensor holds {array.dtype}, not numbers")
+        return array
+
+
+def _axis(tensor: Tensor | None, parts: int) -> tuple[int, int] | None:
+    """Return the axis on which parts are joined and the rank of one sample; None where there is one part."""
+    if parts == 1:
+        return None
+    if tensor is None or tensor.shape is None:
+        return 0, -1
+    return (tensor.shape.index(BATCH), -1) if BATCH in tensor.shape else (0, len(tensor.shape))
+
+
+def _joined(arrays: Sequence[np.ndarray[Any, Any]], axis: tuple[int, int] | None, name: str) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    if axis is None:
+        return arrays[0]
+    place, rank = axis
+    try:
+        # An input without a batch axis, and an output that is a single number, get an axis for the samples.
+        return np.concatenate([a[np.newaxis] if a.ndim == rank or not a.ndim else a for a in arrays], axis=place)
+    except (ValueError, IndexError) as error:
+        raise DataError(f"the samples of array `{name}` have different shapes: {error}") from None
+
+
+def _dtype_name(array: np.ndarray[Any, Any], tensor: Tensor | None) -> str:
+    raw = array.dtype.kind == "V"
+    if raw and tensor is not None and array.dtype.itemsize == {"bfloat16": 2}.get(tensor.dtype, 1):
+        return tensor.dtype
+    return str(array.dtype.newbyteorder("="))
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
+    import numpy as np
+    from numpy.lib import format as npy
+
+    little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+    with archive.open(member, "w", force_zip64=True) as stream:
+        npy.write_array(stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False)

@@ -1,0 +1,121 @@
+"""Targets as users write them: device profiles (`configs/devices.toml`) and what a target's text means."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from farm.compilers import COMPILERS
+from farm.pools import Pool, Target
+from farm.settings import configs_folder
+from farm.spec import Device
+from farm.units import parse_size
+from farm.yamldoc import suggestion
+
+_GFX = re.compile(r"gfx[0-9]{3,4}[0-9a-f]?")
+_ANY = ":any"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A device that a manifest may name, whole: its memory is in bytes."""
+
+    name: str
+    device: Device
+    memory: int
+
+
+@cache
+def profiles() -> Mapping[str, Profile]:
+    """Return the shipped device profiles by name."""
+    document = tomllib.loads((configs_folder() / "devices.toml").read_text())
+    return {
+        name: Profile(name, Device(row["arch"], row["compute_units"], row["xcc"]), parse_size(row["memory"]))
+        for name, row in document.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A target of a manifest, understood: which pools can serve it, and which device goes into the spec.
+
+    `target` keeps the user's word for the device (`migraphx/mi300x`), because two profiles may share an arch;
+    `served` is the target that pools are registered under (`migraphx/gfx942`).
+    """
+
+    text: str
+    target: Target
+    served: Target
+    profile: Profile | None = None
+    any_device: bool = False
+
+    @property
+    def slug(self) -> str:
+        """The spelling in identifiers: `migraphx-mi300x`, `migraphx-gfx942-any`."""
+        return self.target.slug.replace(":", "-")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every spelling under which a selector may name this target."""
+        return frozenset(
+            {
+                self.text, str(self.target), self.slug, self.target.device,
+                str(self.served), self.served.slug, self.served.device,
+            }
+        )  # fmt: skip
+
+    def serves(self, pool: Pool) -> bool:
+        """Whether a pool's device is one that this target asks for."""
+        if pool.target != self.served:
+            return False
+        if self.profile is None:
+            return True
+        wanted = self.profile.device
+        same_arch = _bare(pool.device.arch) == _bare(wanted.arch)
+        # A worker that cannot count its XCDs leaves them out.
+        return same_arch and pool.device.compute_units == wanted.compute_units and pool.device.xcc in (None, wanted.xcc)
+
+    def device(self, pool: Pool, *, family_bound: bool) -> Device:
+        """Return the device of the spec for a job of this target in a pool."""
+        if self.any_device:
+            return Device(f"{self.served.device}{_ANY}")
+        if self.profile:
+            return self.profile.device
+        device = pool.device
+        return Device(device.arch, device.compute_units, device.xcc, pool.cpu_family if family_bound else None)
+
+
+def understand_target(text: str) -> Choice:
+    """Return what a target's text means. Raises ValueError that says what is known instead."""
+    compiler, slash, device = text.partition("/")
+    if not slash:
+        compiler, device = "migraphx", text
+        if device not in profiles() and not _GFX.fullmatch(device.removesuffix(_ANY)):
+            raise ValueError(f"unknown target `{text}`: {suggestion(text, _known())}")
+    if compiler not in COMPILERS:
+        raise ValueError(f"unknown compiler `{compiler}`: {suggestion(compiler, COMPILERS)}")
+    profile = profiles().get(device)
+    name = _bare(profile.device.arch) if profile else device.removesuffix(_ANY)
+    any_device = device.endswith(_ANY) and _GFX.fullmatch(name) is not None
+    if (not any_device and ":" in device) or COMPILERS[compiler].device(name) is None:
+        raise ValueError(f"{compiler} has no device `{device}`: {suggestion(text, _known())}")
+    if name.startswith("gfx") and not _GFX.fullmatch(name):
+        raise ValueError(f"`{device}` is not the name of a GPU architecture (gfx90a, gfx942, gfx1100, …)")
+    return Choice(text, Target(compiler, device), Target(compiler, name), profile, any_device)
+
+
+def _known() -> list[str]:
+    fixed = [
+        f"{compiler.name}/{kind.pattern}"
+        for compiler in COMPILERS.values()
+        for kind in compiler.devices
+        if not kind.gpu
+    ]
+    return [*fixed, *profiles()]
+
+
+def _bare(arch: str) -> str:
+    return arch.partition(":")[0]

