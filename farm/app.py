@@ -1,0 +1,84 @@
+"""Farm: builds the rooms from the settings, lazily and once; never a face of its own."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+from farm.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from farm.artifacts import ArtifactStore
+    from farm.builds import Builds
+    from farm.executor import Executor
+    from farm.store import Store
+
+_current: Farm | None = None
+
+
+class Farm:
+    """The rooms of one process. Each is made when it is first asked for, so a face pays only for what it uses."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Farm:
+        """Return a farm for these settings."""
+        return cls(settings)
+
+    @classmethod
+    def current(cls) -> Farm:
+        """Return this process's farm, made from its environment at the first call."""
+        global _current  # noqa: PLW0603 - one farm for each process is the point
+        if _current is None:
+            _current = cls(load_settings())
+        return _current
+
+    @cached_property
+    def store(self) -> Store:
+        """The job store. Raises UsageError where no address is set, FarmFault where the server would lose work."""
+        from farm.store import Store
+
+        if not self.settings.redis_url.get_secret_value():
+            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run` or `farm up`")
+        store = Store.connect(self.settings)
+        store.check()
+        return store
+
+    @cached_property
+    def artifacts(self) -> ArtifactStore:
+        """The object store. Raises UsageError where none is set, StorageUnavailable where it ignores conditions."""
+        from farm.artifacts.s3 import S3Store
+
+        if not self.settings.s3_bucket:
+            raise UsageError("no bucket is set", hint="set FARM_S3_BUCKET (and FARM_S3_ENDPOINT), or use `farm run`")
+        return S3Store.from_settings(self.settings)
+
+    @cached_property
+    def celery(self) -> Celery:
+        """The Celery application that carries messages to workers."""
+        from farm.broker import make_celery
+
+        return make_celery(self.settings)
+
+    @cached_property
+    def builds(self) -> Builds:
+        """Plans, builds, reports."""
+        from farm.builds import Builds
+
+        return Builds(self.store, self.artifacts, self.settings)
+
+    @cached_property
+    def executor(self) -> Executor:
+        """Runs the steps of one attempt."""
+        from farm.cache import NodeCache
+        from farm.executor import Executor
+
+        cache = NodeCache(
+            self.settings.data_dir / "cache", limit=self.settings.cache_bytes, download=self.artifacts.get_blob
+        )
+        return Executor(self.artifacts, cache, self.settings)

@@ -1,0 +1,489 @@
+"""Builds: plan, submit, cancel, judge, report; and the one read path of a build.
+
+A build is read from the store while it lives there, else from its report in object storage.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from farm import junit, verification
+from farm.artifacts import ArtifactStore, readable
+from farm.artifacts.index import rebuild
+from farm.artifacts.refs import Refs
+from farm.data import FrozenData
+from farm.errors import Conflict, ExitCode, NotFound, UsageError
+from farm.jobs.state import FailureKind, Fault, State
+from farm.logging import get_logger
+from farm.manifest import parse_manifest
+from farm.matrix import Cell, expand
+from farm.models import FrozenModel
+from farm.plan import Plan, make_plan
+from farm.pools import Pool
+from farm.settings import Settings
+from farm.store import Store
+
+log = get_logger(__name__)
+
+LATEST = "latest"
+"""The ref that a finished build moves to the cells that passed."""
+
+EXPLAINED = 20
+"""For how many queued cells of one build is said why they wait; the others wait for the same."""
+
+LOT = 500
+"""Cells that one script call takes."""
+
+Document = dict[str, Any]
+
+
+class Builds:
+    """What can be asked of builds. All answers are plain JSON."""
+
+    def __init__(self, store: Store, artifacts: ArtifactStore, settings: Settings) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._refs = Refs(artifacts)
+        self._settings = settings
+        self._read_plan = lru_cache(maxsize=32)(self._load_plan)
+
+    # --- before a build -----------------------------------------------------------------------------------------
+
+    def plan(self, namespace: str, submission: Mapping[str, Any]) -> Document:
+        """Say what a submission would do, and which blobs the submitter has to bring first. Changes nothing.
+
+        Raises ManifestError with every problem found.
+        """
+        plan, manifest = self._plan(namespace, submission)
+        needed = plan.needed_blobs
+        return {
+            "build_id": submission["build_id"],
+            "name": manifest.name,
+            "cells": [planned.as_dict() for planned in plan.cells],
+            "warnings": list(plan.warnings),
+            "missing_blobs": [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)],
+        }
+
+    def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Any]:
+        self._require_index(namespace)
+        file = submission.get("file") or "manifest"
+        manifest = parse_manifest(submission["manifest"], file)
+        pools = self._store.workers.pools()
+        cells = expand(
+            manifest,
+            {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()},
+            {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
+            [Pool.from_dict(pool["pool"]) for pool in pools],
+            file=file,
+            limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
+        )
+        keys = list(dict.fromkeys(cell.key for cell in cells))
+        known = self._known(namespace, keys)
+        missing = [key for key in keys if key not in known]
+        last = self._last_passed(namespace) if missing else {}
+        plan = make_plan(
+            cells,
+            known=known,
+            running=self._store.jobs.unfinished(namespace, missing),
+            last=last,
+            read_spec=lambda key: self._read_spec(namespace, key),
+            live_workers={pool["name"]: pool["live_workers"] for pool in pools},
+        )
+        return plan, manifest
+
+    def _known(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """Facts of the whole artifacts among `keys`: `main` is asked first."""
+        known: dict[str, Mapping[str, Any]] = {}
+        for source in readable(namespace):
+            missing = [key for key in keys if key not in known]
+            known |= self._store.index.get_many(source, missing)
+        return known
+
+    def _require_index(self, namespace: str) -> None:
+        """Refill the index from object storage where Redis has lost it."""
+        for source in readable(namespace):
+            if not self._store.index.complete(source):
+                self._store.index.fill(source, rebuild(self._artifacts, source))
+
+    def _last_passed(self, namespace: str) -> dict[str, Mapping[str, Any]]:
+        snapshot = self._refs.read(namespace, LATEST)
+        return {cell["identifier"]: cell for cell in snapshot["cells"].values()} if snapshot else {}
+
+    def _read_spec(self, namespace: str, key: str) -> Mapping[str, Any] | None:
+        artifact = self._artifacts.lookup(readable(namespace), key)
+        return artifact.sidecar["spec"] if artifact else None
+
+    # --- a build's life -----------------------------------------------------------------------------------------
+
+    def submit(self, namespace: str, submission: Mapping[str, Any], *, by: str) -> Document:
+        """Accept a build. It is acknowledged when both object storage and the store have it; repeating is harmless.
+
+        Raises ManifestError for what is wrong in the manifest, UsageError for inputs that were not brought.
+        """
+        build_id = submission["build_id"]
+        folder = f"ns/{namespace}/builds/{build_id}"
+        text = submission["manifest"].encode()
+        known = self._artifacts.get_object(f"{folder}/manifest.yaml")
+        if known and known.data != text:
+            raise Conflict(
+                f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
+            )
+        if known and self._whole(build_id):
+            return self.get(namespace, build_id)
+        plan, manifest = self._plan(namespace, submission)
+        absent = [digest for digest, size in plan.needed_blobs.items() if not self._artifacts.has_blob(digest, size)]
+        if absent:
+            raise UsageError(
+                f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
+                hint="upload what the plan lists as missing, then submit again",
+            )
+        document = {
+            "schema": 1,
+            "build": {
+                "id": build_id,
+                "namespace": namespace,
+                "name": manifest.name,
+                "labels": {**manifest.labels, **submission.get("labels", {})},
+                "created_by": by,
+                "created_at": round(time.time(), 3),
+                "cells": len(plan.cells),
+                "max_parallel": manifest.max_parallel,
+                "fail_fast": manifest.fail_fast,
+                "warnings": list(plan.warnings),
+            },
+            "cells": [_planned_document(planned) for planned in plan.cells],
+        }
+        self._artifacts.put_object(f"{folder}/manifest.yaml", text)
+        self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
+        self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
+        self._create(document)
+        log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
+        return self.get(namespace, build_id)
+
+    def _create(self, document: Document) -> None:
+        namespace = document["build"]["namespace"]
+        self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
+
+    def resume(self) -> None:
+        """Give the store back every unfinished build that it has lost. Repeating it changes nothing."""
+        for key in self._artifacts.list_objects("ns/"):
+            match = re.fullmatch(r"ns/([a-z0-9._-]+)/open/([a-z0-9-]+)", key)
+            if match and not self._whole(match[2]):
+                namespace, build_id = match.groups()
+                if self._read_report(namespace, build_id):
+                    self._artifacts.delete_object(key)
+                    continue
+                self._require_index(namespace)
+                document = self._read_plan(namespace, build_id)
+                known = self._known(namespace, [cell["key"] for cell in document["cells"]])
+                cells = [{**cell, "facts": known.get(cell["key"])} for cell in document["cells"]]
+                self._create({**document, "cells": cells})
+                log.info("build resumed", build=build_id, cells=len(cells))
+
+    def _whole(self, build_id: str) -> bool:
+        """Whether the store has a build with all of its cells."""
+        row = self._store.builds.get(build_id)
+        return row is not None and row["accepted"] >= row["cells"]
+
+    def cancel(self, namespace: str, build_id: str) -> Document:
+        """End every cell of a build that has not ended; say how many that were."""
+        build_id = self.resolve(namespace, build_id)
+        return {"build": build_id, "cancelled": self._store.builds.cancel(build_id)}
+
+    def report(self, namespace: str, build_id: str) -> Document:
+        """Return a build with its cells as they stand: from the store while it lives there, else its report.
+
+        Raises NotFound.
+        """
+        build_id = self.resolve(namespace, build_id)
+        return self._live_report(namespace, build_id) or self._stored_report(namespace, build_id)
+
+    def get(self, namespace: str, build_id: str) -> Document:
+        """Return a build without its cells. Raises NotFound."""
+        return dict(self.report(namespace, build_id)["build"])
+
+    def cells(self, namespace: str, build_id: str) -> list[Document]:
+        """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
+        return list(self.report(namespace, build_id)["cells"])
+
+    def list(self, namespace: str, limit: int = 50) -> list[Document]:
+        """Return the newest builds of a namespace that the store still knows."""
+        return [
+            _build_document(row, self._verdict_of(namespace, row)) for row in self._store.builds.list(namespace)[:limit]
+        ]
+
+    def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> Document:
+        """Return what happened to a build after an event id, waiting up to `block_seconds` for the first.
+
+        `reset` means that the position is unknown to the store (trimmed, or of a store that was lost): read the state.
+        """
+        found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
+        return {"items": list(found.items), "reset": found.reset}
+
+    def junit(self, namespace: str, build_id: str) -> str:
+        """Return a build's report as JUnit XML."""
+        return junit.render(self.report(namespace, build_id))
+
+    def resolve(self, namespace: str, build_id: str) -> str:
+        """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound."""
+        row = self._store.builds.get(build_id)
+        if row and row["namespace"] == namespace:
+            return build_id
+        known = self._store.builds.list(namespace)
+        if build_id == "@latest" and known:
+            return str(known[0]["id"])
+        matches = [str(row["id"]) for row in known if str(row["id"]).startswith(build_id)]
+        if len(matches) > 1:
+            raise UsageError(f"{build_id} is the start of {len(matches)} builds", hint=", ".join(matches[:5]))
+        if matches:
+            return matches[0]
+        if re.fullmatch(r"b-[0-9a-f]{16}", build_id) and self._artifacts.get_object(
+            f"ns/{namespace}/builds/{build_id}/plan.json"
+        ):
+            return build_id
+        raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
+
+    # --- jobs ---------------------------------------------------------------------------------------------------
+
+    def job(self, namespace: str, job_id: str) -> Document:
+        """Return a job with its attempts. Raises NotFound."""
+        job = self._store.jobs.get(job_id)
+        if job is None or job["namespace"] != namespace:
+            raise NotFound(f"no job {job_id} in namespace {namespace}")
+        return dict(job)
+
+    def log(self, namespace: str, job_id: str) -> bytes:
+        """Return a job's log: its last part while it runs, the whole of the last attempt after that."""
+        job = self.job(namespace, job_id)
+        digest = job.get("log")
+        if digest and job["state"] != State.RUNNING:
+            return self._artifacts.read_blob(digest, limit=64 << 20)
+        return self._store.jobs.log_tail(job_id) or b""
+
+    # --- the end of a build -------------------------------------------------------------------------------------
+
+    def finish(self, build_id: str) -> None:
+        """Write an ended build's report, move `latest` to the cells that passed, and let the build go.
+
+        Every step can be repeated; a build whose report is written never reopens.
+        """
+        row = self._store.builds.get(build_id)
+        if row is None or row["state"] != "ended":
+            return
+        namespace = row["namespace"]
+        report = self._live_report(namespace, build_id)
+        if report is None:
+            return
+        report["build"]["state"] = "reported"
+        folder = f"ns/{namespace}/builds/{build_id}"
+        self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
+        passed = [_snapshot_cell(cell) for cell in report["cells"] if _passed(cell)]
+        if passed:
+            self._refs.add_cells(namespace, LATEST, passed)
+        self._artifacts.put_object(f"{folder}/report.json", json.dumps(report).encode())
+        self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
+        self._store.builds.mark_reported(build_id, report["build"]["verdict"])
+        log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _live_report(self, namespace: str, build_id: str) -> Document | None:
+        row = self._store.builds.get(build_id)
+        if row is None:
+            return None
+        planned = self._read_plan(namespace, build_id)
+        rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
+        cells = [judged_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
+        queued = [cell for cell in cells if cell["state"] == State.QUEUED]
+        for cell in queued[:EXPLAINED]:
+            cell["waiting"] = self._waiting(cell)
+        verdict = judged_verdict(cells) if row["state"] != "open" else None
+        return {"schema": 1, "build": _build_document({**planned["build"], **row}, verdict, cells), "cells": cells}
+
+    def _stored_report(self, namespace: str, build_id: str) -> Document:
+        report = self._read_report(namespace, build_id)
+        if report:
+            return report
+        raise NotFound(
+            f"build {build_id} is in object storage, and the store does not have it",
+            hint="the control plane gives it back to the store within seconds",
+        )
+
+    def _read_report(self, namespace: str, build_id: str) -> Document | None:
+        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
+        report: Document | None = json.loads(found.data) if found else None
+        return report
+
+    def _load_plan(self, namespace: str, build_id: str) -> Document:
+        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
+        if found is None:
+            raise NotFound(f"build {build_id} has no plan in object storage")
+        document: Document = json.loads(found.data)
+        return document
+
+    def _verdict_of(self, namespace: str, row: Mapping[str, Any]) -> Document | None:
+        if row.get("verdict") or row["state"] == "open":
+            return row.get("verdict")
+        return self.get(namespace, row["id"])["verdict"]
+
+    def _waiting(self, cell: Mapping[str, Any]) -> str:
+        """Say in one sentence why a queued cell waits."""
+        facts = self._store.jobs.explain(cell["job"]) if cell["job"] else None
+        if facts is None:
+            return "the farm is taking the build in"
+        if not facts["live_workers"]:
+            return f"no live worker serves {cell['pool']}"
+        if facts["delayed_until"]:
+            return f"tries again in {max(0.0, facts['delayed_until'] - time.time()):.0f} s"
+        if facts["bounded_by"]:
+            return f"build {facts['bounded_by']} already runs as many as its max-parallel"
+        if facts["handed_out"]:
+            return "handed out; the next free slot takes it"
+        return f"{facts['ahead']} jobs ahead for {facts['slots']} slots of {cell['pool']}"
+
+
+def judged_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
+    """Join what was planned for a cell with what the store knows of it, and judge a success by the build's gates."""
+    cell: Document = {
+        name: planned[name] for name in ("identifier", "model", "target", "precision", "shape", "key", "pool")
+    }
+    gates = planned["gates"]
+    cell |= {
+        "state": row.get("state", State.QUEUED),
+        "hit": bool(row.get("hit")),
+        "kind": row.get("kind") or None,
+        "message": row.get("message") or "",
+        "detail": row.get("detail") or "",
+        "phase": row.get("phase") or None,
+        "progress": row.get("progress"),
+        "job": row.get("job") or None,
+        "attempt": row.get("attempt") or 0,
+        "worker": row.get("worker") or None,
+        "elapsed": _elapsed(row),
+        "facts": row.get("facts") or None,
+        "log": row.get("log") or None,
+        "waiting": "",
+        "warning": "",
+        "gate": gates,
+        "line": planned["line"],
+    }
+    if cell["state"] == State.SUCCEEDED and cell["facts"]:
+        judgement = verification.judge(cell["facts"], gates["tolerance"], gates["weak"])
+        if judgement and gates["on_fail"] == "fail":
+            cell |= {"state": State.FAILED, "kind": judgement[0], "message": judgement[1]}
+        elif judgement:
+            cell["warning"] = judgement[1]
+    policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
+    cell["fault"] = policy.fault if policy else None
+    cell["advice"] = policy.advice if policy else ""
+    entry = _valid_expectation(planned)
+    cell["expected"] = entry is not None
+    cell["as_expected"] = entry is not None and cell["state"] == State.FAILED and cell["kind"] == entry["kind"]
+    cell["expected_reason"] = entry["reason"] if entry else ""
+    return cell
+
+
+def judged_verdict(cells: Sequence[Mapping[str, Any]]) -> Document:
+    """Return a build's one verdict: `{"exit_code", "text"}`.
+
+    Cells that fail as the manifest expects keep it green; one that was expected to fail and did not is a failed gate,
+    because the manifest no longer tells the truth.
+    """
+    wrong = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+    surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]
+    cancelled = [cell for cell in cells if cell["state"] == State.CANCELLED]
+    by_farm = [cell for cell in wrong if cell["fault"] == Fault.FARM]
+    by_gate = [cell for cell in wrong if FailureKind(cell["kind"]).is_gate]
+    if by_farm:
+        code = ExitCode.FARM_FAULT
+    elif len(wrong) > len(by_gate) or cancelled:
+        code = ExitCode.CELL_FAILED
+    elif wrong or surprises:
+        code = ExitCode.GATE_FAILED
+    else:
+        code = ExitCode.OK
+    count = sum(cell["state"] == State.SUCCEEDED for cell in cells)
+    parts = [f"{count} of {len(cells)} cells succeeded"]
+    for number, words in (
+        (sum(cell["as_expected"] for cell in cells), "failed as expected"),
+        (len(wrong) - len(by_farm) - len(by_gate), "failed"),
+        (len(by_gate), "failed a gate"),
+        (len(by_farm), "ended by the farm's fault"),
+        (len(surprises), "succeeded against the manifest's expectation"),
+        (len(cancelled), "cancelled"),
+    ):
+        if number:
+            parts.append(f"{number} {words}")
+    return {"exit_code": int(code), "text": ", ".join(parts)}
+
+
+def _passed(cell: Mapping[str, Any]) -> bool:
+    return cell["state"] == State.SUCCEEDED and not cell["warning"] and cell["facts"] is not None
+
+
+def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    entry: Mapping[str, Any] | None = planned["expected"]
+    if entry and entry.get("until") and date.fromisoformat(entry["until"]) < datetime.now(UTC).date():
+        return None
+    return entry
+
+
+def _elapsed(row: Mapping[str, Any]) -> float | None:
+    if not row.get("started_at"):
+        return None
+    end = row.get("ended_at") or time.time()
+    return round(max(0.0, float(end) - float(row["started_at"])), 3)
+
+
+def _planned_document(planned: Any) -> Document:
+    cell: Cell = planned.cell
+    return {
+        **planned.as_dict(),
+        "order": cell.order,
+        "limits": cell.limits,
+        "priority": cell.priority,
+        "gates": cell.gates,
+        "expected": cell.expected,
+        "facts": planned.facts,
+    }
+
+
+def _new_cell(namespace: str, cell: Mapping[str, Any]) -> Document:
+    names = ("identifier", "key", "pool", "priority", "limits", "expected_seconds", "facts")
+    order = None if cell["facts"] else cell["order"]
+    return {**{name: cell[name] for name in names}, "namespace": namespace, "order": order, "failure": None}
+
+
+def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:
+    iterator = iter(cells)
+    while lot := list(islice(iterator, LOT)):
+        yield lot
+
+
+def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
+    facts = cell["facts"]
+    return {
+        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "key")},
+        **{name: facts[name] for name in ("device", "toolchain", "program", "sidecar", "seconds")},
+    }
+
+
+def _build_document(
+    row: Mapping[str, Any], verdict: Document | None, cells: Sequence[Mapping[str, Any]] | None = None
+) -> Document:
+    document = {
+        name: row.get(name)
+        for name in ("id", "namespace", "name", "labels", "state", "created_by", "created_at", "ended_at")
+    }
+    counts = dict(row.get("counts") or {})
+    if cells is not None:
+        counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
+        counts["hits"] = sum(cell["hit"] for cell in cells)
+    return {**document, "verdict": verdict, "counts": counts, "warnings": row.get("warnings") or []}

