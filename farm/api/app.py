@@ -1,0 +1,70 @@
+"""The app: everything under `/v1`, with its limits."""
+
+from __future__ import annotations
+
+import anyio
+from fastapi import APIRouter, FastAPI
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+import farm as package
+from farm.api import artifacts, blobs, builds, jobs, problems, schemas, workers
+from farm.api.auth import FarmDep
+from farm.app import Farm
+from farm.errors import UsageError
+from farm.manifest import manifest_schema
+
+BODY_LIMIT = 32 * 2**20
+"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+router = APIRouter(tags=["farm"])
+
+
+def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
+    """Return the API of a farm.
+
+    Without a configured token the app is only made for a server that binds to the loopback address (`loopback`), and
+    then refuses other host names, so that no web page can reach it under a name of its own.
+
+    Raises UsageError where a token is missing.
+    """
+    token = farm.settings.api_token.get_secret_value()
+    if not token and not loopback:
+        raise UsageError(
+            "the API would answer everybody: no token is set",
+            hint="set FARM_API_TOKEN (`openssl rand -hex 32` makes one), or serve on 127.0.0.1",
+        )
+    app = FastAPI(
+        title="The compile farm",
+        version=package.__version__,
+        description="Distributed batch compilation of models. Errors are Problem Details (RFC 9457).",
+        openapi_url="/v1/openapi.json",
+        # The interactive pages load scripts from elsewhere; a farm often has no way there.
+        docs_url=None,
+        redoc_url=None,
+        max_body_size=BODY_LIMIT,
+    )
+    app.state.farm = farm
+    app.state.watchers = anyio.CapacityLimiter(builds.WATCHERS)
+    problems.install(app)
+    for room in (router, builds.router, jobs.router, artifacts.router, blobs.router, workers.router):
+        app.include_router(room, prefix="/v1")
+    app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
+    if not token:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    return app
+
+
+@router.get("/health", response_model=schemas.Health)
+def health(farm: FarmDep) -> schemas.Health:
+    """Say that the farm answers, and its store too; needs no token. 503 where the store does not."""
+    farm.store.check()
+    return schemas.Health(status="ok", version=package.__version__)
+
+
+@router.get("/schema/manifest")
+def schema(draft7: bool = False) -> schemas.Document:
+    """Return the manifest's JSON Schema, draft 2020-12 or draft-07; needs no token, since editors ask for it."""
+    return manifest_schema(draft7=draft7)

@@ -1,0 +1,147 @@
+"""Builds over HTTP: plan, submit, read, follow, cancel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from farm.api import schemas
+from farm.api.auth import FarmDep, Reader, Submitter
+from farm.app import Farm
+from farm.errors import UsageError
+from farm.jobs.state import State
+
+router = APIRouter(tags=["builds"])
+
+EVENT_WAIT = 2.0
+"""Seconds that one read of a build's events waits in the store."""
+
+WATCHERS = 256
+"""Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
+
+BuildReference = Annotated[
+    str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
+]
+
+
+@router.post("/plan", response_model=schemas.Plan)
+def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """Say what a submission would do: cells, hits, misses and why, and the blobs that are missing. Changes nothing."""
+    return farm.builds.plan(caller.namespace, submission.model_dump())
+
+
+@router.post("/builds", response_model=schemas.Build, status_code=201)
+def submit(
+    submission: schemas.Submission,
+    caller: Submitter,
+    farm: FarmDep,
+    request: Request,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(description="The build id again, for clients that send one.")] = None,
+) -> schemas.Document:
+    """Accept a build. The same build id again is answered with the build that is there."""
+    if idempotency_key not in (None, submission.build_id):
+        raise UsageError("Idempotency-Key differs from build_id", hint="leave it out, or send the build id")
+    build = farm.builds.submit(caller.namespace, submission.model_dump(), by=caller.name)
+    response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
+    return build
+
+
+@router.get("/builds", response_model=schemas.Items[schemas.Build])
+def list_builds(
+    caller: Reader, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
+) -> dict[str, list[schemas.Document]]:
+    """List the newest builds of the namespace."""
+    return {"items": farm.builds.list(caller.namespace, limit)}
+
+
+@router.get("/builds/{build_id}", response_model=schemas.Build)
+def get_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
+    """Return a build: its state, counts and verdict."""
+    return farm.builds.get(caller.namespace, build_id)
+
+
+@router.get("/builds/{build_id}/cells", response_model=schemas.Items[schemas.Cell])
+def cells(
+    build_id: BuildReference,
+    caller: Reader,
+    farm: FarmDep,
+    state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
+) -> dict[str, list[schemas.Document]]:
+    """Return a build's cells, judged, in the order of its manifest."""
+    found = farm.builds.cells(caller.namespace, build_id)
+    return {"items": [cell for cell in found if state is None or cell["state"] in state]}
+
+
+@router.post("/builds/{build_id}/cancel", response_model=schemas.Cancelled)
+def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """End every cell of a build that has not ended. Repeating it is harmless."""
+    return farm.builds.cancel(caller.namespace, build_id)
+
+
+@router.get("/builds/{build_id}/report")
+def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
+    """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""
+    return farm.builds.report(caller.namespace, build_id)
+
+
+@router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
+def junit(build_id: BuildReference, caller: Reader, farm: FarmDep) -> Response:
+    """Return a build's report as JUnit XML."""
+    return Response(farm.builds.junit(caller.namespace, build_id), media_type="application/xml")
+
+
+def _known_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> str:
+    """Resolve the build before the stream begins: after that, an error has no status to travel in."""
+    return str(farm.builds.get(caller.namespace, build_id)["id"])
+
+
+@router.get(
+    "/builds/{build_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def events(
+    build_id: Annotated[str, Depends(_known_build)],
+    caller: Reader,
+    farm: FarmDep,
+    request: Request,
+    last_event_id: Annotated[str | None, Header(max_length=128)] = None,
+) -> StreamingResponse:
+    """Follow a build as server-sent events, from its beginning or from `Last-Event-ID`.
+
+    Every event has an `id:` to go on from. `event: reset` means that the position is unknown to the store, so read the
+    state; `event: end` carries the build when its report is written, and is the last.
+    """
+    stream = _stream(farm, caller.namespace, build_id, last_event_id, request.app.state.watchers)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _stream(
+    farm: Farm, namespace: str, build_id: str, position: str | None, watchers: anyio.CapacityLimiter
+) -> AsyncIterator[str]:
+    """Yield a build's events in the wire format, and something at least every few seconds."""
+    in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
+    ended = False
+    while not ended:
+        found = await in_thread(partial(farm.builds.events, namespace, build_id, position, EVENT_WAIT))
+        for item in found["items"]:
+            position = str(item["id"])
+            ended = item["type"] == "build" and item.get("state") == "reported"
+            yield f"event: {item['type']}\nid: {position}\ndata: {json.dumps(item)}\n\n"
+        if not found["items"]:
+            # A comment: it keeps proxies from closing the line, and shows us that the other end is gone.
+            yield ":\n\n"
+        if ended or not found["items"]:
+            # Without news look at the build itself: its events may be gone while its report is there.
+            build = await in_thread(partial(farm.builds.get, namespace, build_id))
+            ended = build["state"] == "reported"
+            if ended:
+                yield f"event: end\ndata: {json.dumps(build)}\n\n"

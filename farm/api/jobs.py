@@ -1,0 +1,31 @@
+"""Jobs over HTTP: a job with its attempts, and its log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from farm.api import schemas
+from farm.api.auth import FarmDep, Reader
+
+router = APIRouter(tags=["jobs"])
+
+JobId = Annotated[str, Path(pattern=schemas.JOB_ID)]
+
+
+@router.get("/jobs/{job_id}")
+def job(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
+    """Return a job with its attempts."""
+    return farm.builds.job(caller.namespace, job_id)
+
+
+@router.get("/jobs/{job_id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
+    """Return a job's log: its last 64 KiB while it runs, the whole of the last attempt after that."""
+    return Response(
+        farm.builds.log(caller.namespace, job_id),
+        media_type="text/plain; charset=utf-8",
+        # What a compiler printed about a hostile model must stay text in every browser.
+        headers={"X-Content-Type-Options": "nosniff"},
+    )

@@ -1,0 +1,91 @@
+"""Errors on the wire: every error of the farm as Problem Details (RFC 9457)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from farm.errors import FarmError, FarmFault, ManifestError
+from farm.logging import get_logger
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:farm:error:"
+"""What follows in `type` is the name of the error's class in `farm.errors`, so that the client raises the same."""
+
+_log = get_logger(__name__)
+
+
+def problem(error: FarmError) -> dict[str, Any]:
+    """Return the Problem Details of an error; `hint` and `problems` are ours."""
+    document: dict[str, Any] = {
+        "type": TYPE_PREFIX + type(error).__name__,
+        "title": _title(type(error).__name__),
+        "status": error.http_status,
+        "detail": error.message,
+    }
+    if error.hint:
+        document["hint"] = error.hint
+    if isinstance(error, ManifestError):
+        document["problems"] = [asdict(each) for each in error.problems]
+    return document
+
+
+def install(app: FastAPI) -> None:
+    """Make the app answer with Problem Details wherever it does not succeed."""
+
+    def farm_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, FarmError)
+        headers = {}
+        if isinstance(error, FarmFault):
+            headers["Retry-After"] = "2"
+        if error.http_status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return _answer(problem(error), headers)
+
+    def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        places = [(".".join(str(part) for part in each["loc"]), each["msg"]) for each in error.errors()]
+        return _answer(
+            {
+                "type": f"{TYPE_PREFIX}UsageError",
+                "title": "Usage error",
+                "status": 422,
+                "detail": "; ".join(f"{place}: {message}" for place, message in places[:20]),
+            }
+        )
+
+    def http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        document = {"type": "about:blank", "title": error.detail, "status": error.status_code, "detail": error.detail}
+        return _answer(document, dict(error.headers or {}))
+
+    def unexpected(request: Request, error: Exception) -> JSONResponse:
+        _log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
+        return _answer(
+            {
+                "type": f"{TYPE_PREFIX}FarmFault",
+                "title": "Farm fault",
+                "status": 500,
+                "detail": "the farm made a mistake",
+                "hint": "the server's log has the details",
+            }
+        )
+
+    app.add_exception_handler(FarmError, farm_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _answer(document: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(document, document["status"], headers, media_type=MEDIA_TYPE)
+
+
+def _title(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()

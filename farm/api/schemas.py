@@ -1,0 +1,177 @@
+"""Shapes of requests and answers. Answers may grow fields; requests are checked before anything else sees them."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+BUILD_ID = r"^b-[0-9a-f]{16}$"
+BUILD_REFERENCE = r"^(@latest|b-[0-9a-f]{1,16})$"
+JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
+DIGEST = r"^[0-9a-f]{64}$"
+FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
+TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+Item = TypeVar("Item")
+Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]
+Size = Annotated[int, Field(ge=0, le=2**44, description="bytes")]
+Label = Annotated[str, Field(max_length=256)]
+
+
+def _relative(path: str) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in path or "\\" in path or not parts.parts:
+        raise ValueError("must be a relative path inside the model's folder")
+    return path
+
+
+class _Open(BaseModel):
+    """A document that may carry more fields than this version knows."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FileRef(BaseModel):
+    """A file of a model or data set, and the blob that holds its bytes."""
+
+    path: Annotated[str, Field(max_length=1024), AfterValidator(_relative)]
+    digest: Digest
+    size: Size
+
+
+class FrozenModel(_Open):
+    """A model as the client read and hashed it; the first file is the model itself."""
+
+    digest: Digest
+    format: Literal["onnx", "tf"]
+    files: Annotated[list[FileRef], Field(min_length=1, max_length=10_000)]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    size: Size
+
+
+class FrozenData(_Open):
+    """A data set as one canonical .npz blob, with the shapes and dtypes of its arrays."""
+
+    digest: Digest
+    size: Size
+    arrays: dict[str, dict[str, Any]]
+
+
+class Submission(BaseModel):
+    """A manifest with everything it names frozen to digests. Repeating it with the same `build_id` changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    build_id: Annotated[str, Field(pattern=BUILD_ID)]
+    manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
+    file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages")] = "manifest.yaml"
+    models: dict[str, FrozenModel]
+    data: dict[str, FrozenData] = {}
+    labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
+
+
+class PlannedCell(_Open):
+    """One cell, and what the farm would do for it."""
+
+    identifier: str
+    key: str
+    pool: str
+    state: Literal["hit", "miss", "joined"]
+    reason: str = ""
+    live_workers: int
+    expected_seconds: float | None = None
+
+
+class Plan(_Open):
+    """What a submission would do."""
+
+    build_id: str
+    name: str
+    cells: list[PlannedCell]
+    warnings: list[str]
+    missing_blobs: list[str]
+
+
+class Verdict(_Open):
+    """How a build ended, and what `farm` exits with."""
+
+    exit_code: int
+    text: str
+
+
+class Build(_Open):
+    """One submission of one manifest."""
+
+    id: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    state: Literal["open", "ended", "reported"]
+    verdict: Verdict | None = None
+    counts: dict[str, int]
+
+
+class Cell(_Open):
+    """One cell of a build, and why it is as it is."""
+
+    identifier: str
+    state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+class Cancelled(BaseModel):
+    """How many cells a cancel ended."""
+
+    cancelled: int
+
+
+class BlobQuery(BaseModel):
+    """A blob that the client could send."""
+
+    digest: Digest
+    size: Size
+
+
+class Blobs(BaseModel):
+    """Blobs that the client could send, at most 1000 at once."""
+
+    blobs: Annotated[list[BlobQuery], Field(max_length=1000)]
+
+
+class Upload(BaseModel):
+    """How to send a missing blob: one PUT to `url` with `headers` and the bytes."""
+
+    digest: str
+    size: int
+    url: str
+    headers: dict[str, str]
+
+
+class Missing(BaseModel):
+    """The blobs that the farm does not have yet."""
+
+    missing: list[Upload]
+
+
+class Location(BaseModel):
+    """Where a blob's bytes are, for a few minutes."""
+
+    url: str
+
+
+class Health(BaseModel):
+    """The farm answers, and so does its store."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class Items(BaseModel, Generic[Item]):
+    """A list of documents."""
+
+    items: list[Item]
+
+
+Document = dict[str, Any]

@@ -1,0 +1,105 @@
+"""The app: all commands under one name, one way out for every error."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from farm.cli import artifacts, builds, manifests, operate, output
+from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
+
+app = typer.Typer(
+    name="farm",
+    help="Compile models for AMD GPUs and CPUs: once, for everybody.",
+    no_args_is_help=True,
+    # Rich help costs 70 ms at every start, and its boxes do not survive a pipe.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+for command in (
+    builds.run,
+    builds.up,
+    builds.submit,
+    builds.plan,
+    builds.watch,
+    builds.status,
+    builds.logs,
+    builds.cancel,
+    artifacts.fetch,
+    artifacts.ls,
+    artifacts.inspect,
+    manifests.init,
+    manifests.lint,
+    manifests.schema,
+    operate.doctor,
+    operate.worker,
+    operate.serve,
+):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def farm(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Compile models for AMD GPUs and CPUs: once, for everybody."""
+    if version:
+        from farm import __version__
+
+        output.emit({"version": __version__}) if as_json else output.say(f"farm {__version__}")
+        raise typer.Exit
+
+
+@app.command("help")
+def help_(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="`exit-codes`, or a command.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Explain a command, or what `farm` exits with (`exit-codes`)."""
+    if topic == "exit-codes":
+        if as_json:
+            output.emit({str(int(code)): text for code, text in EXIT_CODES.items()})
+        else:
+            output.say("\n".join(f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items()))
+        return
+    parent = context.parent
+    assert parent is not None
+    text = parent.get_help()
+    if topic:
+        run([topic, "--help"])
+        return
+    output.emit({"help": text}) if as_json else output.say(text)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        app(list(arguments), prog_name="farm")
+    except FarmError as error:
+        output.complain(error, as_json="--json" in arguments)
+        return int(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{_extra(arguments)}]'")
+        output.complain(missing, as_json="--json" in arguments)
+        return int(missing.exit_code)
+    except SystemExit as end:
+        # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
+        return int(ExitCode.INTERRUPTED) if end.code == 130 else int(end.code or 0)
+    except Exception:
+        # An exit code of 1 would say that a cell failed.
+        traceback.print_exc()
+        output.note("error: the farm made a mistake: please report it with the lines above")
+        return int(ExitCode.FARM_FAULT)
+    return int(ExitCode.OK)
+
+
+def _extra(arguments: Sequence[str]) -> str:
+    return {"serve": "server", "worker": "worker"}.get(arguments[0], "embedded")

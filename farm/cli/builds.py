@@ -1,0 +1,305 @@
+"""Commands about builds: run, up, submit, plan, watch, status, logs, cancel."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.cli import output, render
+from farm.errors import ExitCode, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient, Frozen
+    from farm.settings import Settings
+
+SECOND_THOUGHT = 1.0
+"""Seconds after Ctrl-C in which another one cancels the build."""
+
+Manifest = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
+BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
+Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def run(manifest: Manifest, label: Labels = None, junit: Junit = None, as_json: output.Json = False) -> None:
+    """Build a manifest on this machine, with a farm of its own.
+
+    Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Parts that the
+    settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops; the next run goes on where this
+    one stopped.
+    """
+    from farm.client import freeze
+
+    frozen = freeze(manifest, labels=_labels(label))
+    with _own_farm() as settings, _client(settings) as client:
+        build_id = _submit(client, frozen, as_json=as_json)
+        gone_on = [
+            f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
+            f"  resume:  farm run {manifest}",
+            f"  cancel:  farm up, then farm cancel {build_id}",
+        ]
+        code = _watch(client, build_id, gone_on, junit=junit, as_json=as_json)
+        if code == ExitCode.INTERRUPTED:
+            # So that the farm stops now, also where other processes use it.
+            raise KeyboardInterrupt
+    raise typer.Exit(code)
+
+
+def up(as_json: output.Json = False) -> None:
+    """Keep a farm running on this machine until Ctrl-C.
+
+    It lives in the data folder, where other commands find it.
+    """
+    with suppress(KeyboardInterrupt), _own_farm() as settings:
+        if as_json:
+            output.emit({"api_url": settings.api_url, "data_dir": str(settings.data_dir)})
+        else:
+            output.say(f"the farm runs at {settings.api_url}, its data is in {settings.data_dir}")
+            output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
+        threading.Event().wait()
+
+
+def submit(
+    manifest: Manifest,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is created.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the build's id and leave it to the farm.")] = False,
+    label: Labels = None,
+    junit: Junit = None,
+    as_json: output.Json = False,
+) -> None:
+    """Submit a manifest and follow the build to its verdict.
+
+    Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
+    """
+    from farm.client import freeze
+
+    frozen = freeze(manifest, labels=_labels(label))
+    with _client() as client:
+        if dry_run:
+            _show_plan(client.plan(frozen), as_json=as_json)
+            return
+        build_id = _submit(client, frozen, as_json=as_json)
+        if detach:
+            _detached(client.build(build_id), as_json=as_json)
+            return
+        code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def plan(manifest: Manifest, as_json: output.Json = False) -> None:
+    """Say what submitting a manifest would do.
+
+    Lists hits, misses and what changed. Creates nothing.
+    """
+    from farm.client import freeze
+
+    frozen = freeze(manifest)
+    with _client() as client:
+        _show_plan(client.plan(frozen), as_json=as_json)
+
+
+def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json = False) -> None:
+    """Follow a build to its verdict, and exit with it."""
+    with _client() as client:
+        build_id = str(client.build(build)["id"])
+        code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def status(
+    build: Annotated[str, typer.Argument(metavar="BUILD", help="A build; without one, the newest are listed.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Say how a build is and why it waits, or list the newest."""
+    with _client() as client:
+        if not build:
+            builds = client.builds()
+            if as_json:
+                output.emit({"items": builds})
+            else:
+                _say_all(_build_lines(builds) if builds else ["no builds yet: farm submit MANIFEST"])
+            return
+        found = client.report(build)
+    if as_json:
+        output.emit(found)
+        return
+    cells = found["cells"]
+    if found["build"]["state"] == "reported":
+        _say_all(render.outcome(found["build"], cells))
+        return
+    rows = [render.activity(cell) for cell in cells if cell["state"] != "succeeded"]
+    _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
+    _say_all([*render.align(rows, "  "), *render.waiting(cells), *render.failures(cells, found["build"]["id"])])
+
+
+def logs(
+    what: Annotated[str, typer.Argument(metavar="BUILD|JOB", help="A build (then say which cell), or a job's id.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that only its name has.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Print a job's log.
+
+    While the job runs this is the log's last part, after that the whole.
+    """
+    with _client() as client:
+        if what.startswith("b-") or what == "@latest" or cell:
+            row = _one_cell(client.cells(what), cell)
+            identifier = str(row["identifier"])
+            if row.get("job"):
+                text = client.log(row["job"])
+            elif row.get("facts"):
+                text = client.artifact_log(row["key"])
+            else:
+                raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
+        else:
+            identifier, text = what, client.log(what)
+    decoded = text.decode(errors="replace")
+    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(decoded.rstrip("\n"))
+
+
+def cancel(build: BuildId, as_json: output.Json = False) -> None:
+    """End every cell of a build that has not ended. Jobs that other builds wait for go on."""
+    with _client() as client:
+        build_id = str(client.build(build)["id"])
+        count = client.cancel(build_id)
+    if as_json:
+        output.emit({"build": build_id, "cancelled": count})
+    else:
+        output.say(f"{build_id}: {render.plural(count, 'cell')} cancelled")
+
+
+# --- how they do it -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_farm() -> Iterator[Settings]:
+    """Run a farm in the data folder, and stop it also when we are asked to end politely."""
+    from farm.embedded import EmbeddedFarm
+    from farm.settings import load_settings
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = load_settings()
+    output.quiet_logs(settings)
+    with EmbeddedFarm(settings, say=output.note) as found:
+        yield found
+
+
+def _client(settings: Settings | None = None) -> FarmClient:
+    from farm.client import FarmClient
+    from farm.settings import load_settings
+
+    return FarmClient.from_settings(settings or load_settings())
+
+
+def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
+    planned = client.plan(frozen)
+    speak = output.note if as_json else output.say
+    for line in render.plan(planned):
+        speak(line)
+
+    said = 0
+
+    def uploaded(sent: int, total: int) -> None:
+        nonlocal said
+        if sent * 10 // total > said:
+            said = sent * 10 // total
+            output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
+
+    build = client.submit(frozen, plan=planned, progress=uploaded)
+    speak(f"build {build['id']}")
+    return str(build["id"])
+
+
+def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: Path | None, as_json: bool) -> int:
+    """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it."""
+    from farm.cli.progress import follow
+
+    try:
+        build, cells = follow(client, build_id)
+    except KeyboardInterrupt:
+        return _leave(client, build_id, gone_on)
+    if junit:
+        junit.write_text(client.junit(build_id))
+    if as_json:
+        output.emit({"build": build, "cells": cells})
+    else:
+        _say_all(["", *render.outcome(build, cells)])
+    return int(build["verdict"]["exit_code"])
+
+
+def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> int:
+    for line in gone_on:
+        output.note(line)
+    output.note("Ctrl-C again now cancels it")
+    try:
+        threading.Event().wait(SECOND_THOUGHT)
+    except KeyboardInterrupt:
+        output.note(f"{build_id}: {render.plural(client.cancel(build_id), 'cell')} cancelled")
+    return int(ExitCode.INTERRUPTED)
+
+
+def _goes_on(build_id: str) -> list[str]:
+    return [
+        f"detached: build {build_id} goes on",
+        f"  return:  farm watch {build_id}",
+        f"  cancel:  farm cancel {build_id}",
+    ]
+
+
+def _detached(build: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.emit({"build": build})
+    else:
+        _say_all([f"  follow:  farm watch {build['id']}", f"  cancel:  farm cancel {build['id']}"])
+
+
+def _show_plan(planned: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.emit(planned)
+    else:
+        _say_all(render.plan(planned))
+
+
+def _build_lines(builds: Sequence[dict[str, Any]]) -> list[str]:
+    rows = []
+    for build in builds:
+        counts = build["counts"]
+        ended = build["verdict"]["text"] if build["verdict"] else ""
+        open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
+        rows.append((str(build["id"]), str(build["name"]), str(build["state"]), ended or open_text))
+    return render.align(rows)
+
+
+def _one_cell(cells: Sequence[dict[str, Any]], named: str) -> dict[str, Any]:
+    found = [cell for cell in cells if cell["identifier"] == named]
+    found = found or [cell for cell in cells if named in cell["identifier"]]
+    if not found:
+        raise NotFound(f"no cell {named} in this build", hint="`farm status BUILD` lists its cells")
+    if len(found) > 1:
+        names = ", ".join(str(cell["identifier"]) for cell in found[:5])
+        raise UsageError(f"{len(found)} cells fit, say which", hint=f"{names}{', …' if len(found) > 5 else ''}")
+    return found[0]
+
+
+def _labels(given: Sequence[str] | None) -> dict[str, str]:
+    labels = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--label {text}: not KEY=VALUE")
+        labels[key] = value
+    return labels
+
+
+def _say_all(lines: Sequence[str]) -> None:
+    for line in lines:
+        output.say(line)

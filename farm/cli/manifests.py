@@ -1,0 +1,112 @@
+"""Commands about manifests: init, lint, schema. They need no server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.errors import ExitCode, Problem, UsageError
+
+ANNOTATIONS = 10
+"""How many annotations of one step GitHub shows; more vanish without a word."""
+
+
+class Format(StrEnum):
+    """How `farm lint` reports."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+def lint(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")],
+    form: Annotated[Format, typer.Option("--format", "-f", help="How to report.")] = Format.TEXT,
+    models: Annotated[bool, typer.Option("--models/--no-models", help="Read the models and data too.")] = True,
+    as_json: output.Json = False,
+) -> None:
+    """Check a manifest and show every problem with its place.
+
+    Needs no server. Exits with 2 where something is wrong.
+    """
+    from farm.authoring import lint as find_problems
+
+    problems = find_problems(manifest, models=models)
+    form = Format.JSON if as_json else form
+    match form:
+        case Format.JSON:
+            output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
+        case Format.GITHUB:
+            for line in github_lines(problems):
+                output.say(line)
+        case Format.TEXT:
+            for problem in problems:
+                output.say(str(problem))
+            output.say(f"{manifest}: {render.plural(len(problems), 'error') if problems else 'ok'}")
+    if problems:
+        raise typer.Exit(int(ExitCode.USAGE))
+
+
+def schema(
+    draft7: Annotated[bool, typer.Option("--draft7", help="Draft-07, for editors that know no other.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Print the manifest's JSON Schema."""
+    from farm.manifest import manifest_schema
+
+    _ = as_json  # It is JSON anyway.
+    output.emit(manifest_schema(draft7=draft7))
+
+
+def init(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Write a commented manifest for a model.
+
+    The model's inputs and shapes are filled in.
+    """
+    from farm.authoring import init_manifest
+
+    if file and file.exists():
+        raise UsageError(f"{file} is there already", hint="choose another name, or remove it")
+    text = init_manifest(model, file.parent if file else Path())
+    if file:
+        file.write_text(text)
+    if as_json:
+        output.emit({"manifest": text, "file": str(file) if file else None})
+    elif file:
+        output.say(f"{file}: build it with `farm run {file}`")
+    else:
+        output.say(text.rstrip("\n"))
+
+
+# --- how they do it -------------------------------------------------------------------------------------------------
+
+
+def github_lines(problems: Sequence[Problem]) -> list[str]:
+    """Return problems as GitHub workflow commands, as many as GitHub shows."""
+    shown = problems if len(problems) <= ANNOTATIONS else problems[: ANNOTATIONS - 1]
+    lines = [_annotation(problem) for problem in shown]
+    if len(problems) > len(shown):
+        lines.append(f"::error::and {len(problems) - len(shown)} more problems; `farm lint` lists them all")
+    return lines
+
+
+def _annotation(problem: Problem) -> str:
+    place = {"file": problem.file, "line": problem.line, "col": problem.column}
+    properties = ",".join(f"{name}={_escaped(str(value), property=True)}" for name, value in place.items() if value)
+    message = problem.message + (f"\n{problem.hint}" if problem.hint else "")
+    return f"::error {properties}::{_escaped(message)}"
+
+
+def _escaped(text: str, *, property: bool = False) -> str:
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if property else text

@@ -1,0 +1,77 @@
+"""Commands of who runs a farm: doctor, worker, serve."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from farm.cli import output
+from farm.errors import ExitCode
+
+
+def doctor(as_json: output.Json = False) -> None:
+    """Check settings, servers, compilers and limits.
+
+    What is broken comes with its fix, and makes the exit code 6.
+    """
+    from farm.cli.checks import run_checks
+
+    checks = run_checks()
+    broken = [check for check in checks if check.state == "broken"]
+    if as_json:
+        output.emit({"ok": not broken, "checks": [check.as_dict() for check in checks]})
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            word = {"ok": "ok", "broken": "FAIL", "absent": "-"}[check.state]
+            colour = {"ok": "green", "broken": "red", "absent": None}[check.state]
+            output.say(f"{typer.style(word.ljust(4), fg=colour)}  {check.name.ljust(width)}  {check.found}")
+            if check.fix:
+                output.say(f"      {' ' * width}  fix: {check.fix}")
+    if broken:
+        raise typer.Exit(int(ExitCode.FARM_FAULT))
+
+
+def worker(
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Take jobs for this node's devices and compilers.
+
+    Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
+    """
+    from farm.logging import configure
+    from farm.nodes import find_pools
+    from farm.settings import load_settings
+    from farm.worker import run_worker
+
+    overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
+    settings = load_settings(**overrides)
+    configure(settings)
+    pools = find_pools(settings)
+    if as_json:
+        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": settings.slots})
+    else:
+        for pool in pools:
+            output.note(f"serves {pool.name}")
+    raise typer.Exit(run_worker(settings, pools))
+
+
+def serve(
+    host: Annotated[str, typer.Option("--host", help="Where to serve; without a token only loopback.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    as_json: output.Json = False,
+) -> None:
+    """Serve the API and run the control loops.
+
+    Runs until SIGTERM or Ctrl-C. Any number of these may run beside each other.
+    """
+    from farm.api.server import serve as serve_api
+    from farm.app import Farm
+    from farm.settings import load_settings
+
+    def ready(url: str) -> None:
+        output.emit({"api_url": url}) if as_json else output.note(f"serving {url}/v1")
+
+    serve_api(Farm.from_settings(load_settings()), host=host, port=port, ready=ready)

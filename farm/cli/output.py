@@ -1,0 +1,87 @@
+"""How commands speak: results on standard output, all talk on standard error, JSON alone where it was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.errors import FarmError, ManifestError
+
+if TYPE_CHECKING:
+    from farm.settings import Settings
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+
+
+def say(text: str = "") -> None:
+    """Print a result for people on standard output."""
+    typer.echo(text, color=colourful())
+
+
+def note(text: str = "") -> None:
+    """Print a remark on standard error."""
+    typer.echo(text, err=True, color=colourful())
+
+
+def emit(document: Any) -> None:
+    """Print a result for programs on standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def quiet_logs(settings: Settings) -> None:
+    """Let this process's own log lines be talk, and only those that matter: a command is no service."""
+    from farm.logging import configure
+
+    level = settings.log_level if settings.log_level in ("debug", "error") else "warning"
+    configure(settings.model_copy(update={"log_level": level}))
+
+
+def colourful() -> bool | None:
+    """Whether colours may be used: False where NO_COLOR says so, else None: only on a terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def lively() -> bool:
+    """Whether a display that redraws itself may be used: on a terminal, outside CI, unless FARM_NO_PROGRESS is set."""
+    quiet = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "FARM_NO_PROGRESS"))
+    return sys.stderr.isatty() and not quiet and os.environ.get("TERM") != "dumb"
+
+
+def complain(error: FarmError, *, as_json: bool) -> None:
+    """Print an error: for people on standard error, and as a document on standard output where JSON was asked for."""
+    if isinstance(error, ManifestError):
+        for problem in error.problems:
+            note(f"{_red('error:')} {problem}")
+        if len(error.problems) > 1:
+            note(f"{len(error.problems)} errors; nothing was changed")
+    else:
+        note(f"{_red('error:')} {error.message}")
+        for line in error.hint.splitlines():
+            note(f"  {line}")
+    if as_json:
+        emit({"error": document(error)})
+
+
+def document(error: FarmError) -> dict[str, Any]:
+    """Return an error as JSON."""
+    from dataclasses import asdict
+
+    found: dict[str, Any] = {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "exit_code": int(error.exit_code),
+    }
+    if isinstance(error, ManifestError):
+        found["problems"] = [asdict(problem) for problem in error.problems]
+    return found
+
+
+def _red(text: str) -> str:
+    return typer.style(text, fg="red", bold=True)

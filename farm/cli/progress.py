@@ -1,0 +1,147 @@
+"""Following a build: a display that lives on a terminal, or one plain line for every change of state."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farm.cli import output, render
+from farm.errors import FarmError
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from farm.client import FarmClient
+
+Document = Mapping[str, Any]
+
+LIVELY_PERIOD = 1.0
+"""Seconds between looks at a build for a display that shows elapsed time."""
+
+CELLS_A_SECOND = 500
+"""How many cells one look may cost, so that large builds are looked at less often."""
+
+
+class Display(Protocol):
+    """Shows the cells of a build, again and again."""
+
+    def show(self, cells: Sequence[Document]) -> None:
+        """Show how the cells are now."""
+
+
+class Lines:
+    """One plain line on standard error for every change of a cell's state; no ANSI, nothing redrawn."""
+
+    period: float | None = None
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int]] = {}
+
+    def show(self, cells: Sequence[Document]) -> None:
+        """Print what changed since the last call; cells that only wait are not news."""
+        for cell in cells:
+            now = (str(cell["state"]), int(cell.get("attempt") or 0))
+            before = self._seen.get(cell["identifier"], ("queued", now[1]))
+            self._seen[cell["identifier"]] = now
+            if now != before:
+                output.note(render.change(cell))
+
+
+class Screen:
+    """The live display: one line for every running cell, what ended last, and the counts."""
+
+    def __init__(self) -> None:
+        self._cells: Sequence[Document] = ()
+
+    def show(self, cells: Sequence[Document]) -> None:
+        """Remember the cells; the display draws them by itself."""
+        self._cells = cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw as many cells as the terminal has room for: running ones first, then failed, queued, done."""
+        from rich.table import Table
+        from rich.text import Text
+
+        room = max(3, (options.height or console.height) - 3)
+        order = ("running", "failed", "queued", "cancelled", "succeeded")
+        cells = sorted(self._cells, key=lambda cell: order.index(cell["state"]))
+        grid = Table.grid(padding=(0, 2))
+        for column in range(5):
+            grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if column == 0 else None)
+        for cell in cells[:room]:
+            identifier, state, *rest = render.activity(cell)
+            texts = [Text(render.one_line(text)) for text in rest]
+            grid.add_row(Text(identifier), Text(state, style=render.STYLES.get(state, "")), *texts)
+        yield grid
+        hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
+        yield Text(render.counts(cells) + hidden)
+
+
+@contextmanager
+def display() -> Iterator[tuple[Display, float | None]]:
+    """Yield the display that fits the terminal, and how often it wants to be fed in seconds (None: on events)."""
+    if not output.lively():
+        yield Lines(), None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    screen = Screen()
+    with Live(screen, console=Console(stderr=True), refresh_per_second=4, transient=True):
+        yield screen, LIVELY_PERIOD
+
+
+def follow(
+    client: FarmClient,
+    build_id: str,
+    show: Callable[[], AbstractContextManager[tuple[Display, float | None]]] = display,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Show a build until its report is written; return the build and its cells.
+
+    Events say when to look; looks say what there is to see. So nothing is missed and nothing is said twice, whatever
+    happens to the connection. Raises FarmFault when the farm stays away, KeyboardInterrupt on Ctrl-C.
+    """
+    news: queue.SimpleQueue[FarmError | str] = queue.SimpleQueue()
+    # A daemon: it may be deep in a read when Ctrl-C comes, and nobody waits for it then.
+    threading.Thread(target=_listen, args=(client, build_id, news), name="events", daemon=True).start()
+    cells = client.cells(build_id)
+    with show() as (screen, period):
+        screen.show(cells)
+        looked = time.monotonic()
+        message: FarmError | str = ""
+        while message != "end":
+            message = _next(news, period)
+            pause = max(0.2, len(cells) / CELLS_A_SECOND) - (time.monotonic() - looked)
+            if message != "end" and pause > 0:
+                time.sleep(pause)
+            while message != "end" and not news.empty():
+                message = news.get()
+            if isinstance(message, FarmError):
+                raise message
+            cells = client.cells(build_id)
+            screen.show(cells)
+            looked = time.monotonic()
+        return client.build(build_id), cells
+
+
+def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[FarmError | str]) -> None:
+    try:
+        for event in client.watch(build_id):
+            news.put(str(event["type"]))
+        news.put("end")
+    except FarmError as error:
+        news.put(error)
+    except RuntimeError:
+        # The client was closed under us: whoever followed has left.
+        news.put("end")
+
+
+def _next(news: queue.SimpleQueue[FarmError | str], period: float | None) -> FarmError | str:
+    try:
+        return news.get(timeout=period)
+    except queue.Empty:
+        return ""

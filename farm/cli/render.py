@@ -1,0 +1,317 @@
+"""Cells, plans and verdicts as text. Pure: JSON in, lines out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import typer
+
+Document = Mapping[str, Any]
+
+STYLES = {
+    "succeeded": "green",
+    "hit": "green",
+    "running": "cyan",
+    "joined": "cyan",
+    "miss": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+    "FAIL": "red",
+    "ok": "green",
+}
+"""Colours of state words; the words say the same without them."""
+
+PLAN_ROWS = 40
+FAILURES = 20
+DETAIL_LINES = 2
+
+COMPUTES_IN_FP32 = {"fp16", "bf16"}
+"""Precisions that ONNX Runtime's CPU kernels compute in fp32, with casts around them."""
+
+
+# --- quantities -----------------------------------------------------------------------------------------------------
+
+
+def size(count: float | None) -> str:
+    """Return bytes for people: `3.2 MB`."""
+    if count is None:
+        return ""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min`, `2 h 10 min`."""
+    if seconds is None:
+        return ""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float | None) -> str:
+    """Return elapsed time that does not jump while it runs: `0:07`, `1:02:03`."""
+    whole = int(seconds or 0)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def plural(count: int, word: str, words: str = "") -> str:
+    """Return `1 cell`, `2 cells`."""
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
+    """Return rows as lines with columns lined up; state words get their colour."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        padded[-1] = padded[-1].rstrip()
+        lines.append((indent + "  ".join(map(_styled, padded))).rstrip())
+    return lines
+
+
+def _styled(text: str) -> str:
+    colour = STYLES.get(text.split(" ", 1)[0]) if text else None
+    return typer.style(text, fg=colour) if colour else text
+
+
+# --- a plan ---------------------------------------------------------------------------------------------------------
+
+
+def plan(document: Document) -> list[str]:
+    """Return what a submission would do: counts, one line for every cell that is not a hit, warnings."""
+    cells = document["cells"]
+    counts = Counter(cell["state"] for cell in cells)
+    parts = [
+        plural(counts["hit"], "hit"),
+        plural(counts["miss"], "miss", "misses"),
+        *([f"{counts['joined']} joined"] if counts["joined"] else []),
+    ]
+    lines = [f"{document['name']}: {plural(len(cells), 'cell')}, {', '.join(parts)}"]
+    to_do = [cell for cell in cells if cell["state"] != "hit"]
+    rows = [(cell["state"], cell["identifier"], _why(cell)) for cell in to_do[:PLAN_ROWS]]
+    lines += align(rows, "  ")
+    if len(to_do) > PLAN_ROWS:
+        lines.append(f"  and {len(to_do) - PLAN_ROWS} more (--json has all)")
+    known = [cell["expected_seconds"] for cell in to_do if cell.get("expected_seconds")]
+    if known:
+        rest = len(to_do) - len(known)
+        lines.append(f"about {duration(sum(known))} of compiling" + (f", and {rest} that are new" if rest else ""))
+    lines += [f"warning: {text}" for text in document["warnings"]]
+    return lines
+
+
+def _why(cell: Document) -> str:
+    reason = cell["reason"] or ("another build compiles it now" if cell["state"] == "joined" else "")
+    return reason if cell["live_workers"] else f"{reason}; waits: no live worker".removeprefix("; ")
+
+
+# --- while it runs --------------------------------------------------------------------------------------------------
+
+
+def counts(cells: Iterable[Document]) -> str:
+    """Return `3 succeeded, 1 failed, 2 running, 10 queued`."""
+    found = Counter(str(cell["state"]) for cell in cells)
+    order = ("succeeded", "failed", "cancelled", "running", "queued")
+    return ", ".join(f"{found[state]} {state}" for state in order if found[state]) or "no cells"
+
+
+def change(cell: Document) -> str:
+    """Return the one line that a log gets when a cell's state changes."""
+    parts = [str(cell["identifier"]), str(cell["state"])]
+    match cell["state"]:
+        case "running":
+            parts.append(f"on {cell['worker']}" if cell.get("worker") else "")
+            parts.append(f"(attempt {cell['attempt']})" if (cell.get("attempt") or 0) > 1 else "")
+        case "succeeded":
+            parts.append("(hit)" if cell.get("hit") else f"in {duration(cell.get('elapsed'))}")
+        case "failed":
+            parts.append(f"{cell.get('kind')}: {one_line(cell.get('message'))}")
+        case "queued":
+            parts.append(f"({cell['waiting']})" if cell.get("waiting") else "")
+    return " ".join(filter(None, parts))
+
+
+def activity(cell: Document) -> tuple[str, str, str, str, str]:
+    """Return a cell's line of the live display: identifier, state, phase, elapsed, worker."""
+    phase = cell.get("phase") or "" if cell["state"] == "running" else ""
+    if phase and cell.get("progress") is not None:
+        phase = f"{phase} {cell['progress']:.0%}"
+    where = str(cell.get("worker") or "") if cell["state"] == "running" else ""
+    if cell["state"] == "failed":
+        phase = str(cell.get("kind") or "")
+    elapsed = "hit" if cell.get("hit") else clock(cell["elapsed"]) if cell.get("elapsed") else ""
+    return str(cell["identifier"]), str(cell["state"]), phase, elapsed, where
+
+
+# --- what came out --------------------------------------------------------------------------------------------------
+
+
+def table(cells: Sequence[Document]) -> list[str]:
+    """Return the final table: size, latency and error of every cell, compared with its fp32 sibling."""
+    base = _baselines(cells)
+    rows = [("cell", "state", "size", "latency", "error", "time")]
+    for cell in cells:
+        facts = cell.get("facts") or {}
+        sibling = base.get(_sibling(cell), {})
+        rows.append(
+            (
+                str(cell["identifier"]),
+                _state(cell),
+                _size_column(facts, sibling),
+                _latency_column(facts, sibling),
+                _error_column(facts),
+                "hit" if cell.get("hit") else duration(cell.get("elapsed")),
+            )
+        )
+    return align(rows)
+
+
+def _state(cell: Document) -> str:
+    return f"{cell['state']} as expected" if cell.get("as_expected") else str(cell["state"])
+
+
+def _size_column(facts: Document, sibling: Document) -> str:
+    if not facts:
+        return ""
+    own, base = facts["program"]["size"], (sibling.get("program") or {}).get("size")
+    return f"{size(own)}  {own / base:.0%}" if base else size(own)
+
+
+def _latency_column(facts: Document, sibling: Document) -> str:
+    own, base = facts.get("latency"), sibling.get("latency")
+    if not own:
+        return ""
+    if not base:
+        return f"{duration(own)}{' shared' if facts.get('shared') else ''}"
+    if facts.get("shared") or sibling.get("shared"):
+        return f"{duration(own)}  ~{base / own:.1f}x shared"
+    return f"{duration(own)}  {base / own:.2f}x"
+
+
+def _error_column(facts: Document) -> str:
+    if not facts:
+        return ""
+    errors = facts.get("errors") or {}
+    unequal = {name: 1 - share for name, share in (facts.get("equal") or {}).items()}
+    worst = max([*errors.values(), *unequal.values()], default=None)
+    text = "not verified" if worst is None else "0" if worst == 0 else f"{worst:.1e}"
+    if facts.get("nonfinite"):
+        text = "not finite"
+    return f"{text} weak" if facts.get("weak") else text
+
+
+def _sibling(cell: Document) -> tuple[str, str, str]:
+    return str(cell["model"]), str(cell["target"]), str(cell["shape"])
+
+
+def _baselines(cells: Sequence[Document]) -> dict[tuple[str, str, str], Document]:
+    """Facts of the fp32 cell for every model, target and shape."""
+    return {_sibling(cell): cell["facts"] for cell in cells if cell["precision"] == "fp32" and cell.get("facts")}
+
+
+def gains(cells: Sequence[Document]) -> list[str]:
+    """Return one line for every target and precision: what it gains over fp32, and why not more."""
+    base = _baselines(cells)
+    groups: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
+    for cell in cells:
+        facts, sibling = cell.get("facts"), base.get(_sibling(cell))
+        if facts and sibling and cell["precision"] != "fp32":
+            groups.setdefault((str(cell["precision"]), str(cell["target"])), []).append((facts, sibling))
+    lines = []
+    for (precision, target), pairs in groups.items():
+        share = median(own["program"]["size"] / fp32["program"]["size"] for own, fp32 in pairs)
+        text = f"{precision} on {target}: {share:.0%} of the fp32 size"
+        # Only what was measured alone: a mean of rough figures looks like knowledge and is none.
+        speeds = [
+            fp32["latency"] / own["latency"]
+            for own, fp32 in pairs
+            if own.get("latency") and fp32.get("latency") and not own.get("shared") and not fp32.get("shared")
+        ]
+        if speeds:
+            text += f", {median(speeds):.2f}x its speed"
+        if len(pairs) > 1:
+            text += f" (median of {len(pairs)} cells)"
+        if target == "onnxruntime/cpu" and precision in COMPUTES_IN_FP32:
+            text += "; the CPU casts to fp32 to compute, so the gain is size"
+        lines.append(text)
+    return lines
+
+
+def legend(cells: Sequence[Document]) -> list[str]:
+    """Return what the table's remarks mean, for those that it has."""
+    facts = [cell["facts"] for cell in cells if cell.get("facts")]
+    lines = []
+    if any(each.get("shared") and each.get("latency") for each in facts):
+        lines.append(
+            "shared: measured beside another attempt on the node, so the speed is rough; cpu_slots = 1 measures alone"
+        )
+    if any(each.get("weak") for each in facts):
+        lines.append(
+            "weak: the samples prove little, a constant answer would pass too; `samples:` in the manifest helps"
+        )
+    return lines
+
+
+def failures(cells: Sequence[Document], build_id: str) -> list[str]:
+    """Return at most eight lines for every cell that failed: where, what, whose fault, what to try, its log."""
+    failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
+    lines: list[str] = []
+    for cell in failed[:FAILURES]:
+        whose = "the farm's fault" if cell.get("fault") == "farm" else "yours to fix"
+        phase = f" while {cell['phase']}" if cell.get("phase") else ""
+        lines.append(f"{_styled('failed')} {cell['identifier']}{phase}: {cell['kind']} ({whose})")
+        if cell.get("message"):
+            lines.append(f"  {one_line(cell['message'])}")
+        details = [line for line in str(cell.get("detail") or "").splitlines() if line.strip()]
+        lines += [f"  | {one_line(line)}" for line in details[:DETAIL_LINES]]
+        if cell.get("advice"):
+            lines.append(f"  try: {one_line(cell['advice'])}")
+        if cell.get("job") or cell.get("log"):
+            lines.append(f"  log: farm logs {build_id} {cell['identifier']}")
+    if len(failed) > FAILURES:
+        lines.append(f"and {len(failed) - FAILURES} more failed cells: farm status {build_id} --json")
+    return lines
+
+
+def remarks(cells: Sequence[Document]) -> list[str]:
+    """Return the warnings of cells that passed."""
+    return [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
+
+
+def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
+    """Return everything that the end of a build has to say."""
+    blocks = [table(cells), [*gains(cells), *legend(cells)], failures(cells, str(build["id"])), remarks(cells)]
+    verdict = build.get("verdict") or {"text": counts(cells)}
+    blocks.append([f"{build['name']} {build['id']}: {verdict['text']}"])
+    lines: list[str] = []
+    for block in filter(None, blocks):
+        lines += [*([""] if lines else []), *block]
+    return lines
+
+
+def waiting(cells: Sequence[Document]) -> list[str]:
+    """Return why queued cells wait, one sentence for each reason."""
+    reasons = Counter(str(cell["waiting"]) for cell in cells if cell["state"] == "queued" and cell.get("waiting"))
+    return [f"{plural(count, 'cell')} waiting: {reason}" for reason, count in reasons.most_common(10)]
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """Return foreign text on one line without control characters, so that a log cannot drive the terminal."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", str(text or ""))
+    plain = " ".join(re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", plain).split())
+    return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"

@@ -1,0 +1,107 @@
+"""The whole farm as a user runs it: the `farm` command in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+QUICKSTART = ROOT / "configs" / "manifests" / "quickstart.yaml"
+
+
+@dataclass(frozen=True)
+class Command:
+    """`farm` with a data folder of its own."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    def __call__(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run to the end and return what it printed."""
+        return subprocess.run(
+            [sys.executable, "-m", "farm", *arguments],
+            cwd=self.folder,
+            env=self.environ,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        """Start it, and return at once."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "farm", *arguments],
+            cwd=self.folder,
+            env=self.environ | environ,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """Run to the end and return the JSON on standard output."""
+        done = self(*arguments, "--json")
+        return json.loads(done.stdout)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process whose command line, folder or environment names the data folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), process.cwd(), process.environ().get("FARM_DATA_DIR", "")]
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+            if process.pid != os.getpid() and any(str(self.folder) in word for word in words):
+                found.append(process)
+        return found
+
+
+def command(folder: Path, **environ: str) -> Command:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "GITHUB_"))}
+    settings = {"FARM_DATA_DIR": str(folder / "data"), "FARM_LEASE_SECONDS": "3", "FARM_RENEW_SECONDS": "0.5"}
+    return Command(folder, clean | settings | {"PYTHONPATH": str(ROOT), "CI": "true"} | environ)
+
+
+@pytest.fixture(scope="session")
+def demo_data() -> Path:
+    """Real samples and calibration data, made once where the quickstart manifest looks for them."""
+    folder = ROOT / ".farm" / "demo"
+    subprocess.run([sys.executable, str(ROOT / "configs" / "demo_data.py"), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Command]:
+    """`farm` in an empty folder; nothing of it may be left running afterwards."""
+    runner = command(tmp_path)
+    yield runner
+    left = runner.processes()
+    for process in left:
+        process.kill()
+    assert left == [], "processes were left running"
+
+
+@pytest.fixture(scope="session")
+def quickstart(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """A farm that is up and has run the quickstart manifest once."""
+    runner = command(tmp_path_factory.mktemp("quickstart"))
+    done = runner("run", str(QUICKSTART))
+    assert done.returncode == 0, done.stdout + done.stderr
+    up = runner.start("up")
+    assert up.stdout is not None
+    for line in up.stdout:
+        if "http://" in line:
+            break
+    yield runner
+    up.send_signal(2)
+    up.communicate(timeout=30)

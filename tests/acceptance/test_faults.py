@@ -1,0 +1,80 @@
+"""The farm under faults that a laptop sees: kill -9 of a worker, of the farm itself, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.acceptance.conftest import Command
+from tests.helpers import wait_until
+
+SLOW = """
+version: 1
+name: slow
+targets: [onnxruntime/cpu]
+precisions: [int8]
+models:
+  - name: squeezenet
+    source: {package: onnx/backend/test/data/light/light_squeezenet.onnx}
+    calibration: {generate: 64, seed: 1}
+"""
+"""A real compile that takes some seconds: calibration runs the net on 64 samples."""
+
+
+def compiling(farm: Command) -> list[psutil.Process]:
+    """Processes of compilers at work: the runner started by path."""
+    return [process for process in farm.processes() if any("runner/child.py" in word for word in words(process))]
+
+
+def words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(farm: Command) -> None:
+    manifest = farm.folder / "slow.yaml"
+    manifest.write_text(SLOW)
+    run = farm.start("run", str(manifest), "--json")
+    wait_until(lambda: compiling(farm), timeout=60)
+    doomed = [process for process in farm.processes() if "celery" in " ".join(words(process))]
+    assert doomed
+    children = compiling(farm)
+    for process in doomed:
+        process.kill()
+    psutil.wait_procs(children, timeout=5)
+    assert not any(process.is_running() for process in children), "a compiler outlived its worker"
+    output, _ = run.communicate(timeout=120)
+    report = json.loads(output[output.index("{") :])
+    cell = report["cells"][0]
+    assert cell["state"] == "succeeded"
+    assert cell["attempt"] == 2
+
+
+def test_nothing_is_left_running_after_the_farm_is_killed(farm: Command) -> None:
+    manifest = farm.folder / "slow.yaml"
+    manifest.write_text(SLOW)
+    run = farm.start("run", str(manifest))
+    wait_until(lambda: compiling(farm), timeout=60)
+    assert len(farm.processes()) >= 5
+    run.kill()
+    run.communicate()
+    wait_until(lambda: not farm.processes(), timeout=15, message="all processes of the farm are gone")
+    # The next run takes the build up where it was, from the same folder.
+    again = farm.json("run", str(manifest))
+    assert again["build"]["verdict"]["exit_code"] == 0
+
+
+def test_ctrl_c_stops_the_farm_and_says_how_to_go_on(farm: Command, tmp_path: Path) -> None:
+    manifest = farm.folder / "slow.yaml"
+    manifest.write_text(SLOW)
+    run = farm.start("run", str(manifest))
+    wait_until(lambda: compiling(farm), timeout=60)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 8
+    assert "farm run" in output

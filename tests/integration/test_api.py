@@ -1,0 +1,415 @@
+"""The HTTP API and its client, over a real server, store and object storage. The test itself plays the worker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from farm.api.app import create_app
+from farm.app import Farm
+from farm.artifacts import blob_key
+from farm.client import FarmClient, Frozen
+from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
+from farm.jobs.state import FailureKind, Outcome
+from farm.settings import Settings
+from tests.api_farm import MANIFEST, POOL, client, farm, finished, frozen, serving, url, work
+
+__all__ = ["client", "farm", "frozen", "url"]
+
+# --- who may ask ----------------------------------------------------------------------------------------------------
+
+
+def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
+    document = httpx.get(f"{url}/v1/openapi.json").json()
+    open_to_all = {"/v1/health", "/v1/schema/manifest"}
+    for path, methods in document["paths"].items():
+        filled = path.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
+        filled = filled.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32)
+        for method in methods:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic c2VzYW1l"}):
+                answer = httpx.request(method, url + filled, headers=headers)
+                assert answer.status_code == (200 if path in open_to_all else 401), (method, path)
+                if path not in open_to_all:
+                    assert answer.headers["WWW-Authenticate"] == "Bearer"
+                    assert answer.json()["title"] == "Unauthenticated"
+
+
+def test_the_client_says_not_allowed(url: str) -> None:
+    with FarmClient(url, "wrong") as client, pytest.raises(NotAllowed, match="not known here"):
+        client.builds()
+
+
+def test_without_a_token_there_is_no_app_for_everybody(settings: Settings) -> None:
+    with pytest.raises(UsageError, match="no token is set"):
+        create_app(Farm(settings))
+
+
+def test_without_a_token_loopback_serves_its_own_names_only(settings: Settings) -> None:
+    with serving(Farm(settings), loopback=True) as url:
+        assert httpx.get(f"{url}/v1/builds").json() == {"items": []}
+        rebound = httpx.get(f"{url}/v1/builds", headers={"Host": "evil.example"})
+        assert rebound.status_code == 400
+
+
+def test_namespaces_keep_builds_apart(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), namespace="fork") as other:
+        assert other.builds() == []
+        with pytest.raises(NotFound):
+            other.build(build_id)
+
+
+# --- what is refused, and how ---------------------------------------------------------------------------------------
+
+
+def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
+    answer = client._http.get("/v1/builds/b-0123456789abcdef")
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    document = answer.json()
+    assert document["type"] == "urn:farm:error:NotFound"
+    assert document["title"] == "Not found"
+    assert document["status"] == 404
+    assert "b-0123456789abcdef" in document["detail"]
+    with pytest.raises(NotFound, match="b-0123456789abcdef"):
+        client.build("b-0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/builds/..%2f..%2fworkers",
+        "/v1/builds/b-XYZ",
+        "/v1/builds/b-0123456789abcdef0",
+        "/v1/builds/%7Bfarm%7D:builds",
+        "/v1/jobs/j-1%0Aflushall/log",
+        "/v1/jobs/J1",
+        "/v1/artifacts/abc",
+        "/v1/blobs/..%2f..",
+        "/v1/refs/Latest",
+        "/v1/refs/.hidden",
+        "/v1/builds?limit=0",
+    ],
+)
+def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
+    answer = client._http.get(path)
+    assert answer.status_code in (404, 422)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"build_id": "b-1"},
+        {"build_id": "../x"},
+        {"surprise": 1},
+        {"manifest": "x" * (2**20 + 1)},
+        {"models": {"net": {"digest": "no"}}},
+        {"labels": {"team": "x" * 300}},
+    ],
+)
+def test_malformed_submissions_are_the_callers_fault(
+    client: FarmClient, frozen: Frozen, change: dict[str, Any]
+) -> None:
+    answer = client._http.post("/v1/plan", json={**frozen.submission, **change})
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
+    submission = json.loads(json.dumps(frozen.submission))
+    submission["models"]["net"]["files"][0]["path"] = "../../etc/passwd"
+    answer = client._http.post("/v1/builds", json=submission)
+    assert answer.status_code == 422
+    assert "relative path" in answer.json()["detail"]
+
+
+def test_bodies_over_the_limit_are_refused(client: FarmClient) -> None:
+    answer = client._http.post("/v1/plan", content=b"[" + b" " * (40 << 20))
+    assert answer.status_code == 413
+
+
+def test_manifest_errors_reach_the_client_with_their_places(client: FarmClient, frozen: Frozen) -> None:
+    wrong = Frozen({**frozen.submission, "manifest": MANIFEST.replace("precisions", "precisons")}, frozen.files)
+    with pytest.raises(ManifestError) as caught:
+        client.plan(wrong)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (4, 1)
+    assert "precisions" in problem.hint
+
+
+def test_a_store_that_is_away_is_503_and_says_when_to_come_back(settings: Settings) -> None:
+    away = settings.model_copy(update={"redis_url": SecretStr("redis://127.0.0.1:9/0")})
+    with serving(Farm(away), loopback=True) as url:
+        answer = httpx.get(f"{url}/v1/health", timeout=30)
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
+        assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+
+
+def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    texts = [client._http.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")]
+    secret = farm.settings.s3_secret_key.get_secret_value()
+    assert not any(secret in text or farm.settings.api_token.get_secret_value() in text for text in texts)
+
+
+# --- a build's life -------------------------------------------------------------------------------------------------
+
+
+def test_plan_changes_nothing_and_names_what_is_missing(client: FarmClient, frozen: Frozen) -> None:
+    planned = client.plan(frozen)
+    assert planned["build_id"] == frozen.build_id
+    assert [(cell["identifier"], cell["state"]) for cell in planned["cells"]] == [
+        ("net/onnxruntime-cpu/fp32/static", "miss"),
+        ("net/onnxruntime-cpu/fp16/static", "miss"),
+    ]
+    assert planned["missing_blobs"] == [frozen.submission["models"]["net"]["files"][0]["digest"]]
+    assert client.builds() == []
+
+
+def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    progress: list[tuple[int, int]] = []
+    build = client.submit(frozen, progress=lambda sent, total: progress.append((sent, total)))
+    assert build["id"] == frozen.build_id
+    assert build["counts"]["queued"] == 2
+    (digest,) = frozen.files
+    size = frozen.files[digest].stat().st_size
+    assert progress[-1] == (size, size)
+    assert farm.artifacts.verify_blob(digest, size)
+    assert client.submit(frozen)["id"] == build["id"]
+    assert [each["id"] for each in client.builds()] == [build["id"]]
+
+
+def test_the_idempotency_key_is_the_build_id(client: FarmClient, frozen: Frozen) -> None:
+    answer = client._http.post("/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16})
+    assert answer.status_code == 400
+    assert client.builds() == []
+
+
+def test_uploads_are_checked_against_their_digest(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"abc")
+    digest = "00" * 32
+    with pytest.raises((UsageError, FarmFault)):
+        client.upload({digest: other})
+    assert not farm.artifacts.has_blob(digest)
+
+
+def test_a_build_is_found_by_prefix_and_latest(client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    for name in (build_id, build_id[:8], build_id[2:8], "@latest"):
+        assert client.build(name)["id"] == build_id
+
+
+def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path) -> None:
+    build_id = client.submit(frozen)["id"]
+    assert work(farm) == 2
+    farm.builds.finish(build_id)
+    build = client.build(build_id)
+    assert (build["state"], build["verdict"]["exit_code"]) == ("reported", 0)
+    cells = client.cells(build_id)
+    assert [cell["state"] for cell in cells] == ["succeeded", "succeeded"]
+    assert client.log(cells[0]["job"]) == b"compiled\n"
+    assert client.job(cells[0]["job"])["state"] == "succeeded"
+    assert build_id in client.junit(build_id)
+    assert client.report(build_id)["build"]["id"] == build_id
+    assert client.refs() == ["latest"]
+    assert [cell["precision"] for cell in client.ls()] == ["fp16", "fp32"]
+
+    fetched = client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path / "out", log=True)
+    assert fetched.program.read_bytes() == f"program {cells[1]['key']}".encode()
+    assert json.loads(fetched.sidecar.read_text()) == client.artifact(cells[1]["key"])
+    assert fetched.log is not None
+    assert sorted(path.name for path in fetched.folder.iterdir()) == ["artifact.json", "log.txt", "program.onnx"]
+
+
+def test_the_second_build_is_all_hits(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    again = Frozen({**frozen.submission, "build_id": "b-" + "1" * 16}, frozen.files)
+    assert [cell["state"] for cell in client.plan(again)["cells"]] == ["hit", "hit"]
+    build = client.submit(again)
+    assert build["counts"]["hits"] == 2
+
+
+def test_cancel_ends_what_has_not_ended(client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    assert client.cancel(build_id) == 2
+    assert client.cancel(build_id) == 0
+    assert {cell["state"] for cell in client.cells(build_id)} == {"cancelled"}
+
+
+def test_cells_can_be_asked_for_by_state(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
+    answer = client._http.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
+    assert {(cell["kind"], cell["message"], cell["fault"]) for cell in answer} == {
+        ("bad_model", "node `a` has no input", "user")
+    }
+    assert client._http.get(f"/v1/builds/{build_id}/cells?state=running").json() == {"items": []}
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+class Cutting(httpx.HTTPTransport):
+    """A transport that cuts event streams after every so many events."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__()
+        self.events = events
+        self.cuts = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if request.url.path.endswith("/events"):
+            response.stream = self._cut(response.stream)
+        return response
+
+    def _cut(self, stream: Any) -> Any:
+        cutting = self
+
+        class Stream(httpx.SyncByteStream):
+            def __iter__(self) -> Iterator[bytes]:
+                seen = 0
+                for chunk in stream:
+                    for line in chunk.splitlines(keepends=True):
+                        yield line
+                        seen += line == b"\n"
+                        if seen == cutting.events:
+                            cutting.cuts += 1
+                            raise httpx.ReadError("cut")
+
+            def close(self) -> None:
+                stream.close()
+
+        return Stream()
+
+
+def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    events: list[dict[str, Any]] = []
+    watcher = threading.Thread(target=lambda: events.extend(client.watch(build_id)))
+    watcher.start()
+    work(farm)
+    farm.builds.finish(build_id)
+    watcher.join(timeout=20)
+    assert not watcher.is_alive()
+    for identifier in ("net/onnxruntime-cpu/fp32/static", "net/onnxruntime-cpu/fp16/static"):
+        states = [e["state"] for e in events if e["type"] == "cell" and e["identifier"] == identifier]
+        assert states == ["running", "succeeded"]
+    assert [e["state"] for e in events if e["type"] == "build"][-1] == "reported"
+
+
+def test_a_cut_stream_goes_on_without_gap_or_repeat(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    whole = [event["id"] for event in client.watch(build_id)]
+    assert len(whole) > 6
+    transport = Cutting(events=1)
+    token = farm.settings.api_token.get_secret_value()
+    with FarmClient(url, token, transport=transport) as cut:
+        assert [event["id"] for event in cut.watch(build_id)] == whole
+    assert transport.cuts >= len(whole)
+
+
+def test_an_unknown_position_gets_one_reset(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    types = [event["type"] for event in client.watch(build_id, after="ffffffff.1-1")]
+    assert types == ["reset"]
+
+
+def test_events_of_an_unknown_build_are_an_error_not_a_stream(client: FarmClient) -> None:
+    with pytest.raises(NotFound):
+        next(client.watch("b-0123456789abcdef"))
+
+
+def test_events_without_a_server_that_streams_fall_back_to_reading(
+    farm: Farm, url: str, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = finished(farm, client, frozen)
+    monkeypatch.setattr("farm.client.FOLLOW_DELAYS", (0.0,) * 8)
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
+        monkeypatch.setattr(cut, "_stream", _silent)
+        assert list(cut.watch(build_id)) == []
+
+
+def _silent(*_: object) -> Iterator[tuple[str, str, str]]:
+    raise FarmFault("nothing comes through")
+    yield
+
+
+# --- fetch ----------------------------------------------------------------------------------------------------------
+
+
+def test_fetch_refuses_damaged_bytes(
+    farm: Farm, client: FarmClient, frozen: Frozen, s3_client: Any, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    cell = client.ls()[0]
+    program = cell["program"]
+    damaged = b"x" * program["size"]
+    s3_client.put_object(Bucket=farm.settings.s3_bucket, Key=blob_key(program["digest"]), Body=damaged)
+    with pytest.raises(ArtifactGone, match="damaged"):
+        client.fetch("net", "onnxruntime/cpu", cell["precision"], folder=tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_fetch_of_a_deleted_artifact_says_it_is_gone(
+    farm: Farm, client: FarmClient, frozen: Frozen, s3_client: Any, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    program = client.ls()[0]["program"]
+    s3_client.delete_object(Bucket=farm.settings.s3_bucket, Key=blob_key(program["digest"]))
+    with pytest.raises(ArtifactGone):
+        client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path)
+
+
+def test_fetch_of_what_is_not_there_says_what_is(
+    farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    with pytest.raises(NotFound) as caught:
+        client.fetch("nett", "onnxruntime/cpu", "fp32", folder=tmp_path)
+    assert caught.value.hint == "it has net"
+    with pytest.raises(NotFound) as caught:
+        client.fetch("net", "onnxruntime/cpu", "int8", folder=tmp_path)
+    assert "net/onnxruntime-cpu/fp16/static" in caught.value.hint
+    with pytest.raises(NotFound, match="no ref prod"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", ref="prod", folder=tmp_path)
+
+
+def test_a_blob_is_a_redirect_that_needs_no_token(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    digest = client.ls()[0]["program"]["digest"]
+    answer = client._http.get(f"/v1/blobs/{digest}")
+    assert answer.status_code == 307
+    assert answer.headers["Location"] == answer.json()["url"]
+    assert httpx.get(answer.json()["url"]).content.startswith(b"program ")
+    assert client._http.get(f"/v1/blobs/{'0' * 64}").status_code == 404
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def test_workers_and_pools(client: FarmClient) -> None:
+    (worker,) = client.workers()
+    assert (worker["id"], worker["pools"]) == ("w1", [POOL.name])
+    (pool,) = client.pools()
+    assert (pool["name"], pool["live_workers"], pool["slots"]) == (POOL.name, 1, 2)
+
+
+def test_schema_is_served_for_editors(url: str) -> None:
+    assert "2020-12" in httpx.get(f"{url}/v1/schema/manifest").json()["$schema"]
+    assert "draft-07" in httpx.get(f"{url}/v1/schema/manifest?draft7=true").json()["$schema"]
+
+
+def test_large_answers_are_compressed(client: FarmClient) -> None:
+    answer = client._http.get("/v1/schema/manifest")
+    assert answer.headers["Content-Encoding"] == "gzip"

@@ -1,0 +1,218 @@
+"""Commands against a running farm: what they print, and what they exit with. The test plays the worker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import junitparser
+import pytest
+import structlog
+
+from farm.app import Farm
+from farm.cli import main
+from farm.jobs.state import FailureKind, Outcome
+from tests.api_farm import MANIFEST, farm, freeze_manifest, serving, work
+from tests.helpers import wait_until
+
+__all__ = ["farm"]
+
+
+@pytest.fixture
+def manifest(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A manifest in the current folder, and a farm that commands find."""
+    freeze_manifest(tmp_path, MANIFEST)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with serving(farm) as url:
+        monkeypatch.setenv("FARM_API_URL", url)
+        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+        yield "farm.yaml"
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def worker(farm: Farm, manifest: str) -> Iterator[list[Outcome]]:
+    """A worker in the background, and the control plane's end of builds; fails as the list says."""
+    failures: list[Outcome] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.05):
+            work(farm, (lambda *_: failures[0]) if failures else None)
+            for build_id in farm.store.builds.ended_unreported():
+                farm.builds.finish(build_id)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield failures
+    stop.set()
+    thread.join()
+
+
+def test_submit_prints_plan_progress_and_table(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--label", "team=x", "--junit", "junit.xml"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == "demo: 2 cells, 0 hits, 2 misses"
+    assert "net/onnxruntime-cpu/fp32/static" in lines[1]
+    assert "first compile" in lines[1]
+    assert any(line.startswith("build b-") for line in lines)
+    assert "cell  " in out
+    assert lines[-1].endswith("2 of 2 cells succeeded")
+    assert "net/onnxruntime-cpu/fp32/static succeeded" in err
+    assert "\x1b" not in out + err
+    (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
+    assert suite.tests == 2
+
+
+def test_submit_as_json_prints_one_document(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["build"]["verdict"]["exit_code"] == 0
+    assert [cell["state"] for cell in document["cells"]] == ["succeeded", "succeeded"]
+
+
+def test_dry_run_creates_nothing(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--dry-run"]) == 0
+    assert "2 misses" in capsys.readouterr().out
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": []}
+
+
+def test_the_second_time_everything_is_a_hit(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["submit", manifest]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("demo: 2 cells, 2 hits, 0 misses")
+    assert sum(line.endswith(" hit") for line in out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "whose"),
+    [(FailureKind.BAD_MODEL, 1, "yours to fix"), (FailureKind.TIME_LIMIT, 1, "yours to fix")],
+)
+def test_a_failure_is_explained_and_decides_the_exit_code(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], kind: FailureKind, code: int, whose: str
+) -> None:
+    worker.append(Outcome.failure(kind, "node `a` has no input", detail="line one\nline two"))
+    assert main(["submit", manifest]) == code
+    out = capsys.readouterr().out
+    assert f"{kind.value} ({whose})" in out
+    assert "node `a` has no input" in out
+    assert "log: farm logs b-" in out
+
+
+def test_detach_watch_status_logs_cancel(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach", "--json"]) == 0
+    build_id = json.loads(capsys.readouterr().out)["build"]["id"]
+    assert main(["status", build_id[:9]]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"demo {build_id}: 2 queued")
+    assert "waiting: " in out
+    assert main(["logs", "@latest", "fp32"]) in (0, 4)
+    capsys.readouterr()
+    assert main(["cancel", "@latest"]) == 0
+    assert capsys.readouterr().out == f"{build_id}: 2 cells cancelled\n"
+    farm.builds.finish(build_id)
+    assert main(["watch", build_id]) == 1
+    assert "2 cancelled" in capsys.readouterr().out
+
+
+def test_ctrl_c_detaches_and_says_how_to_return(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.cli.builds.SECOND_THOUGHT", 0.01)
+    monkeypatch.setattr("farm.cli.progress._next", interrupted)
+    assert main(["submit", manifest]) == 8
+    err = capsys.readouterr().err
+    (build,) = farm.builds.list("main")
+    assert f"return:  farm watch {build['id']}" in err
+    assert f"cancel:  farm cancel {build['id']}" in err
+    assert build["counts"]["queued"] == 2
+
+
+def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["logs", "@latest", "net/onnxruntime-cpu/fp32/static"]) == 0
+    assert capsys.readouterr().out == "compiled\n"
+    assert main(["logs", "@latest"]) == 2
+    assert "2 cells fit" in capsys.readouterr().err
+
+    assert main(["ls"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "net/onnxruntime-cpu/fp16/static",
+        "net/onnxruntime-cpu/fp32/static",
+    ]
+    for what in ("refs", "builds", "workers", "pools"):
+        assert main(["ls", what]) == 0
+        assert capsys.readouterr().out
+
+    assert main(["fetch", "net@latest", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
+    assert "checked" in capsys.readouterr().out
+    assert main(["inspect", "out/program.onnx"]) == 0
+    assert capsys.readouterr().out.startswith("net/onnxruntime-cpu/fp16/static\n")
+    key = json.loads(Path("out/artifact.json").read_text())["key"]
+    for name in (key, key[:8]):
+        assert main(["inspect", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["key"] == key
+
+
+def test_exit_codes_of_fetch(
+    farm: Farm,
+    worker: list[Outcome],
+    manifest: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(["submit", manifest]) == 0
+    fetch = ["fetch", "net", "-t", "onnxruntime/cpu", "-o", "out", "-p"]
+    assert main([*fetch, "int8"]) == 4
+    (cell, _) = sorted(farm.builds.cells("main", "@latest"), key=lambda cell: str(cell["precision"]))
+    farm.artifacts.delete_object(
+        f"blobs/sha256/{cell['facts']['program']['digest'][:2]}/{cell['facts']['program']['digest']}"
+    )
+    assert main([*fetch, "fp16"]) == 39
+    monkeypatch.setenv("FARM_API_TOKEN", "wrong")
+    assert main([*fetch, "fp32"]) == 5
+
+
+def test_manifest_errors_come_at_once_and_create_nothing(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(
+        MANIFEST.replace("precisions", "precisons").replace("onnxruntime/cpu", "onnxrutime/cpu")
+    )
+    assert main(["submit", "bad.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "bad.yaml:3:" in err
+    assert "bad.yaml:4:1: unknown field `precisons`" in err
+    assert "2 errors; nothing was changed" in err
+
+
+def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    codes: list[int] = []
+    watching = threading.Thread(target=lambda: codes.append(main(["watch"])))
+    watching.start()
+    handed = wait_until(lambda: work(farm))
+    assert handed == 2
+    farm.builds.finish(farm.builds.resolve("main", "@latest"))
+    watching.join(timeout=30)
+    assert codes == [0]
+    assert "net/onnxruntime-cpu/fp16/static succeeded" in capsys.readouterr().err

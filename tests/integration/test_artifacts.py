@@ -1,0 +1,692 @@
+"""The contract of the artifact store, on a real S3 server with faults put in where a server cannot be asked
+for them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import botocore.awsrequest
+import httpx
+import pytest
+from botocore.exceptions import ConnectionClosedError
+
+from farm.artifacts import Published, blob_key, sidecar_key
+from farm.artifacts.s3 import PART, S3Store
+from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+KEY = "ab" * 32
+MISSING = "0" * 64
+
+
+def make_store(s3_settings: dict[str, str], **changes: Any) -> S3Store:
+    names = {
+        "endpoint": "s3_endpoint",
+        "bucket": "s3_bucket",
+        "access_key": "s3_access_key",
+        "secret_key": "s3_secret_key",
+    }
+    return S3Store(**{name: s3_settings[setting] for name, setting in names.items()} | changes)
+
+
+@pytest.fixture
+def store(s3_settings: dict[str, str]) -> S3Store:
+    return make_store(s3_settings)
+
+
+def make_sidecar(store: S3Store, key: str = KEY, **fields: Any) -> dict[str, Any]:
+    """A valid sidecar whose blobs are uploaded."""
+    digest, size = store.put_blob_bytes(f"program of {key}".encode())
+    log, log_size = store.put_blob_bytes(b"log")
+    return {
+        "schema": 1,
+        "key": key,
+        "identifier": "resnet50/onnxruntime-cpu/fp32/b1",
+        "spec": {"precision": "fp32"},
+        "blobs": {
+            "program": {"path": "program.onnx", "digest": digest, "size": size},
+            "log": {"path": "log.txt", "digest": log, "size": log_size},
+        },
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "device": {"arch": "cpu"},
+        "created": "2026-11-21T00:00:00+00:00",
+        **fields,
+    }
+
+
+class Overwriter:
+    """Somebody with access to the bucket who puts anything anywhere."""
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    def put(self, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=data)
+
+    def get(self, key: str) -> bytes:
+        return self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+
+    def head(self, key: str) -> Any:
+        return self._client.head_object(Bucket=self._bucket, Key=key)
+
+
+@pytest.fixture
+def outside(s3_client: S3Client, s3_settings: dict[str, str]) -> Overwriter:
+    return Overwriter(s3_client, s3_settings["s3_bucket"])
+
+
+# --- blobs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 1, 3 * PART])
+def test_a_blob_comes_back_as_it_went(store: S3Store, tmp_path: Path, size: int) -> None:
+    """Also at the sizes where one request becomes several."""
+    data = random.Random(size).randbytes(size)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(data)
+
+    digest, uploaded = store.put_blob_file(source)
+    store.get_blob(digest, target, size)
+
+    assert (digest, uploaded) == (hashlib.sha256(data).hexdigest(), size)
+    assert target.read_bytes() == data
+    assert store.has_blob(digest, size)
+    assert not store.has_blob(digest, size + 1)
+    assert store.read_blob(digest, limit=size) == data
+    assert store.verify_blob(digest, size)
+
+
+def test_a_large_blob_goes_up_in_parts(store: S3Store, outside: Overwriter, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(3 * PART))
+    digest, _ = store.put_blob_file(path)
+    assert outside.head(blob_key(digest))["ETag"].endswith('-3"')
+
+
+def test_a_missing_blob_is_named_in_the_error(store: S3Store, s3_settings: dict[str, str], tmp_path: Path) -> None:
+    """With bucket, key and endpoint, and without credentials; nothing is left where the file should be."""
+    with pytest.raises(ArtifactGone) as error:
+        store.get_blob(MISSING, tmp_path / "file")
+    for word in (s3_settings["s3_bucket"], blob_key(MISSING), s3_settings["s3_endpoint"]):
+        assert word in str(error.value)
+    assert s3_settings["s3_secret_key"] not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArtifactGone):
+        store.read_blob(MISSING, limit=10)
+    assert not store.has_blob(MISSING)
+    assert not store.verify_blob(MISSING)
+
+
+def test_a_blob_over_the_limit_is_not_read(store: S3Store) -> None:
+    digest, size = store.put_blob_bytes(b"x" * 100)
+    with pytest.raises(UsageError, match="100 bytes"):
+        store.read_blob(digest, limit=size - 1)
+
+
+def test_a_blob_of_another_size_than_promised_is_refused(store: S3Store, tmp_path: Path) -> None:
+    digest, size = store.put_blob_bytes(b"twelve bytes")
+    with pytest.raises(ArtifactGone, match="12 bytes where 13 were expected"):
+        store.get_blob(digest, tmp_path / "file", size + 1)
+    assert store.has_blob(digest, size), "the blob itself is right, and stays"
+
+
+def test_a_file_with_another_digest_than_promised_is_refused(store: S3Store, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"other bytes")
+    with pytest.raises(UsageError, match="SHA-256"):
+        store.put_blob_file(path, digest=MISSING)
+    assert not store.has_blob(MISSING)
+
+
+def test_a_file_that_changes_while_it_is_uploaded_makes_no_blob(store: S3Store, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * PART))
+    digest = hashlib.sha256(bytes(3 * PART)).hexdigest()
+
+    def change(**_: Any) -> None:
+        with path.open("r+b") as file:
+            file.seek(3 * PART - 1)
+            file.write(b"!")
+
+    store._s3.meta.events.register("before-call.s3.CreateMultipartUpload", change)
+    with pytest.raises(UsageError, match="changed while"):
+        store.put_blob_file(path)
+    assert not store.has_blob(digest)
+
+
+def flip(data: bytes, place: random.Random) -> bytes:
+    position = place.randrange(len(data))
+    return data[:position] + bytes([data[position] ^ 1 << place.randrange(8)]) + data[position + 1 :]
+
+
+def cut(data: bytes, place: random.Random) -> bytes:
+    return data[: place.randrange(len(data))]
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_fifty_damaged_blobs_are_all_refused_and_all_brought_back(
+    store: S3Store, outside: Overwriter, tmp_path: Path, damage: Callable[[bytes, random.Random], bytes]
+) -> None:
+    """A damaged blob goes into quarantine, so that it is missing from then on, and the next put brings it
+    back."""
+    place = random.Random(19)
+
+    def one(number: int) -> None:
+        data = f"program {number} ".encode() * 50
+        digest, size = store.put_blob_bytes(data)
+        damaged = damage(data, random.Random(place.random()))
+        outside.put(blob_key(digest), damaged)
+        target = tmp_path / str(number)
+        with pytest.raises(ArtifactGone, match="damaged"):
+            store.get_blob(digest, target)
+        assert not target.exists()
+        assert not store.has_blob(digest, size)
+        assert outside.get(f"quarantine/sha256/{digest[:2]}/{digest}") == damaged
+        store.put_blob_bytes(data)
+        assert store.read_blob(digest, limit=size) == data
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(50)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_put_overwrites_a_damaged_blob(store: S3Store, outside: Overwriter) -> None:
+    """That there is something under the name, in the right size, does not make it right."""
+    digest, size = store.put_blob_bytes(b"right")
+    outside.put(blob_key(digest), b"wrong")
+    store.put_blob_bytes(b"right")
+    assert outside.get(blob_key(digest)) == b"right"
+    assert store.verify_blob(digest, size)
+
+
+def test_verifying_finds_a_damaged_large_blob(store: S3Store, outside: Overwriter, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data := os.urandom(2 * PART + 7))
+    digest, size = store.put_blob_file(path)
+    outside.put(blob_key(digest), flip(data, random.Random(1)))
+    assert store.has_blob(digest, size)
+    assert not store.verify_blob(digest, size)
+    assert not store.has_blob(digest)
+
+
+MEMORY = """
+import os, resource, sys
+from pathlib import Path
+from farm.artifacts.s3 import S3Store
+
+def rss(what):
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(what))
+
+endpoint, bucket, access_key, secret_key, folder = sys.argv[1:]
+store = S3Store(endpoint=endpoint, bucket=bucket, access_key=access_key, secret_key=secret_key)
+store.check()
+source, target = Path(folder) / "source", Path(folder) / "target"
+with source.open("wb") as file:
+    for _ in range(256):
+        file.write(os.urandom(1 << 20))
+idle = rss("VmRSS")
+digest, size = store.put_blob_file(source)
+store.get_blob(digest, target, size)
+print(rss("VmHWM") - idle)
+"""
+
+
+def test_memory_does_not_grow_with_a_blob(s3_settings: dict[str, str], tmp_path: Path) -> None:
+    """256 MiB go up and come down in less than 150 MiB above what the idle process holds."""
+    arguments = [s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")]
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY, *arguments, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 150
+
+
+# --- artifacts ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_is_found(store: S3Store) -> None:
+    published = store.publish("main", make_sidecar(store, worker="w1"))
+    found = store.lookup(["main"], KEY)
+    assert not published.adopted
+    assert found is not None
+    assert found.sidecar == published.sidecar
+    assert (found.namespace, found.sidecar["namespace"], found.sidecar["worker"]) == ("main", "main", "w1")
+
+
+def test_of_sixteen_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> None:
+    """Five rounds; nobody overwrites, everybody ends with the winner's sidecar."""
+    with ThreadPoolExecutor(16) as pool:
+        for round_ in range(5):
+            key = f"{round_:064x}"
+            sidecar = make_sidecar(store, key)
+            start = threading.Barrier(16)
+
+            def publish(number: int, sidecar: dict[str, Any] = sidecar, start: threading.Barrier = start) -> Published:
+                start.wait()
+                return store.publish("main", {**sidecar, "worker": f"w{number}"})
+
+            answers = list(pool.map(publish, range(16)))
+            (winner,) = [answer for answer in answers if not answer.adopted]
+            assert all(answer.sidecar == winner.sidecar for answer in answers)
+            found = store.lookup(["main"], key)
+            assert found and found.sidecar == winner.sidecar
+
+
+def test_a_late_attempt_adopts_what_was_first(store: S3Store) -> None:
+    first = store.publish("main", make_sidecar(store, worker="first"))
+    late = store.publish("main", make_sidecar(store, worker="late"))
+    assert late.adopted
+    assert late.sidecar == first.sidecar
+
+
+def lose_blob(store: S3Store, outside: Overwriter, digest: str) -> None:
+    store.delete_object(blob_key(digest))
+
+
+def shorten_blob(store: S3Store, outside: Overwriter, digest: str) -> None:
+    outside.put(blob_key(digest), b"half a pro")
+
+
+def cut_sidecar(store: S3Store, outside: Overwriter, digest: str) -> None:
+    key = sidecar_key("main", KEY)
+    outside.put(key, outside.get(key)[:100])
+
+
+def misplace_sidecar(store: S3Store, outside: Overwriter, digest: str) -> None:
+    other = "cd" * 32
+    store.publish("main", make_sidecar(store, other))
+    outside.put(sidecar_key("main", KEY), outside.get(sidecar_key("main", other)))
+
+
+def empty_sidecar(store: S3Store, outside: Overwriter, digest: str) -> None:
+    outside.put(sidecar_key("main", KEY), b"")
+
+
+BREAK = [lose_blob, shorten_blob, cut_sidecar, misplace_sidecar, empty_sidecar]
+
+
+@pytest.mark.parametrize("break_it", BREAK)
+def test_a_broken_artifact_is_not_found_and_the_next_one_repairs_it(
+    store: S3Store, outside: Overwriter, break_it: Callable[[S3Store, Overwriter, str], None]
+) -> None:
+    sidecar = make_sidecar(store, worker="first")
+    digest = store.publish("main", sidecar).sidecar["blobs"]["program"]["digest"]
+    break_it(store, outside, digest)
+
+    assert store.lookup(["main"], KEY) is None
+    new, size = store.put_blob_bytes(b"a new program")
+    sidecar["blobs"]["program"] = {"path": "program.onnx", "digest": new, "size": size}
+    repaired = store.publish("main", {**sidecar, "worker": "second"})
+
+    assert not repaired.adopted
+    found = store.lookup(["main"], KEY)
+    assert found and found.sidecar["worker"] == "second"
+
+
+def test_of_sixteen_that_repair_one_does(store: S3Store, outside: Overwriter) -> None:
+    sidecar = make_sidecar(store)
+    outside.put(sidecar_key("main", KEY), b"{")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda n: store.publish("main", {**sidecar, "worker": f"w{n}"}), range(16)))
+    (winner,) = [answer for answer in answers if not answer.adopted]
+    assert all(answer.sidecar == winner.sidecar for answer in answers)
+
+
+def test_an_artifact_without_its_kernel_cache_is_whole(store: S3Store) -> None:
+    """It only makes the first run faster."""
+    sidecar = make_sidecar(store)
+    sidecar["blobs"]["kernel_cache"] = {"path": "kernels.zip", "digest": MISSING, "size": 1}
+    store.publish("main", sidecar)
+    assert store.lookup(["main"], KEY)
+
+
+def test_a_sidecar_whose_blobs_are_not_there_is_not_published(store: S3Store) -> None:
+    sidecar = make_sidecar(store)
+    sidecar["blobs"]["program"]["digest"] = MISSING
+    with pytest.raises(UsageError, match=MISSING):
+        store.publish("main", sidecar)
+    assert store.get_object(sidecar_key("main", KEY)) is None
+
+
+def test_main_is_asked_first_and_never_written_from_elsewhere(store: S3Store) -> None:
+    """CVE-2025-36852: what an untrusted namespace publishes under a key is no hit for the trusted one."""
+    store.publish("pr-7", make_sidecar(store, worker="fork"))
+    assert store.lookup(["main"], KEY) is None
+    found = store.lookup(["main", "pr-7"], KEY)
+    assert found and found.namespace == "pr-7"
+
+    store.publish("main", make_sidecar(store, worker="trusted"))
+    found = store.lookup(["main", "pr-7"], KEY)
+    assert found and (found.namespace, found.sidecar["worker"]) == ("main", "trusted")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from farm.artifacts.s3 import S3Store
+
+endpoint, bucket, access_key, secret_key, folder, step = sys.argv[1:]
+store = S3Store(endpoint=endpoint, bucket=bucket, access_key=access_key, secret_key=secret_key)
+
+def die(**_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+operation, count = {
+    "first part": ("before-call.s3.UploadPart", 1),
+    "all parts": ("before-call.s3.CompleteMultipartUpload", 1),
+    "program": ("before-call.s3.PutObject", 1),
+    "log": ("before-call.s3.PutObject", 2),
+    "sidecar sent": ("after-call.s3.PutObject", 2),
+}[step]
+seen = 0
+def maybe_die(**_):
+    global seen
+    seen += 1
+    if seen == count:
+        die()
+store._s3.meta.events.register(operation, maybe_die)
+program = Path(folder) / "program"
+program.write_bytes(bytes(20 << 20))
+digest, size = store.put_blob_file(program)
+log, log_size = store.put_blob_bytes(b"log")
+store.publish("main", {
+    "schema": 1, "key": "ab" * 32, "identifier": "x", "spec": {}, "toolchain": "t", "device": {"arch": "cpu"},
+    "created": "2026-11-21T00:00:00+00:00",
+    "blobs": {"program": {"path": "program", "digest": digest, "size": size},
+              "log": {"path": "log.txt", "digest": log, "size": log_size}},
+})
+"""
+
+
+@pytest.mark.parametrize("step", ["first part", "all parts", "program", "log", "sidecar sent"])
+def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
+    store: S3Store, s3_settings: dict[str, str], tmp_path: Path, step: str
+) -> None:
+    """And nothing that a retry trips over; multipart uploads that were left open can be ended."""
+    arguments = [s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")]
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments, str(tmp_path), step], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    found = store.lookup(["main"], KEY)
+    assert (found is not None) == (step == "sidecar sent")
+    assert store.abort_uploads(timedelta(0)) == (1 if "part" in step else 0)
+    assert store.abort_uploads(timedelta(0)) == 0
+    assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
+
+
+# --- documents ----------------------------------------------------------------------------------------------
+
+
+def test_a_document_can_be_created_only_once(store: S3Store) -> None:
+    store.put_object("config/a.json", b"1", create=True)
+    with pytest.raises(Conflict, match="there already"):
+        store.put_object("config/a.json", b"2", create=True)
+    found = store.get_object("config/a.json")
+    assert found and found.data == b"1"
+
+
+def test_a_document_is_replaced_only_where_it_is_what_was_read(store: S3Store) -> None:
+    first = store.put_object("config/a.json", b"1")
+    second = store.put_object("config/a.json", b"2", if_match=first)
+    with pytest.raises(Conflict, match="moved on"):
+        store.put_object("config/a.json", b"3", if_match=first)
+    with pytest.raises(Conflict):
+        store.put_object("config/none.json", b"3", if_match=first)
+    found = store.get_object("config/a.json")
+    assert found and (found.data, found.etag) == (b"2", second)
+
+
+def test_a_document_is_deleted_only_where_it_is_what_was_read(store: S3Store) -> None:
+    first = store.put_object("config/a.json", b"1")
+    second = store.put_object("config/a.json", b"2")
+    with pytest.raises(Conflict):
+        store.delete_object("config/a.json", if_match=first)
+    store.delete_object("config/a.json", if_match=second)
+    store.delete_object("config/a.json", if_match=second)
+    store.delete_object("config/a.json")
+    assert store.get_object("config/a.json") is None
+
+
+def test_a_listing_has_every_object_once_and_in_order(store: S3Store) -> None:
+    """Also beyond the thousand that one answer holds."""
+    names = [f"ns/main/open/b-{number:04}" for number in range(1050)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.put_object(name, b"{}"), names))
+    store.put_object("ns/pr-7/open/b-1", b"{}")
+    assert list(store.list_objects("ns/main/open/")) == names
+    assert list(store.list_objects("ns/none/")) == []
+    assert [entry.size for entry in store.list_entries("ns/pr-7/")] == [2]
+    assert store.list_folders("ns/") == ["main", "pr-7"]
+
+
+# --- outside access -----------------------------------------------------------------------------------------
+
+
+def test_a_presigned_put_takes_exactly_its_blob(store: S3Store) -> None:
+    """The signature covers checksum and size, and the server compares the bytes with the checksum."""
+    data, other = b"the right bytes", b"the wrong bytes"
+    digest = hashlib.sha256(data).hexdigest()
+    put = store.presign_put(digest, len(data))
+
+    wrong_bytes = httpx.put(put.url, content=other, headers=dict(put.headers))
+    own_checksum = {
+        **put.headers,
+        "x-amz-checksum-sha256": store.presign_put(hashlib.sha256(other).hexdigest(), 15).headers[
+            "x-amz-checksum-sha256"
+        ],
+    }
+    forged = httpx.put(put.url, content=other, headers=own_checksum)
+    no_checksum = httpx.put(put.url, content=other)
+    longer = httpx.put(put.url, content=data + b"!", headers={**put.headers, "content-length": "16"})
+    assert (wrong_bytes.status_code, forged.status_code, no_checksum.status_code, longer.status_code) == (
+        400,
+        403,
+        403,
+        403,
+    )
+    assert not store.has_blob(digest)
+
+    assert httpx.put(put.url, content=data, headers=dict(put.headers)).status_code == 200
+    assert store.verify_blob(digest, len(data))
+
+
+def test_a_presigned_get_downloads_under_a_name(store: S3Store) -> None:
+    digest, _ = store.put_blob_bytes(b"program")
+    answer = httpx.get(store.presign_get(blob_key(digest), filename='res"net\r\n.mxr'))
+    assert answer.content == b"program"
+    assert answer.headers["content-disposition"] == 'attachment; filename="res_net__.mxr"'
+    assert httpx.get(store.presign_get(blob_key(digest)) + "0").status_code == 403
+
+
+def test_presigned_urls_name_the_public_address(s3_settings: dict[str, str]) -> None:
+    store = make_store(s3_settings, public_endpoint="https://artifacts.example.org")
+    assert store.presign_get("a").startswith(f"https://artifacts.example.org/{s3_settings['s3_bucket']}/a?")
+    assert store.presign_put(MISSING, 1).url.startswith("https://artifacts.example.org/")
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+class Answer(io.BytesIO):
+    def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
+        yield self.read()
+
+
+class Faults:
+    """Stands between a store and its server, and fails chosen requests.
+
+    `before(request)` and `after(request)` return what to do to a request: None (nothing), an error code with
+    its HTTP status, or "drop"; what is done after has happened on the server.
+    """
+
+    def __init__(self, store: S3Store) -> None:
+        session = store._s3._endpoint.http_session  # type: ignore[attr-defined]
+        self._send = session.send
+        session.send = self.send
+        self.before: Callable[[Any], str | tuple[int, str] | None] = lambda _: None
+        self.after = self.before
+        self.count = 0
+
+    def send(self, request: Any) -> Any:
+        self._fail(request, what := self.before(request))
+        if isinstance(what, tuple):
+            return self._answer(request, *what)
+        answer = self._send(request)
+        self._fail(request, self.after(request))
+        return answer
+
+    def _fail(self, request: Any, what: str | tuple[int, str] | None) -> None:
+        self.count += what is not None
+        if what == "drop":
+            raise ConnectionClosedError(endpoint_url=request.url)
+
+    def _answer(self, request: Any, status: int, code: str) -> Any:
+        body = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        return botocore.awsrequest.AWSResponse(request.url, status, {"content-length": str(len(body))}, Answer(body))
+
+
+@pytest.fixture
+def faults(store: S3Store) -> Faults:
+    return Faults(store)
+
+
+def once(method: str, part: str, what: Any) -> Callable[[Any], Any]:
+    """Do something to the first request with this method whose URL has this part."""
+    left = [what]
+    return lambda request: left.pop() if left and request.method == method and part in request.url else None
+
+
+@pytest.mark.parametrize(
+    "what", [(409, "ConditionalRequestConflict"), (503, "SlowDown"), (500, "InternalError"), "drop"]
+)
+def test_publishing_survives_an_answer_that_means_ask_again(store: S3Store, faults: Faults, what: Any) -> None:
+    sidecar = make_sidecar(store)
+    faults.before = once("PUT", "/artifacts/", what)
+    assert not store.publish("main", sidecar).adopted
+    assert store.lookup(["main"], KEY)
+    assert faults.count == 1
+
+
+def test_a_create_whose_answer_was_lost_is_still_ours(store: S3Store, faults: Faults) -> None:
+    """The second try meets 412 from our own first one: that is a success, not somebody else's artifact."""
+    sidecar = make_sidecar(store)
+    faults.after = once("PUT", "/artifacts/", "drop")
+    assert not store.publish("main", sidecar).adopted
+    assert faults.count == 1
+
+
+def test_a_large_blob_whose_last_answer_was_lost_is_there(store: S3Store, faults: Faults, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(2 * PART + 1))
+    faults.after = once("POST", "uploadId", "drop")
+    digest, size = store.put_blob_file(path)
+    assert faults.count == 1
+    assert store.verify_blob(digest, size)
+
+
+def test_a_failed_large_upload_leaves_no_parts_behind(s3_settings: dict[str, str], tmp_path: Path) -> None:
+    store = make_store(s3_settings, patience=0.1)
+    faults = Faults(store)
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(2 * PART + 1))
+    faults.before = lambda request: (503, "SlowDown") if "partNumber=2" in request.url else None
+    with pytest.raises(StorageUnavailable, match="503 SlowDown"):
+        store.put_blob_file(path)
+    assert store.abort_uploads(timedelta(0)) == 0
+
+
+def test_every_verb_works_on_a_bad_day(s3_settings: dict[str, str], tmp_path: Path) -> None:
+    """A fifth of all requests are refused with 503, one in twenty is dropped before and one after it was
+    done."""
+    store = make_store(s3_settings)
+    faults = Faults(store)
+    dice = random.Random(18)
+    faults.before = lambda _: (503, "SlowDown") if dice.random() < 0.2 else "drop" if dice.random() < 0.05 else None
+    faults.after = lambda _: "drop" if dice.random() < 0.05 else None
+
+    def one(number: int) -> None:
+        key = f"{number:064x}"
+        sidecar = make_sidecar(store, key)
+        assert not store.publish("main", sidecar).adopted
+        found = store.lookup(["main"], key)
+        assert found
+        program = found.sidecar["blobs"]["program"]
+        store.get_blob(program["digest"], tmp_path / key, program["size"])
+        assert (tmp_path / key).read_bytes() == f"program of {key}".encode()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(30)))
+    assert len(list(store.list_objects("ns/main/artifacts/"))) == 30
+    assert faults.count > 30
+
+
+def test_bytes_damaged_on_the_way_are_read_again(store: S3Store, tmp_path: Path) -> None:
+    """Only what is damaged twice is damaged in the store."""
+    digest, _ = store.put_blob_bytes(b"right")
+    real, bad = store._download, ["another digest"]
+    store._download = lambda *a: bad.pop() if bad else real(*a)  # type: ignore[method-assign]
+    store.get_blob(digest, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"right"
+    assert store.has_blob(digest)
+
+
+def test_a_storage_that_is_not_there_is_an_error_in_time(s3_settings: dict[str, str]) -> None:
+    store = make_store(s3_settings, endpoint="http://127.0.0.1:9", patience=0.2)
+    with pytest.raises(StorageUnavailable, match=r"http://127\.0\.0\.1:9"):
+        store.get_object("config/a.json")
+
+
+def test_wrong_credentials_are_an_error_at_once(s3_settings: dict[str, str]) -> None:
+    store = make_store(s3_settings, secret_key="not the secret")
+    for ask in (store.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
+        with pytest.raises(StorageUnavailable, match="403") as error:
+            ask()
+        assert "not the secret" not in str(error.value)
+
+
+def test_a_missing_bucket_is_an_error_and_not_a_miss(s3_settings: dict[str, str]) -> None:
+    store = make_store(s3_settings, bucket="no-such-bucket")
+    with pytest.raises(StorageUnavailable, match="no-such-bucket"):
+        store.check()
+    with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
+        store.lookup(["main"], KEY)
+
+
+def test_the_check_leaves_nothing_behind(store: S3Store) -> None:
+    store.check()
+    assert list(store.list_objects("")) == []
+
+
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: str) -> None:
+    """A server like that takes every second write; here the condition is lost on the way to a good one."""
+
+    def ignore(params: dict[str, Any], **_: Any) -> None:
+        params["headers"].pop(condition, None)
+
+    store._s3.meta.events.register("before-call.s3.PutObject", ignore)
+    with pytest.raises(StorageUnavailable, match=re.escape(condition)):
+        store.check()
+    assert list(store.list_objects("")) == []
+
+
+def test_our_own_bucket_can_be_made_twice(s3_settings: dict[str, str]) -> None:
+    store = make_store(s3_settings)
+    store.create_bucket()
+    store.check()

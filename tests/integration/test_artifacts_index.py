@@ -1,0 +1,117 @@
+"""The index: what is whole in object storage, read again after Redis was lost."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from farm.artifacts import blob_key, index, sidecar_key
+from farm.artifacts import sidecar as sidecars
+from farm.artifacts.index import rebuild
+from farm.artifacts.s3 import S3Store
+
+COUNT = 40
+
+
+class CountingStore(S3Store):
+    """Counts the sidecars that are read."""
+
+    read = 0
+
+    def get_object(self, key: str) -> Any:
+        self.read += "/artifacts/" in key
+        return super().get_object(key)
+
+
+@pytest.fixture
+def store(s3_settings: dict[str, str]) -> CountingStore:
+    names = ("endpoint", "bucket", "access_key", "secret_key")
+    return CountingStore(**{name: s3_settings[f"s3_{name}"] for name in names})
+
+
+def key_of(number: int) -> str:
+    return f"{number:02x}" * 32
+
+
+def publish(store: S3Store, number: int, namespace: str = "main") -> dict[str, Any]:
+    digest, size = store.put_blob_bytes(f"program {number}".encode())
+    sidecar = {
+        "schema": 1,
+        "key": key_of(number),
+        "identifier": f"model-{number}/onnxruntime-cpu/fp32/b1",
+        "spec": {},
+        "blobs": {"program": {"path": "program.onnx", "digest": digest, "size": size}},
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "device": {"arch": "cpu"},
+        "created": "2026-11-21T00:00:00+00:00",
+    }
+    return dict(store.publish(namespace, sidecar).sidecar)
+
+
+@pytest.fixture
+def published(store: CountingStore) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda number: publish(store, number), range(COUNT)))
+    store.read = 0
+    return made
+
+
+def test_an_empty_namespace_has_an_empty_index(store: CountingStore) -> None:
+    assert list(rebuild(store, "main")) == []
+
+
+@pytest.mark.parametrize("few", [index.FEW, 0], ids=["blobs asked for", "blobs listed"])
+def test_it_has_the_facts_of_every_whole_artifact(
+    store: CountingStore, published: list[dict[str, Any]], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the blobs are looked for: one without them, or with half of them, is not whole."""
+    monkeypatch.setattr(index, "FEW", few)
+    publish(store, 200, namespace="pr-7")
+    store.delete_object(blob_key(published[3]["blobs"]["program"]["digest"]))
+    store.put_object(blob_key(published[4]["blobs"]["program"]["digest"]), b"half")
+    store.put_object(sidecar_key("main", key_of(5)), b"{")
+    store.put_object(sidecar_key("main", key_of(250)), sidecars.text(sidecars.validate(published[6])))
+
+    expected = {
+        sidecar["key"]: sidecars.facts(sidecar) for number, sidecar in enumerate(published) if number not in (3, 4, 5)
+    }
+    assert dict(rebuild(store, "main")) == expected
+
+
+def test_only_what_changed_is_read_again(store: CountingStore, published: list[dict[str, Any]]) -> None:
+    before = dict(rebuild(store, "main"))
+    assert store.read == COUNT
+    assert dict(rebuild(store, "main")) == before
+    assert store.read == COUNT
+
+    publish(store, COUNT)
+    store.delete_object(sidecar_key("main", key_of(0)))
+    found = store.get_object(sidecar_key("main", key_of(1)))
+    repaired = sidecars.validate({**published[1], "worker": "other", "toolchain": "new"})
+    store.put_object(sidecar_key("main", key_of(1)), sidecars.text(repaired), if_match=found.etag)
+    store.read = 0
+    after = dict(rebuild(store, "main"))
+
+    assert store.read == 2, "the new one and the repaired one"
+    assert after[key_of(1)]["toolchain"] == "new"
+    assert after.keys() == before.keys() - {key_of(0)} | {key_of(COUNT)}
+
+
+def test_a_blob_that_went_since_the_checkpoint_is_noticed(
+    store: CountingStore, published: list[dict[str, Any]]
+) -> None:
+    """The checkpoint remembers facts, never that something is whole."""
+    list(rebuild(store, "main"))
+    store.delete_object(blob_key(published[0]["blobs"]["program"]["digest"]))
+    assert key_of(0) not in dict(rebuild(store, "main"))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\x1f\x8b\x08\x00", b"not gzip"])
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(
+    store: CountingStore, published: list[dict[str, Any]], data: bytes
+) -> None:
+    before = dict(rebuild(store, "main"))
+    store.put_object("ns/main/index/checkpoint.json.gz", data)
+    assert dict(rebuild(store, "main")) == before

@@ -1,0 +1,164 @@
+"""Refs: names that move without losing anybody's move."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from farm.artifacts import blob_key
+from farm.artifacts.refs import Refs
+from farm.artifacts.s3 import S3Store
+from farm.errors import ArtifactGone, StorageUnavailable, UsageError
+
+
+@pytest.fixture
+def store(s3_settings: dict[str, str]) -> S3Store:
+    names = ("endpoint", "bucket", "access_key", "secret_key")
+    return S3Store(**{name: s3_settings[f"s3_{name}"] for name in names})
+
+
+@pytest.fixture
+def refs(store: S3Store) -> Refs:
+    return Refs(store)
+
+
+def make_cell(identifier: str, key: str = "ab" * 32, **fields: Any) -> dict[str, Any]:
+    return {
+        "identifier": identifier,
+        "model": identifier,
+        "target": "onnxruntime/cpu",
+        "precision": "fp32",
+        "shape": "b1",
+        "key": key,
+        "device": "cpu",
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "program": {"path": "program.onnx", "digest": "cd" * 32, "size": 3},
+        **fields,
+    }
+
+
+def names(snapshot: dict[str, Any] | None) -> set[str]:
+    return {cell["identifier"] for cell in snapshot["cells"].values()} if snapshot else set()
+
+
+def test_a_ref_that_nobody_made_is_none(refs: Refs) -> None:
+    assert refs.find("main", "latest") is None
+    assert refs.read("main", "latest") is None
+    assert list(refs.list("main")) == []
+
+
+def test_cells_gather_under_a_name(refs: Refs) -> None:
+    """A build adds its cells; those of the same identifier, device and toolchain take the place of the old
+    ones."""
+    refs.add_cells("main", "latest", [make_cell("a"), make_cell("b")])
+    refs.add_cells("main", "latest", [make_cell("b", key="ef" * 32), make_cell("c")])
+    snapshot = refs.read("main", "latest")
+    assert names(snapshot) == {"a", "b", "c"}
+    assert snapshot
+    cell = snapshot["cells"]["b@cpu@onnxruntime1.31.1-1a2b3c4d"]
+    assert cell["key"] == "ef" * 32
+    assert cell["sidecar"] == f"ns/main/artifacts/ef/{'ef' * 32}.json"
+
+
+def test_an_artifact_of_main_keeps_its_place_in_the_snapshot_of_another_namespace(refs: Refs) -> None:
+    refs.add_cells("pr-7", "latest", [make_cell("a", sidecar="ns/main/artifacts/ab/x.json")])
+    snapshot = refs.read("pr-7", "latest")
+    assert snapshot
+    assert [cell["sidecar"] for cell in snapshot["cells"].values()] == ["ns/main/artifacts/ab/x.json"]
+
+
+def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, store: S3Store) -> None:
+    """As readable JSON under a stable name."""
+    first = refs.add_cells("main", "latest", [make_cell("a")])
+    second = refs.add_cells("main", "latest", [make_cell("b")])
+    again = refs.add_cells("main", "latest", [make_cell("b")])
+    assert (first.generation, first.previous) == (1, None)
+    assert (second.generation, second.previous) == (2, first.snapshot)
+    assert again == refs.find("main", "latest")
+    assert again.generation == 2, "what changes nothing moves nothing"
+    document = store.get_object("ns/main/refs/latest.json")
+    assert document
+    told = json.loads(document.data)
+    assert {name: told[name] for name in ("schema", "generation", "snapshot", "previous")} == {
+        "schema": 1,
+        "generation": 2,
+        "snapshot": second.snapshot,
+        "previous": first.snapshot,
+    }
+
+
+def test_sixteen_that_move_one_ref_lose_nothing(refs: Refs) -> None:
+    """Each adds its own cells, all at once, three times over."""
+    start = threading.Barrier(16)
+
+    def move(number: int) -> None:
+        start.wait()
+        for turn in range(3):
+            refs.add_cells("main", "latest", [make_cell(f"{number}-{turn}")])
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(move, range(16)))
+    assert names(refs.read("main", "latest")) == {f"{number}-{turn}" for number in range(16) for turn in range(3)}
+    ref = refs.find("main", "latest")
+    assert ref and ref.generation == 48
+
+
+def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
+    good = refs.add_cells("main", "latest", [make_cell("a")])
+    refs.point("main", "prod", good.snapshot)
+    bad = refs.add_cells("main", "latest", [make_cell("b")])
+    moved = refs.point("main", "prod", bad.snapshot)
+    assert moved.previous == good.snapshot
+    refs.point("main", "prod", moved.previous)
+    assert names(refs.read("main", "prod")) == {"a"}
+    assert names(refs.read("main", "latest")) == {"a", "b"}
+    assert list(refs.list("main")) == ["latest", "prod"]
+    refs.delete("main", "prod")
+    assert list(refs.list("main")) == ["latest"]
+
+
+def test_a_name_cannot_point_to_what_is_not_there(refs: Refs) -> None:
+    with pytest.raises(ArtifactGone):
+        refs.point("main", "prod", "0" * 64)
+    assert refs.find("main", "prod") is None
+
+
+def test_a_lost_snapshot_is_an_error_and_not_an_empty_one(refs: Refs, store: S3Store) -> None:
+    """Else the next build would move the name to its own cells alone."""
+    ref = refs.add_cells("main", "latest", [make_cell("a")])
+    store.delete_object(blob_key(ref.snapshot))
+    with pytest.raises(ArtifactGone):
+        refs.read("main", "latest")
+    with pytest.raises(ArtifactGone):
+        refs.add_cells("main", "latest", [make_cell("b")])
+
+
+def test_a_ref_that_cannot_be_read_is_named(refs: Refs, store: S3Store) -> None:
+    store.put_object("ns/main/refs/latest.json", b'{"generation": 1')
+    with pytest.raises(ArtifactGone, match=r"ns/main/refs/latest\.json"):
+        refs.read("main", "latest")
+
+
+def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.artifacts.refs.MOVES", 5)
+    count = 0
+
+    def update(now: dict[str, Any] | None) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        rival = Refs(refs._artifacts)
+        rival.add_cells("main", "latest", [make_cell(f"rival-{count}")])
+        return {"cells": {}}
+
+    with pytest.raises(StorageUnavailable, match="moved by others"):
+        refs.move("main", "latest", update)
+
+
+@pytest.mark.parametrize("tag", ["", "../prod", "Prod", "a/b", ".hidden", "x" * 65])
+def test_a_name_that_could_leave_its_folder_is_refused(refs: Refs, tag: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a ref"):
+        refs.find("main", tag)

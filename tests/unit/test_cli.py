@@ -1,0 +1,232 @@
+"""The command line: what it says and exits with, where no farm is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import farm
+from farm.cli import main
+from farm.errors import EXIT_CODES
+
+HEAVY = {
+    "boto3", "botocore", "celery", "fastapi", "httpx", "kombu", "numpy", "onnx", "onnxruntime", "pydantic", "redis",
+    "rich", "ruamel", "structlog", "uvicorn",
+}  # fmt: skip
+
+COMMANDS = [
+    "run", "up", "submit", "plan", "watch", "status", "logs", "cancel", "fetch", "ls", "inspect", "init", "lint",
+    "schema", "doctor", "worker", "serve", "help",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No farm, no configuration: an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("FARM_API_URL", "FARM_API_TOKEN", "FARM_CONFIG", "FARM_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def manifest(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "farm.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+GOOD = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run another interpreter that finds the farm wherever this one found it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(farm.__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"], ["help", "exit-codes"], ["run", "--help"]])
+def test_words_about_itself_cost_no_heavy_import(arguments: list[str]) -> None:
+    # The framework itself reads a command's options by pydantic; nothing of ours may ask for it.
+    forbidden = HEAVY if arguments[0].startswith("-") else HEAVY - {"pydantic"}
+    code = f"""
+import sys
+from farm.cli import main
+status = main({arguments!r})
+print(*sorted({forbidden!r} & sys.modules.keys()), file=sys.stderr)
+sys.exit(status)
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--json" in text
+    options = text.partition("Options:")[2].splitlines()
+    lonely = [line for line in options if line.lstrip().startswith("-") and len(line.split("  ")) < 3]
+    # A long option has its help on the next line; one without any help has another option there.
+    following = {line: options[options.index(line) + 1].lstrip() for line in lonely}
+    assert not [line for line, after in following.items() if after.startswith("-") or not after]
+
+
+def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert "..." not in commands
+    assert all(f"\n  {command} " in commands for command in COMMANDS)
+
+
+def test_exit_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "exit-codes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[str(int(code)), text] for code, text in EXIT_CODES.items()]
+    assert main(["help", "exit-codes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["39"] == EXIT_CODES[max(EXIT_CODES)]
+
+
+def test_a_wrong_command_is_a_usage_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Did you mean 'status'?" in err
+
+
+def test_a_missing_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", "net"]) == 2
+    assert "--target" in capsys.readouterr().err
+
+
+def test_without_a_farm_commands_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: no farm: api_url is not set")
+    assert "farm up" in err
+
+
+def test_errors_are_documents_where_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "@latest", "--json"]) == 4
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("NotFound", 4)
+    assert error["message"] in err
+
+
+def test_a_farm_that_does_not_answer_is_the_farms_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.client.RETRY_DELAYS", (0.01,))
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(["status"]) == 6
+    assert "cannot reach the farm at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FARM_LEASE_SECONDS", "soon")
+    assert main(["status"]) == 2
+    assert "FARM_LEASE_SECONDS" in capsys.readouterr().err
+
+
+def test_a_build_id_is_checked_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(["cancel", "../../workers"]) == 2
+    assert "is no build id" in capsys.readouterr().err
+
+
+# --- lint, schema ---------------------------------------------------------------------------------------------------
+
+
+def test_lint_accepts_a_good_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD)
+    assert main(["lint", file, "--no-models"]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+    assert main(["lint", file]) == 2
+    assert f"{file}:7:20: there is no file {tmp_path / 'net.onnx'}" in capsys.readouterr().out
+
+
+def test_lint_shows_all_problems_with_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD.replace("precisions", "precisons").replace("cpu", "cpux"))
+    assert main(["lint", file]) == 2
+    out = capsys.readouterr().out
+    assert f"{file}:3:" in out
+    assert f"{file}:4:1: unknown field `precisons`" in out
+    assert "precisions" in out
+    assert out.endswith("2 errors\n")
+
+
+def test_lint_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "unknown: 1\n")
+    assert main(["lint", file, "--json"]) == 2
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert not document["ok"]
+    assert (document["problems"][0]["line"], document["problems"][0]["column"]) == (8, 1)
+
+
+def test_lint_for_github_stays_within_what_github_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "".join(f"unknown{number}: 1\n" for number in range(30)))
+    assert main(["lint", file, "--format", "github"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith(f"::error file={file},line=8,col=1::unknown field")
+    assert lines[-1] == "::error::and 21 more problems; `farm lint` lists them all"
+
+
+def test_lint_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "draft"), [([], "2020-12"), (["--draft7"], "draft-07")])
+def test_schema_is_printed_in_both_drafts(option: list[str], draft: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", *option]) == 0
+    assert draft in json.loads(capsys.readouterr().out)["$schema"]
+
+
+# --- inspect --------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_refuses_a_program_that_its_sidecar_does_not_describe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sidecar = {"blobs": {"program": {"path": "net.onnx", "digest": "00" * 32, "size": 3}}}
+    (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
+    (tmp_path / "net.onnx").write_bytes(b"abc")
+    assert main(["inspect", str(tmp_path / "net.onnx")]) == 39
+    assert "is not the program" in capsys.readouterr().err
+
+
+def test_inspect_without_a_sidecar_says_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"abc")
+    assert main(["inspect", str(tmp_path / "net.onnx")]) == 4
+    assert "farm fetch" in capsys.readouterr().err
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_ansi_when_piped(tmp_path: Path) -> None:
+    file = manifest(tmp_path, GOOD + "unknown: 1\n")
+    done = python("-m", "farm", "plan", file)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert "\x1b" not in done.stderr

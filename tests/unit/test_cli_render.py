@@ -1,0 +1,257 @@
+"""What people read: plans, progress, the final table, failures. All from recorded JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from farm.cli import render
+from farm.cli.progress import Lines, Screen
+
+
+def facts(size: int, latency: float | None, error: float, **more: Any) -> dict[str, Any]:
+    return {
+        "key": "ab" * 32,
+        "program": {"path": "model.onnx", "digest": "cd" * 32, "size": size},
+        "toolchain": "onnxruntime1.31.1-1a2b3c4d",
+        "device": "cpu",
+        "errors": {"label": error / 2, "score": error},
+        "equal": {},
+        "nonfinite": [],
+        "weak": False,
+        "latency": latency,
+        "shared": False,
+        **more,
+    }
+
+
+def cell(precision: str, state: str = "succeeded", *, model: str = "magika", **more: Any) -> dict[str, Any]:
+    return {
+        "identifier": f"{model}/onnxruntime-cpu/{precision}/b1",
+        "model": model,
+        "target": "onnxruntime/cpu",
+        "precision": precision,
+        "shape": "b1",
+        "state": state,
+        "hit": False,
+        "kind": None,
+        "message": "",
+        "advice": "",
+        "detail": "",
+        "fault": None,
+        "expected": False,
+        "as_expected": False,
+        "phase": None,
+        "progress": None,
+        "job": "j-1",
+        "attempt": 1,
+        "worker": "node1.42",
+        "elapsed": 3.21,
+        "facts": None,
+        "log": None,
+        "waiting": "",
+        "warning": "",
+        **more,
+    }
+
+
+def plain(lines: list[str]) -> list[str]:
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+
+
+COMPILED = [
+    cell("fp32", facts=facts(3_160_000, 0.0043, 2e-7), hit=True),
+    cell("fp16", facts=facts(1_590_000, 0.0045, 2e-3)),
+    cell("int8", facts=facts(900_000, 0.0021, 0.08, weak=True, shared=True)),
+]
+
+
+def test_table_compares_each_cell_with_its_fp32_sibling() -> None:
+    lines = plain(render.table(COMPILED))
+    assert lines[0].split() == ["cell", "state", "size", "latency", "error", "time"]
+    assert re.split(r"  +", lines[1]) == [
+        "magika/onnxruntime-cpu/fp32/b1", "succeeded", "3.16 MB", "100%", "4.3 ms", "1.00x", "2.0e-07", "hit",
+    ]  # fmt: skip
+    assert "1.59 MB  50%" in lines[2]
+    assert "4.5 ms  0.96x" in lines[2]
+    assert "2.1 ms  ~2.0x shared" in lines[3]
+    assert "8.0e-02 weak" in lines[3]
+    assert lines[3].endswith("3.21 s")
+
+
+def test_table_has_aligned_columns() -> None:
+    lines = plain(render.table(COMPILED))
+    column = lines[0].index("size")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)
+
+
+def test_table_without_facts_or_sibling_leaves_room() -> None:
+    lines = plain(render.table([cell("int8", "failed", facts=None), cell("int4", facts=facts(10, None, 0.1))]))
+    assert "failed" in lines[1]
+    assert "10 B" in lines[2]
+    assert "%" not in "".join(lines)
+
+
+def test_worst_output_counts_and_unequal_integers_are_errors() -> None:
+    whole = facts(10, None, 0.0, errors={}, equal={"label": 0.75})
+    assert "2.5e-01" in render.table([cell("int8", facts=whole)])[1]
+    assert "not verified" in render.table([cell("int8", facts=facts(10, None, 0, errors={}))])[1]
+    assert "not finite" in render.table([cell("int8", facts=facts(10, None, 0, nonfinite=["y"]))])[1]
+
+
+def test_gains_say_what_a_precision_brings_and_why_not_more() -> None:
+    fp16, int8 = render.gains(COMPILED)
+    assert fp16.startswith("fp16 on onnxruntime/cpu: 50% of the fp32 size, 0.96x its speed; ")
+    assert "casts to fp32" in fp16
+    # It was measured beside another attempt: no speed is claimed.
+    assert int8 == "int8 on onnxruntime/cpu: 28% of the fp32 size"
+
+
+def test_gains_take_the_median_of_several_models() -> None:
+    cells = [cell("fp32", model=name, facts=facts(100, 1.0, 0)) for name in "abc"]
+    cells += [
+        cell("int8", model=name, facts=facts(size, 0.5, 0)) for name, size in zip("abc", (10, 25, 90), strict=True)
+    ]
+    assert render.gains(cells) == ["int8 on onnxruntime/cpu: 25% of the fp32 size, 2.00x its speed (median of 3 cells)"]
+
+
+def test_remarks_are_explained_where_they_occur() -> None:
+    shared, weak = render.legend(COMPILED)
+    assert shared.startswith("shared: ")
+    assert weak.startswith("weak: ")
+    assert render.legend(COMPILED[:2]) == []
+
+
+def test_a_failure_takes_at_most_eight_lines_and_says_whose_turn_it_is() -> None:
+    failed = cell(
+        "int8",
+        "failed",
+        kind="bad_calibration",
+        phase="quantizing",
+        message="calibration has no array `bytes`",
+        advice="compare names with `farm lint`",
+        detail="\n".join(f"line {number}" for number in range(40)),
+        fault="user",
+    )
+    lines = plain(render.failures([failed, cell("fp32")], "b-0123456789abcdef"))
+    assert len(lines) <= 8
+    assert lines[0] == "failed magika/onnxruntime-cpu/int8/b1 while quantizing: bad_calibration (yours to fix)"
+    assert lines[1] == "  calibration has no array `bytes`"
+    assert "  try: compare names with `farm lint`" in lines
+    assert lines[-1] == "  log: farm logs b-0123456789abcdef magika/onnxruntime-cpu/int8/b1"
+
+
+def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:
+    lost = cell("fp16", "failed", kind="worker_lost", fault="farm", message="the worker was lost")
+    known = cell("int8", "failed", kind="accuracy", as_expected=True, expected=True)
+    lines = plain(render.failures([lost, known], "b-1"))
+    assert "(the farm's fault)" in lines[0]
+    assert not any("int8" in line for line in lines)
+    assert "failed as expected" in plain(render.table([known]))[1]
+
+
+def test_foreign_text_cannot_drive_the_terminal() -> None:
+    hostile = cell(
+        "int8", "failed", kind="compiler_error", message="\x1b]0;owned\x07\x1b[2Jred\nnext\x9b31m", detail="\x1b[31mx"
+    )
+    text = "\n".join(plain(render.failures([hostile], "b-1")))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert "red next" in text
+
+
+def test_plan_shows_misses_with_their_reason() -> None:
+    planned = {
+        "name": "demo",
+        "cells": [
+            {**_planned("hit"), "identifier": "a/onnxruntime-cpu/fp32/b1"},
+            {**_planned("miss"), "reason": "toolchain: onnxruntime1.30 -> onnxruntime1.31", "expected_seconds": 42.0},
+            {**_planned("joined"), "identifier": "a/onnxruntime-cpu/int8/b1"},
+            {
+                **_planned("miss"),
+                "identifier": "a/migraphx-gfx942/fp16/b1",
+                "live_workers": 0,
+                "reason": "first compile",
+            },
+        ],
+        "warnings": ["no live worker serves x"],
+    }
+    lines = plain(render.plan(planned))
+    assert lines[0] == "demo: 4 cells, 1 hit, 2 misses, 1 joined"
+    assert not any("fp32" in line for line in lines)
+    assert re.search(r"miss +a/onnxruntime-cpu/fp16/b1 +toolchain: onnxruntime1.30 -> onnxruntime1.31", lines[1])
+    assert re.search(r"joined +a/onnxruntime-cpu/int8/b1 +another build compiles it now", lines[2])
+    assert lines[3].endswith("first compile; waits: no live worker")
+    assert "about 42 s of compiling, and 2 that are new" in lines
+    assert lines[-1] == "warning: no live worker serves x"
+
+
+def test_a_long_plan_is_cut_and_says_so() -> None:
+    cells = [{**_planned("miss"), "identifier": f"m{number}"} for number in range(100)]
+    lines = render.plan({"name": "demo", "cells": cells, "warnings": []})
+    assert len(lines) == render.PLAN_ROWS + 2
+    assert "and 60 more" in lines[-1]
+
+
+def _planned(state: str) -> dict[str, Any]:
+    return {
+        "identifier": "a/onnxruntime-cpu/fp16/b1",
+        "state": state,
+        "reason": "",
+        "live_workers": 1,
+        "expected_seconds": None,
+    }
+
+
+def test_plain_progress_is_one_line_for_each_change_of_state(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.show([cell("fp32", "queued", attempt=0), cell("int8", hit=True, attempt=0)])
+    lines.show([cell("fp32", "running", phase="fetching"), cell("int8", hit=True, attempt=0)])
+    lines.show([cell("fp32", "running", phase="compiling"), cell("int8", hit=True, attempt=0)])
+    lines.show([cell("fp32", "queued", attempt=1), cell("int8", hit=True, attempt=0)])
+    lines.show([cell("fp32", "running", attempt=2), cell("int8", hit=True, attempt=0)])
+    lines.show(
+        [cell("fp32", "failed", attempt=2, kind="hang", message="no progress"), cell("int8", hit=True, attempt=0)]
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "magika/onnxruntime-cpu/int8/b1 succeeded (hit)",
+        "magika/onnxruntime-cpu/fp32/b1 running on node1.42",
+        "magika/onnxruntime-cpu/fp32/b1 queued",
+        "magika/onnxruntime-cpu/fp32/b1 running on node1.42 (attempt 2)",
+        "magika/onnxruntime-cpu/fp32/b1 failed hang: no progress",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_live_display_fits_the_terminal(width: int) -> None:
+    from rich.console import Console
+
+    screen = Screen()
+    screen.show(
+        [cell("fp32", "queued", model=f"m{number}") for number in range(40)]
+        + [cell("int8", "running", phase="compiling", progress=0.4, elapsed=67.0)]
+    )
+    console = Console(width=width, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(screen)
+    lines = capture.get().splitlines()
+    assert len(lines) <= 20
+    assert all(len(line) <= width for line in lines)
+    assert re.search(r"magika/onnxruntime-cpu/int8/b1 +running +compiling 40% +1:07 +node1.42", lines[0])
+    assert "1 running, 40 queued (24 not shown)" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00082, "820 µs"), (0.00431, "4.31 ms"), (12.0, "12 s"), (240, "4 min"), (7800, "2 h 10 min"), (None, "")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert render.duration(seconds) == text
+
+
+def test_waiting_says_why_once_for_each_reason() -> None:
+    cells = [cell("fp32", "queued", waiting="no live worker serves p")] * 3 + [cell("int8", "running", waiting="")]
+    assert render.waiting(cells) == ["3 cells waiting: no live worker serves p"]
