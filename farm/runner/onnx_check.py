@@ -15,8 +15,8 @@ from typing import Any
 
 MAX_FILE_BYTES = 2**31
 """Protobuf's own limit; a larger model keeps its weights in external data."""
-MAX_DEPTH = 32
-"""Subgraphs inside subgraphs."""
+MAX_DEPTH = 24
+"""Subgraphs inside subgraphs, functions inside functions; protobuf itself reads no more than about 30."""
 MAX_NODES = 2_000_000
 """Nodes of all graphs together, with every call of a model's own functions counted as what it stands for."""
 MAX_ELEMENTS = 2**40
@@ -173,6 +173,7 @@ class _Check:
     def opsets(self, imports: Iterable[Any]) -> dict[str, int]:
         found: dict[str, int] = {}
         for entry in imports:
+            _require_text(entry.domain)
             domain = _domain(entry.domain)
             if domain in found and found[domain] != entry.version:
                 raise BadModel(f"the model imports two opsets of domain {_name(domain)}")
@@ -185,6 +186,7 @@ class _Check:
         return found
 
     def function(self, function: Any) -> None:
+        _require_text(function.name, function.domain, *function.input)
         where = f"function {_name(function.name)}"
         opsets = self.opsets(function.opset_import)
         self.body(function.node, opsets, set(function.input), where, 0)
@@ -204,6 +206,7 @@ class _Check:
         return self.expanded[key]
 
     def graph(self, graph: Any, opsets: dict[str, int], outer: frozenset[str], depth: int) -> None:
+        _require_text(graph.name, *(info.name for info in graph.input), *(info.name for info in graph.output))
         where = f"graph {_name(graph.name)}"
         if depth > MAX_DEPTH:
             raise BadModel(f"{where}: subgraphs nest deeper than {MAX_DEPTH}")
@@ -211,6 +214,7 @@ class _Check:
         constants = [tensor.name for tensor in graph.initializer]
         constants += [tensor.values.name for tensor in graph.sparse_initializer]
         names.update(_unique(constants, where, "initializer"))
+        _require_text(*constants)
         for tensor in graph.initializer:
             self.tensor(tensor, f"initializer {_name(tensor.name)}")
         for sparse in graph.sparse_initializer:
@@ -239,6 +243,7 @@ class _Check:
         return set(produced)
 
     def node(self, node: Any, opsets: dict[str, int], depth: int) -> None:
+        _require_text(node.op_type, node.domain, node.name, *node.input, *node.output)
         key = (node.domain, node.op_type)
         self.nodes += self.expanded.get(key) or 1
         if self.nodes > MAX_NODES:
@@ -269,6 +274,7 @@ class _Check:
     def attribute(
         self, attribute: Any, opsets: dict[str, int], visible: frozenset[str], where: str, depth: int
     ) -> None:
+        _require_text(attribute.name)
         place = f"{where}, attribute {_name(attribute.name)}"
         for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
             self.tensor(tensor, place)
@@ -311,6 +317,7 @@ class _Check:
         self.weights[dtype] += size
 
     def external(self, tensor: Any, size: int, where: str) -> None:
+        _require_text(*(part for entry in tensor.external_data for part in (entry.key, entry.value)))
         keys = [entry.key for entry in tensor.external_data]
         # MIGraphX reads these entries by position: in another order it would take an offset for a file name.
         if keys != [key for key in _ENTRY_ORDER if key in keys] or "location" not in keys:
@@ -362,6 +369,7 @@ class _Check:
             raise BadModel(f"{where} has the unknown element type {tensor.elem_type}")
         shape: list[int | str | None] | None = None
         if tensor.HasField("shape"):
+            _require_text(*(dimension.dim_param for dimension in tensor.shape.dim))
             shape = [_dimension(dimension) for dimension in tensor.shape.dim]
             count = 1
             for dimension in shape:
@@ -462,6 +470,13 @@ def _dimension(dimension: Any) -> int | str | None:
         # Exporters write -1 for a dimension that they do not know.
         return dimension.dim_value if dimension.dim_value >= 0 else None
     return dimension.dim_param or None
+
+
+def _require_text(*texts: Any) -> None:
+    """Refuse names that are not UTF-8, which protobuf hands out as bytes."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadModel(f"the model has a name that is not text: {_short(repr(text))}")
 
 
 def _domain(domain: str) -> str:
