@@ -88,7 +88,7 @@ class Jobs:
         return answer
 
     def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
-        """End an attempt; what follows a failure is the policy of its kind.
+        """End an attempt; what follows a failure is the policy of its kind. A success is noted in the index, too.
 
         `superseded`: the attempt had lost its lease, and its outcome changes nothing.
         """
@@ -99,6 +99,8 @@ class Jobs:
             how=outcome.end.value,
             kind=outcome.kind.value if outcome.kind else "",
             outcome=json.dumps(asdict(outcome)),
+            index=outcome.facts.get("namespace", ""),
+            facts=json.dumps(dict(outcome.facts)),
         )
         return answer
 

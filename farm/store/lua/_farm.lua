@@ -225,7 +225,7 @@ local function requeue(job, cells, delay, node, kind)
   job.number = string.format("%d", job.number + 1)
   call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
-  call("HDEL", key("job", job.id), "token", "nonce", "build", "worker", "node", "started_at", "phase", "progress", "detail")
+  call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
 end

@@ -1,8 +1,9 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<key>, leases, delayed, pool:<pool>:…,
---   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…
--- arguments: job, token, how, kind, outcome
---   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is
+--   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>
+-- arguments: job, token, how, kind, outcome, index, facts
+--   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
+--   artifact is in, "" = the job's; facts: JSON, for the index
 -- answer: "ok", also when it comes again; "superseded" when the attempt had lost its lease
 local id = job
 local job = read(id)
@@ -21,6 +22,8 @@ local cells = cells_of(job)
 call("HSET", key("job", id), "done", token)
 end_attempt(job, how, outcome)
 if how == "succeeded" then
+  -- In the same step: who sees the job ended finds its artifact in the index.
+  call("HSET", key("index", index ~= "" and index or job.namespace), job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then
   end_job(job, cells, "cancelled", outcome)
