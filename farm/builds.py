@@ -173,19 +173,21 @@ class Builds:
 
     def resume(self) -> None:
         """Give the store back every unfinished build that it has lost. Repeating it changes nothing."""
-        for key in self._artifacts.list_objects("ns/"):
-            match = re.fullmatch(r"ns/([a-z0-9._-]+)/open/([a-z0-9-]+)", key)
-            if match and not self._whole(match[2]):
-                namespace, build_id = match.groups()
+        for namespace in self._artifacts.list_folders("ns/"):
+            for mark in self._artifacts.list_objects(f"ns/{namespace}/open/"):
+                build_id = mark.rpartition("/")[2]
                 if self._read_report(namespace, build_id):
-                    self._artifacts.delete_object(key)
-                    continue
-                self._require_index(namespace)
-                document = self._read_plan(namespace, build_id)
-                known = self._known(namespace, [cell["key"] for cell in document["cells"]])
-                cells = [{**cell, "facts": known.get(cell["key"])} for cell in document["cells"]]
-                self._create({**document, "cells": cells})
-                log.info("build resumed", build=build_id, cells=len(cells))
+                    self._artifacts.delete_object(mark)
+                elif not self._whole(build_id):
+                    self._resume(namespace, build_id)
+
+    def _resume(self, namespace: str, build_id: str) -> None:
+        self._require_index(namespace)
+        document = self._read_plan(namespace, build_id)
+        known = self._known(namespace, [cell["key"] for cell in document["cells"]])
+        cells = [{**cell, "facts": known.get(cell["key"])} for cell in document["cells"]]
+        self._create({**document, "cells": cells})
+        log.info("build resumed", build=build_id, cells=len(cells))
 
     def _whole(self, build_id: str) -> bool:
         """Whether the store has a build with all of its cells."""
@@ -329,9 +331,8 @@ class Builds:
         return document
 
     def _verdict_of(self, namespace: str, row: Mapping[str, Any]) -> Document | None:
-        if row.get("verdict") or row["state"] == "open":
-            return row.get("verdict")
-        return self.get(namespace, row["id"])["verdict"]
+        verdict: Document | None = row.get("verdict")
+        return verdict if verdict or row["state"] == "open" else self.get(namespace, row["id"])["verdict"]
 
     def _waiting(self, cell: Mapping[str, Any]) -> str:
         """Say in one sentence why a queued cell waits."""

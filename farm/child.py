@@ -448,7 +448,9 @@ _MESSAGES = (
         "the compiler does not have the model's tensor type {what}",
     ),
     _Known(
-        r"NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation",
+        r"NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation"
+        r"|can't be converted to MLDataType|Unsupported model IR version|ONNX Runtime only \*guarantees\* support"
+        r"|\b(?:is|are) not supported\b",
         FailureKind.UNSUPPORTED_OPERATOR,
     ),
     _Known(r"Failed reading (?:onnx|tf) file", FailureKind.BAD_MODEL, "the compiler cannot read the model file"),

@@ -203,7 +203,7 @@ def _parts(path: Path, model: FrozenModel) -> list[_Part]:
         raise DataError(f"{path}: more than {MAX_PARTS} files", hint="join the samples in one .npz")
     if files:
         return [_Npz(file) for file in files]
-    sets = [entry for entry in sorted(path.iterdir()) if entry.is_dir()] or [path]
+    sets = [path, *(entry for entry in sorted(path.iterdir()) if entry.is_dir())]
     parts: list[_Part] = [_Onnx(entry, model) for entry in sets if any(entry.glob("input_*.pb"))]
     if not parts:
         hint = "it needs *.npz files, or input_0.pb and so on (also in folders such as test_data_set_0)"

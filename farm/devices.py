@@ -15,7 +15,7 @@ from farm.spec import Device
 from farm.units import parse_size
 from farm.yamldoc import suggestion
 
-_GFX = re.compile(r"gfx[0-9]{3,4}[0-9a-f]?")
+_GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
 _ANY = ":any"
 
 

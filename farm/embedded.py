@@ -44,6 +44,8 @@ PORT_TRIES = 3
 START_SECONDS = 60.0
 RESTART_DELAY = 10.0
 """Seconds to which the pause before restarting a child that keeps dying grows."""
+CALM = 60.0
+"""Seconds without a death after which a child's pauses begin anew."""
 
 Say = Callable[[str], None]
 """Told, in a few words, what is being waited for."""
@@ -63,6 +65,8 @@ class Server:
     ready: Callable[[], bool] = field(repr=False)
     patience: float
     environment: Mapping[str, str] | None = field(default=None, repr=False)
+    clean_up: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Removes what the child leaves behind outside its folder."""
     _guard: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def spawn(self) -> None:
@@ -111,6 +115,7 @@ class Server:
         self.release()
         if self._guard:
             self._guard.wait(self.patience + 10)
+        self.clean_up()
 
     def last_words(self, size: int = 2000) -> str:
         """Return the end of the child's log, for an error message."""
@@ -170,6 +175,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
     """
     binary = _weed_binary()
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_dead_sockets()
     parts = ("s3", "master", "volume", "filer", "admin")
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
 
@@ -205,6 +211,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
+            clean_up=_remove_dead_sockets,
             environment={
                 **os.environ,
                 "AWS_ACCESS_KEY_ID": access_key,
@@ -352,20 +359,24 @@ class EmbeddedFarm:
 
     def _watch(self) -> None:
         """Start again what dies: at once, then with growing pauses while it keeps dying."""
-        pauses = dict.fromkeys((server.name for server in self._servers), 0.0)
+        pauses = {server.name: 0.0 for server in self._servers}
+        deaths = dict(pauses)
         while not self._stopping.wait(0.5):
             for server in self._servers:
-                if server.alive or self._stopping.wait(pauses[server.name]):
+                if server.alive:
                     continue
-                pauses[server.name] = min(RESTART_DELAY, 2 * pauses[server.name] + 0.5)
+                now = time.monotonic()
+                calm = now - deaths[server.name] > CALM
+                pauses[server.name] = 0.0 if calm else min(RESTART_DELAY, 2 * pauses[server.name] + 0.5)
+                deaths[server.name] = now
                 log.warning("embedded part died, starting it again", part=server.name, log=str(server.log))
-                server.spawn()
+                if not self._stopping.wait(pauses[server.name]):
+                    server.spawn()
 
     # --- stopping -------------------------------------------------------------------------------------------
 
     def stop(self, *, wait_for_others: bool = True) -> None:
-        """Leave the farm; the process that started it ends all of its parts, after those who joined it have
-        left.
+        """Leave the farm; who started it ends its parts, after those who joined it have left.
 
         Repeatable. What was stored stays in the folder for the next start.
         """
@@ -376,8 +387,12 @@ class EmbeddedFarm:
         if self._watcher:
             self._watcher.join()
         # Those who depend on others first; a worker gives its attempts back to the store.
-        for server in reversed(self._servers):
-            server.stop()
+        for group in (("server", "worker"), ("weed", "valkey")):
+            members = [server for server in self._servers if server.name in group]
+            for server in members:
+                server.release()
+            for server in members:
+                server.stop()
         if self._servers:
             (self._folder / "farm.json").unlink(missing_ok=True)
         self._servers.clear()
@@ -467,9 +482,11 @@ def _started(make: Callable[[], Server]) -> Server:
     for _ in range(PORT_TRIES):
         server = make()
         server.spawn()
-        if server.wait_until_ready():
+        ready, died = server.wait_until_ready(), not server.alive
+        if not ready:
+            server.stop()
+        if not died:
             break
-        server.stop()
     return server
 
 
@@ -515,6 +532,19 @@ def _answers_ping(port: int, password: str) -> bool:
             return answer == b"+OK\r\n+PONG\r\n"
     except OSError:
         return False
+
+
+def _remove_dead_sockets() -> None:
+    """Remove SeaweedFS' sockets that nobody listens on any more.
+
+    It makes seven at each start under fixed names in /tmp, and leaves them there when it is killed.
+    """
+    for path in Path("/tmp").glob("seaweedfs-*.sock"):  # noqa: S108 - its choice, not ours
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _http_status(url: str) -> int | None:

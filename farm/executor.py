@@ -35,6 +35,32 @@ _ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""
 
 
+class Running:
+    """Counts the attempts that this worker runs, so that a measurement knows whether it was alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._begun = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count one attempt while the block runs."""
+        with self._lock:
+            self._count += 1
+            self._begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+
+    def look(self) -> tuple[int, int]:
+        """Return how many run now, and how many have begun so far."""
+        with self._lock:
+            return self._count, self._begun
+
+
 class _Ended(Exception):
     """An attempt ended before its artifact was there."""
 
@@ -50,6 +76,7 @@ class Executor:
         self._cache = cache
         self._settings = settings
         self._work = settings.data_dir.resolve() / "work"
+        self._running = Running()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the steps of one attempt and say how it ended; never raises for what a step can foresee.
@@ -58,8 +85,10 @@ class Executor:
         """
         self._work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
+        run = _Run(attempt, folder, self._artifacts, self._cache, self._settings, on_phase, cancelled, self._running)
         try:
-            return _Run(attempt, folder, self._artifacts, self._cache, self._settings, on_phase, cancelled).outcome()
+            with self._running.one_more():
+                return run.outcome()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -76,7 +105,10 @@ class _Run:
         settings: Settings,
         on_phase: OnPhase,
         cancelled: threading.Event,
+        running: Running,
     ) -> None:
+        self.running = running
+        self.shared = False
         self.attempt = attempt
         self.order = attempt.order
         self.spec: Mapping[str, Any] = attempt.order["spec"]
@@ -164,9 +196,12 @@ class _Run:
 
     def _evaluate(self, program: Path, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
         sample = self.folder / "sample.npz"
-        return self._child(
-            evaluate_request(self.order, program, compiled, reference, sample, self.settings.measure_seconds)
-        )
+        request = evaluate_request(self.order, program, compiled, reference, sample, self.settings.measure_seconds)
+        running, begun = self.running.look()
+        try:
+            return self._child(request)
+        finally:
+            self.shared = running > 1 or self.running.look()[1] > begun
 
     def _child(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one request in a child; whatever is not an answer ends the attempt."""
@@ -181,7 +216,7 @@ class _Run:
             },
             log_path=self.log_path,
             python=self.settings.migraphx_python if migraphx else "",
-            environment=self.spec["env"],
+            environment={**self._after_a_crash(), **self.spec["env"]},
             limits=Limits(
                 time=max(left, 0.001) if limits["time"] else 0.0,
                 memory=limits["memory"],
@@ -199,6 +234,11 @@ class _Run:
         raise _Ended(
             Outcome.failure(failure.kind, failure.message, detail=failure.detail) if failure else Outcome.cancelled()
         )
+
+    def _after_a_crash(self) -> dict[str, str]:
+        """MIGraphX aborts on what a compile thread raises; without threads the same becomes an error that says why."""
+        crashed = FailureKind.COMPILER_CRASH in self.attempt.previous
+        return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if crashed else {}
 
     def _told(self, message: Mapping[str, Any]) -> None:
         self.on_phase(Phase(message["phase"]), message.get("progress"), message.get("detail") or "")
@@ -247,7 +287,7 @@ class _Run:
             }
             if spec["verification"]
             else None,
-            "measurements": _measurements(evaluated["measurements"], shared=self.settings.slots > 1),
+            "measurements": _measurements(evaluated["measurements"], shared=self.shared),
             "peak_memory": self.peak_memory,
             "phases": self.phases,
             "seconds": round(time.monotonic() - self.started, 3),

@@ -34,7 +34,7 @@ from farm.devices import understand_target
 from farm.errors import ManifestError, Problem, UsageError
 from farm.jobs.state import FailureKind
 from farm.units import DURATION, SIZE, parse_duration, parse_size
-from farm.yamldoc import Document, read_document, suggestion
+from farm.yamldoc import Document, read_document, shown, suggestion
 
 MAX_SELECTORS = 256
 """Entries of `exclude`, `include` and `expected` each."""
@@ -95,15 +95,21 @@ class _Short:
         return {"anyOf": [self.schema, *kept]}
 
 
+def _version(value: Any) -> int:
+    if value is True or value != 1:
+        raise ValueError(f"{shown(value)} is not a version of the format that is known here: write 1")
+    return 1
+
+
 def _precision(value: Any) -> str:
     if value not in _SPELLINGS:
-        raise ValueError(f"unknown precision {value!r}: {suggestion(str(value), _SPELLINGS)}")
+        raise ValueError(f"unknown precision {shown(value)}: {suggestion(str(value), _SPELLINGS)}")
     return canonical_precision(value)
 
 
 def _number(value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number, not {value!r}")
+        raise ValueError(f"must be a number, not {shown(value)}")
     return value
 
 
@@ -120,7 +126,7 @@ def _dimension(value: Any) -> int | str:
     if isinstance(value, str) and re.fullmatch(_SUM, value):
         return re.sub(" ", "", value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
-        raise ValueError(f"{value!r} is not a dimension: write a number, a name (batch) or a sum (past+seq)")
+        raise ValueError(f"{shown(value)} is not a dimension: write a number, a name (batch) or a sum (past+seq)")
     return value
 
 
@@ -128,7 +134,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_DIMENSION:
-            raise ValueError(f"{size!r} is not a size: write whole numbers from 0 on")
+            raise ValueError(f"{shown(size)} is not a size: write whole numbers from 0 on")
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):
@@ -152,7 +158,7 @@ def _patterns(value: Any) -> tuple[str, ...]:
 
 def _day(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(_DATE, value):
-        raise ValueError(f"{value!r} is not a day: write 2027-01-31")
+        raise ValueError(f"{shown(value)} is not a day: write 2027-01-31")
     try:
         date.fromisoformat(value)
     except ValueError:
@@ -180,19 +186,19 @@ def _positive(value: Any) -> float:
 
 def _kind(value: Any) -> str:
     if value not in list(FailureKind):
-        raise ValueError(f"unknown kind {value!r}: {suggestion(str(value), list(FailureKind))}")
+        raise ValueError(f"unknown kind {shown(value)}: {suggestion(str(value), list(FailureKind))}")
     return str(value)
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
-        raise ValueError(f"must be a whole number from 1 to 100000, not {value!r}")
+        raise ValueError(f"must be a whole number from 1 to 100000, not {shown(value)}")
     return value
 
 
 def _option_value(value: Any) -> bool | int | str:
     if not isinstance(value, bool | int | str):
-        raise ValueError(f"must be true, false, a whole number or text, not {value!r}")
+        raise ValueError(f"must be true, false, a whole number or text, not {shown(value)}")
     return value
 
 
@@ -222,6 +228,7 @@ _TOLERANCES_SCHEMA = {
     ]
 }
 
+Version = Annotated[int, *_read_by(_version, {"const": 1})]
 Name = Annotated[str, Field(pattern=_NAME)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Reason = Annotated[str, Field(max_length=1000)]
@@ -596,7 +603,7 @@ class IncludeEntry(_Entry):
 class Manifest(_Entry):
     """What to compile: models, targets, precisions and shapes, and what counts as good enough."""
 
-    version: Literal[1]
+    version: Version
     """Version of the manifest's format."""
     name: Name
     """Name of the builds that are made from this manifest."""
@@ -613,7 +620,7 @@ class Manifest(_Entry):
     verify: VerifyUse = Verify()
     """`off`, or tolerances and what follows from them."""
     limits: Limits = Limits()
-    """What an attempt may use."""
+    """Time and memory of an attempt."""
     max_parallel: Count = None
     """Cells of one build that run at once."""
     fail_fast: bool = False
@@ -692,6 +699,18 @@ def _build(document: Document) -> Manifest:
     return manifest
 
 
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping of names to values",
+}
+"""What a value should have been, by pydantic's name of the error."""
+
+
 def _explain(details: ErrorDetails, document: Document) -> Problem:
     """Turn one of pydantic's errors into a sentence with its place."""
     path = [part for part in details["loc"] if part != "[key]"]
@@ -708,23 +727,18 @@ def _explain(details: ErrorDetails, document: Document) -> Problem:
         case "missing":
             message = f"`{where}` is missing"
         case "string_pattern_mismatch" if context["pattern"] == _NAME:
-            message = f"{where}: {given!r} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
+            message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
             hint = _as_name(str(given))
         case "string_pattern_mismatch":
-            message = f"{where}: {given!r} does not look right (it has to match {context['pattern']})"
+            message = f"{where}: {shown(given)} does not look right (it has to match {context['pattern']})"
         case "literal_error":
             allowed = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-            message = f"{where}: {given!r} is not possible here"
+            message = f"{where}: {shown(given)} is not possible here"
             hint = suggestion(str(given), (text or number for text, number in allowed))
         case "too_short":
             message = f"{where}: must have at least one entry"
-        case "tuple_type" | "list_type":
-            message = f"{where}: must be a list"
-        case "dict_type" | "model_type":
-            message = f"{where or 'a manifest'}: must be a mapping of names to values"
-        case "string_type" | "int_type" | "bool_type":
-            kinds = {"string_type": "text", "int_type": "a whole number", "bool_type": "true or false"}
-            message = f"{where}: must be {kinds[details['type']]}, not {given!r}"
+        case kind if kind in _WANTED:
+            message = f"{where or 'a manifest'}: must be {_WANTED[kind]}, not {shown(given)}"
         case "value_error":
             message = f"{where}: {context['error']}" if where else str(context["error"])
         case _:
@@ -897,7 +911,7 @@ def manifest_schema(*, draft7: bool = False) -> dict[str, Any]:
 
 
 def _tidy(schema: Any) -> Any:
-    """Close mappings whose keys have a pattern, and drop what editors do not show."""
+    """Close mappings whose keys have a pattern, and drop titles and the defaults that say nothing."""
     if isinstance(schema, list):
         return [_tidy(item) for item in schema]
     if not isinstance(schema, dict):
@@ -905,7 +919,8 @@ def _tidy(schema: Any) -> Any:
     result = {
         key: _tidy(value)
         for key, value in schema.items()
-        if (key != "title" or not isinstance(value, str)) and not (key == "default" and value is None)
+        if not (key == "title" and isinstance(value, str))
+        and not (key == "default" and not isinstance(value, str | int))
     }
     if "patternProperties" in result:
         result.setdefault("additionalProperties", False)

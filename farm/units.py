@@ -17,7 +17,7 @@ _BYTES = {
 def parse_duration(text: object) -> float:
     """Return seconds. Raises ValueError for anything but a number with its unit, greater than zero."""
     if not isinstance(text, str) or not (match := re.fullmatch(DURATION, text)):
-        raise ValueError(f"{text!r} is not a duration: write a number and a unit, such as 90s, 30m, 4h or 2d")
+        raise ValueError(f"{str(text)[:40]!r} is not a duration: write a number and a unit, such as 90s, 30m, 4h or 2d")
     seconds = float(text.removesuffix(match[2])) * _SECONDS[match[2]]
     if not seconds:
         raise ValueError("a duration must be greater than zero")
@@ -27,5 +27,5 @@ def parse_duration(text: object) -> float:
 def parse_size(text: object) -> int:
     """Return bytes. Raises ValueError for anything but a number with its unit."""
     if not isinstance(text, str) or not (match := re.fullmatch(SIZE, text)):
-        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 512MiB or 32GiB")
+        raise ValueError(f"{str(text)[:40]!r} is not a size: write a number and a unit, such as 512MiB or 32GiB")
     return int(float(text.removesuffix(match[2])) * _BYTES[match[2]])

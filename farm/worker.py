@@ -231,7 +231,7 @@ class Process:
     ) -> None:
         self._lifeline, lifeline = socket.socketpair()
         command = [
-            *(sys.executable, "-m", "celery", "--app", app, "worker"),
+            *(sys.executable, "-m", "celery", "--app", app, "--quiet", "worker"),
             *("--pool", "threads", "--concurrency", str(slots), "--queues", ",".join(queues)),
             *("--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", worker),
             *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node),

@@ -39,6 +39,7 @@ MAX_PROBLEMS = 100
 """After so many problems reading ends; nobody reads more."""
 
 _SNIPPET = 160
+_DIGITS = 20
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -105,8 +106,14 @@ class Document:
 def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
     """Return a problem with the text of its line, where that is short enough to show."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
-    shown = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
-    return Problem(message, file, line, column, hint, shown if column <= _SNIPPET else "")
+    visible = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
+    return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: quoted, and never long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}…"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -272,14 +279,9 @@ class _Reader:
         if text in _BOOL:
             return _BOOL[text]
         if _INT.fullmatch(text):
-            return self.integer(text, event)
+            # A digest may be all digits; no number that a document needs is so long.
+            return text if len(text) > _DIGITS else int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         if _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and not math.isfinite(float(text))):
             self.complain(f"{text[:40]} is not a finite number", event)
             return 0.0
         return float(text) if _FLOAT.fullmatch(text) else text
-
-    def integer(self, text: str, event: ScalarEvent) -> int:
-        if len(text) > 20:
-            self.complain("a number of more than 20 digits", event)
-            return 0
-        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)

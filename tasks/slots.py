@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import ClassVar, Protocol
 
 from farm.errors import StoreUnavailable
@@ -51,11 +55,10 @@ class Slots:
     def __init__(self, store: Store, executor: Executor, settings: Settings, *, worker: str, node: str) -> None:
         self._store = store
         self._executor = executor
-        self._settings = settings
+        self._leases = Leases(store, settings.renew_seconds)
         self._worker = worker
         self._node = node
         self._draining = threading.Event()
-        self._running: set[Renewals] = set()
         self._lifeline: int | None = None
 
     @classmethod
@@ -92,23 +95,17 @@ class Slots:
         )
         bind_attempt(job_id, number, str(claim.order.get("identifier", "")))
         try:
-            with Renewals(self._store, attempt, self._settings.renew_seconds) as renewals:
-                self._running.add(renewals)
-                try:
-                    if self._draining.is_set():
-                        renewals.cancelled.set()
-                    outcome = self._execute(attempt, renewals)
-                    self._finish(attempt, outcome, renewals)
-                finally:
-                    self._running.discard(renewals)
+            with self._leases.hold(attempt) as lease:
+                if self._draining.is_set():
+                    lease.cancelled.set()
+                self._finish(attempt, self._execute(attempt, lease))
         finally:
             unbind()
 
     def release(self) -> None:
         """End all attempts soon and give them back uncharged; claim nothing more."""
         self._draining.set()
-        for renewals in list(self._running):
-            renewals.cancelled.set()
+        self._leases.cancel_all()
 
     def obey(self, lifeline: int) -> None:
         """Release when the supervisor says so on `lifeline`; when its end closes, the supervisor is dead: exit at once.
@@ -117,8 +114,9 @@ class Slots:
         """
 
         def listen() -> None:
-            while os.read(lifeline, 1) == RELEASE:
-                self.release()
+            with suppress(ConnectionResetError):  # It died with something of ours unread.
+                while os.read(lifeline, 1) == RELEASE:
+                    self.release()
             os._exit(1)
 
         threading.Thread(target=listen, name="lifeline", daemon=True).start()
@@ -139,96 +137,119 @@ class Slots:
                 self._draining.wait(RETRY_SECONDS)
         raise Draining
 
-    def _execute(self, attempt: Attempt, renewals: Renewals) -> Outcome:
+    def _execute(self, attempt: Attempt, lease: Lease) -> Outcome:
         try:
-            outcome = self._executor.execute(attempt, on_phase=renewals.note, cancelled=renewals.cancelled)
+            outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
             log.exception("executor failed")
             return Outcome.failure(FailureKind.INTERNAL, f"the farm made a mistake: {type(error).__name__}: {error}")
-        if outcome.end is AttemptEnd.CANCELLED and not renewals.unwanted:
+        if outcome.end is AttemptEnd.CANCELLED and not lease.unwanted:
             return Outcome.released()
         return outcome
 
-    def _finish(self, attempt: Attempt, outcome: Outcome, renewals: Renewals) -> None:
+    def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Tell the store until it answers: an outcome is worth more than a free slot."""
+        pause = threading.Event()
         while True:
             try:
-                if outcome.end is AttemptEnd.SUCCEEDED:
-                    # Before the job ends: who sees it ended finds its artifact in the index.
-                    self._store.index.put(outcome.facts.get("namespace", attempt.namespace), attempt.key, outcome.facts)
                 answer = self._store.jobs.finish(attempt.job_id, attempt.token, outcome)
             except StoreUnavailable as error:
                 log.warning("cannot finish, trying again", error=error.message)
-                renewals.pause(RETRY_SECONDS)
+                pause.wait(RETRY_SECONDS)
             else:
                 log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
                 return
 
 
-class Renewals:
-    """Keeps the lease of one attempt from a thread of its own, and hears whether anybody still wants it.
+class Lease:
+    """One attempt's claim on its job, as this process holds it.
 
     `cancelled` is set when the attempt is to end; `unwanted` says that the store wants it so (else the worker drains).
     """
 
-    def __init__(self, store: Store, attempt: Attempt, seconds: float) -> None:
+    def __init__(self, attempt: Attempt, due: float, news: threading.Condition) -> None:
+        self.attempt = attempt
         self.cancelled = threading.Event()
         self.unwanted = False
-        self._store = store
-        self._attempt = attempt
-        self._seconds = seconds
-        self._doing: tuple[str, float | None, str] = ("", None, "")
-        self._news = threading.Event()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name=f"lease-{attempt.job_id}", daemon=True)
-
-    def __enter__(self) -> Renewals:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._news.set()
+        self.due = due
+        self.doing: tuple[str, float | None, str] = ("", None, "")
+        self._news = news
 
     def note(self, phase: Phase, progress: float | None, detail: str, /) -> None:
         """Remember what the attempt is doing; a new phase is told at once, progress with the next renewal."""
-        changed = phase.value != self._doing[0]
-        self._doing = (phase.value, progress, detail)
+        changed = phase.value != self.doing[0]
+        self.doing = (phase.value, progress, detail)
         if changed:
-            self._news.set()
+            with self._news:
+                self.due = 0.0
+                self._news.notify()
 
-    def pause(self, seconds: float) -> None:
-        """Wait."""
-        self._over.wait(seconds)
 
-    def _renew(self) -> None:
-        """Renew until the attempt is over or lost; a store that is away is tried again and again."""
-        wait = self._seconds
+class Leases:
+    """Renews the leases of all attempts of this process, from one thread, and hears which are wanted no more."""
+
+    def __init__(self, store: Store, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._held: set[Lease] = set()
+        self._news = threading.Condition()
+        self._reaches_store = True
+        threading.Thread(target=self._run, name="leases", daemon=True).start()
+
+    @contextmanager
+    def hold(self, attempt: Attempt) -> Iterator[Lease]:
+        """Renew the lease of an attempt that was just claimed, until the block ends."""
+        lease = Lease(attempt, time.monotonic() + self._seconds, self._news)
+        with self._news:
+            self._held.add(lease)
+        try:
+            yield lease
+        finally:
+            with self._news:
+                self._held.discard(lease)
+
+    def cancel_all(self) -> None:
+        """Have every attempt end soon."""
+        with self._news:
+            for lease in self._held:
+                lease.cancelled.set()
+
+    def _run(self) -> None:
         while True:
-            self._news.wait(wait)
-            self._news.clear()
-            if self._over.is_set():
-                return
-            try:
-                answer = self._tell()
-            except StoreUnavailable as error:
-                log.warning("cannot renew, trying again", job=self._attempt.job_id, error=error.message)
-                wait = min(RETRY_SECONDS, self._seconds)
-                continue
-            wait = self._seconds
-            if answer != "ok":
-                self.unwanted = True
-                self.cancelled.set()
-            if answer == "lost":
-                return
+            with self._news:
+                # Never longer than one interval: a lease that comes meanwhile is due after that.
+                first = min((lease.due for lease in self._held), default=math.inf)
+                self._news.wait(min(max(first - time.monotonic(), 0.0), self._seconds))
+                due = [lease for lease in self._held if lease.due <= time.monotonic()]
+            for lease in due:
+                self._renew(lease)
 
-    def _tell(self) -> str:
-        phase, progress, detail = self._doing
-        return self._store.jobs.renew(
-            self._attempt.token,
-            self._attempt.job_id,
-            phase=phase,
-            progress=progress,
-            detail=detail,
-            log_tail=self._attempt.tail.news(),
-        )
+    def _renew(self, lease: Lease) -> None:
+        """Renew one lease; a store that is away is tried again and again, while the attempt goes on."""
+        lease.due = time.monotonic() + self._seconds
+        phase, progress, detail = lease.doing
+        tail = lease.attempt.tail.news()
+        try:
+            answer = self._store.jobs.renew(
+                lease.attempt.token,
+                lease.attempt.job_id,
+                phase=phase,
+                progress=progress,
+                detail=detail,
+                log_tail=tail,
+            )
+        except StoreUnavailable as error:
+            if self._reaches_store:
+                log.warning("cannot renew leases, trying again", error=error.message)
+            self._reaches_store = False
+            lease.due = time.monotonic() + min(RETRY_SECONDS, self._seconds)
+            return
+        except Exception:  # The other attempts need this thread.
+            log.exception("cannot renew a lease", job=lease.attempt.job_id)
+            return
+        self._reaches_store = True
+        if answer != "ok":
+            lease.unwanted = True
+            lease.cancelled.set()
+        if answer == "lost":
+            lease.due = math.inf

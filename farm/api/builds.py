@@ -22,6 +22,9 @@ router = APIRouter(tags=["builds"])
 EVENT_WAIT = 2.0
 """Seconds that one read of a build's events waits in the store."""
 
+LOOK_EVERY = 8
+"""Waits without news between two looks at the build itself, which cost more than its events."""
+
 WATCHERS = 256
 """Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
 
@@ -99,7 +102,7 @@ def junit(build_id: BuildReference, caller: Reader, farm: FarmDep) -> Response:
 
 def _known_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> str:
     """Resolve the build before the stream begins: after that, an error has no status to travel in."""
-    return str(farm.builds.get(caller.namespace, build_id)["id"])
+    return farm.builds.resolve(caller.namespace, build_id)
 
 
 @router.get(
@@ -129,7 +132,7 @@ async def _stream(
 ) -> AsyncIterator[str]:
     """Yield a build's events in the wire format, and something at least every few seconds."""
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
-    ended = False
+    ended, idle = False, 0
     while not ended:
         found = await in_thread(partial(farm.builds.events, namespace, build_id, position, EVENT_WAIT))
         for item in found["items"]:
@@ -139,9 +142,10 @@ async def _stream(
         if not found["items"]:
             # A comment: it keeps proxies from closing the line, and shows us that the other end is gone.
             yield ":\n\n"
-        if ended or not found["items"]:
+        if ended or (not found["items"] and idle % LOOK_EVERY == 0):
             # Without news look at the build itself: its events may be gone while its report is there.
             build = await in_thread(partial(farm.builds.get, namespace, build_id))
             ended = build["state"] == "reported"
             if ended:
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"
+        idle += not found["items"]

@@ -121,8 +121,10 @@ class ArtifactStore(Protocol):
         """
 
     def read_blob(self, digest: str, limit: int) -> bytes:
-        """Return a blob's bytes, checked. Raises ArtifactGone, UsageError for one of more than `limit`
-        bytes."""
+        """Return a blob's bytes, checked.
+
+        Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
+        """
 
     def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt the one that was first.
@@ -153,8 +155,7 @@ class ArtifactStore(Protocol):
         """Read a document; None where there is none."""
 
     def delete_object(self, key: str, *, if_match: str = "") -> None:
-        """Delete an object if it is there. Raises Conflict when it is not the one with the ETag
-        `if_match`."""
+        """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
 
     def list_objects(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects under a prefix, in order."""

@@ -35,8 +35,7 @@ class Known(NamedTuple):
 
 
 def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield cache key and facts of every whole artifact of a namespace, and bring its checkpoint up to
-    date."""
+    """Yield key and facts of every whole artifact of a namespace, and bring its checkpoint up to date."""
     prefix = artifacts_prefix(namespace)
     listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
     checkpoint = _read_checkpoint(artifacts, namespace)

@@ -70,8 +70,7 @@ RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ConditionalRequestConflict", "OperationAborted"}
 )
-"""Answers after which the same request may succeed; the last two are S3's 409 to a write beside another
-one."""
+"""Answers after which the same request may succeed; the last two are a 409 beside another write."""
 
 NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
 """Codes that say nothing of the object, whatever their status."""
@@ -91,8 +90,7 @@ class S3Store:
         secret_key: str = "",
         patience: float = 30.0,
     ) -> None:
-        """Without `endpoint` this is AWS, without keys their usual places are searched (environment, role,
-        …).
+        """Without `endpoint` this is AWS; without keys their usual places are searched.
 
         `patience` is how many seconds a request is repeated while the storage fails in a way that may pass.
         """
@@ -139,18 +137,26 @@ class S3Store:
         """See `ArtifactStore.put_blob_file`."""
         before = _identity(path)
         size = path.stat().st_size
-        actual = _sha256(path)
-        if digest and digest != actual:
-            raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
         if size <= 2 * PART:
-            self._put_small_blob(actual, path.read_bytes())
-        else:
-            self._put_large_blob(actual, path, size)
+            data = path.read_bytes()
+            actual, size = hashlib.sha256(data).hexdigest(), len(data)
+            self._require_digest(path, digest, actual)
+            self._put_small_blob(actual, data)
+            return actual, size
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        self._require_digest(path, digest, actual)
+        self._put_large_blob(actual, path, size)
         if _identity(path) != before:
             # What went up may be neither the old nor the new content; under this name it must not stay.
             self.verify_blob(actual, size)
             raise UsageError(f"{path} changed while it was uploaded")
         return actual, size
+
+    @staticmethod
+    def _require_digest(path: Path, digest: str | None, actual: str) -> None:
+        if digest and digest != actual:
+            raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
 
     def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
         """See `ArtifactStore.put_blob_bytes`."""
@@ -253,8 +259,7 @@ class S3Store:
         return data
 
     def _read_checked(self, digest: str, size: int | None, read: Callable[[Entry], str]) -> None:
-        """Read a blob by `read`, which returns the SHA-256 of what it got, and raise ArtifactGone if that is
-        wrong.
+        """Read a blob by `read`, which returns the SHA-256 of what it got; raise ArtifactGone if it is wrong.
 
         Bytes can be damaged on the way too, so they are read once more before the blob goes into quarantine.
         """
@@ -275,8 +280,7 @@ class S3Store:
         )
 
     def _download(self, entry: Entry, file: int) -> str:
-        """Fetch an object's parts in parallel into a file that is open for reading and writing; return its
-        SHA-256.
+        """Fetch an object's parts in parallel into an open file; return its SHA-256.
 
         Bytes pass through memory in pieces that fit the processor's cache, and are hashed out of the page
         cache: twice as fast as parts held in memory, and no memory to speak of.
@@ -295,8 +299,7 @@ class S3Store:
         return sha256.hexdigest()
 
     def _read_part(self, entry: Entry, start: int, take: Callable[[StreamingBody], T]) -> T:
-        """Let `take` read the bytes from `start` to the end of that part; from the start again if they break
-        off."""
+        """Let `take` read the part from `start` on; once more if it breaks off."""
         end = min(start + PART, entry.size)
 
         def read() -> T:
@@ -490,8 +493,8 @@ class S3Store:
         return len(old)
 
     def create_bucket(self) -> None:
-        """Make the bucket where it is missing. For servers of our own: elsewhere a bucket is its owner's to
-        make."""
+        """Make the bucket where it is missing: for servers of our own, elsewhere that is its owner's to
+        do."""
         with suppress(ClientError):
             self._ask("make", "", lambda: self._s3.create_bucket(Bucket=self._bucket), final={409})
 
@@ -516,7 +519,7 @@ class S3Store:
             write()
             raise StorageUnavailable(
                 f"{self._endpoint} ignores `{condition}` on writes: two workers would overwrite each other's work",
-                hint="use a server with conditional writes: AWS S3, Ceph RGW, Garage or SeaweedFS",
+                hint="use a server with conditional writes: AWS S3, Ceph RGW or SeaweedFS",
             )
 
     # --- asking ---------------------------------------------------------------------------------------------
@@ -588,11 +591,6 @@ def _write_at(file: int, position: int, body: StreamingBody) -> int:
 
 def _base64(digest: str) -> str:
     return base64.b64encode(bytes.fromhex(digest)).decode()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

@@ -36,8 +36,7 @@ class _Document(BaseModel):
 
 
 class Blob(_Document):
-    """Bytes in object storage: `blobs/sha256/<first two digits>/<digest>`. `path` is the file name to give
-    them."""
+    """Bytes at `blobs/sha256/<first two digits>/<digest>`. `path` is the file name to give them."""
 
     path: str
     digest: Digest
@@ -129,11 +128,11 @@ class Latency(_Document):
 
 
 class Measurements(_Document):
-    """Speed of the program; seconds. `latency` includes copies between host and device, `device_latency` does
-    not.
+    """Speed of the program, in seconds.
 
-    `throughput` is samples a second; `ratio` is the untuned build's median over this one's. `shared`: another
-    attempt ran on the node meanwhile.
+    `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
+    second; `ratio` is the untuned build's median over this one's. `shared`: another attempt ran on the node
+    meanwhile.
     """
 
     load: Seconds | None = None
@@ -148,8 +147,7 @@ class Measurements(_Document):
 
 
 class Sidecar(_Document):
-    """The commit record of one success, under `ns/<namespace>/artifacts/<first two digits>/<cache
-    key>.json`."""
+    """The commit record of one success: `ns/<namespace>/artifacts/<first two digits>/<key>.json`."""
 
     schema_: Literal[1] = Field(alias="schema")
     key: Digest
@@ -188,8 +186,7 @@ class Sidecar(_Document):
 
 
 def read(data: bytes) -> Sidecar:
-    """Parse a sidecar. Raises ValueError for one that is cut, not JSON, or not valid: its artifact is
-    broken."""
+    """Parse a sidecar. Raises ValueError for one that is cut or not valid: its artifact is broken."""
     return Sidecar.model_validate_json(data)
 
 
@@ -203,8 +200,7 @@ def validate(document: Mapping[str, Any]) -> Sidecar:
 
 
 def text(sidecar: Sidecar) -> bytes:
-    """Return a sidecar as the JSON that is stored: what a user sees with `aws s3 cp … -`, so it is
-    indented."""
+    """Return a sidecar as the JSON that is stored; indented, since people read it with `aws s3 cp … -`."""
     return sidecar.model_dump_json(by_alias=True, indent=1).encode() + b"\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -70,12 +69,10 @@ def help_(
         else:
             output.say("\n".join(f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items()))
         return
-    parent = context.parent
-    assert parent is not None
-    text = parent.get_help()
     if topic:
-        run([topic, "--help"])
-        return
+        raise typer.Exit(run([topic, "--help"]))
+    assert context.parent is not None
+    text = context.parent.get_help()
     output.emit({"help": text}) if as_json else output.say(text)
 
 
@@ -95,6 +92,8 @@ def run(arguments: Sequence[str]) -> int:
         return int(ExitCode.INTERRUPTED) if end.code == 130 else int(end.code or 0)
     except Exception:
         # An exit code of 1 would say that a cell failed.
+        import traceback
+
         traceback.print_exc()
         output.note("error: the farm made a mistake: please report it with the lines above")
         return int(ExitCode.FARM_FAULT)

@@ -119,12 +119,14 @@ def _embedded(name: str, package: str, program: str, setting: str) -> Check:
 
 
 def _compilers(settings: Settings) -> Check:
-    from farm.nodes import find_pools
+    from farm.nodes import survey
 
-    pools = find_pools(settings)
-    if not pools:
-        return Check("compilers", "absent", "none: this node can submit and serve, not compile", _install("worker"))
-    return Check("compilers", "ok", ", ".join(pool.name for pool in pools))
+    found = survey(settings)
+    words = [pool.name for pool in found.pools] or ["none: this node can submit and serve, not compile"]
+    text = "; ".join([", ".join(words), *found.notes])
+    if not found.pools:
+        return Check("compilers", "absent", text, _install("worker"))
+    return Check("compilers", "ok", text)
 
 
 def _memory(settings: Settings) -> Check:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from farm.cli import output
-from farm.errors import ExitCode
+from farm.errors import ExitCode, UsageError
 
 
 def doctor(as_json: output.Json = False) -> None:
@@ -42,16 +42,23 @@ def worker(
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
     from farm.logging import configure
-    from farm.nodes import find_pools
+    from farm.nodes import survey
     from farm.settings import load_settings
     from farm.worker import run_worker
 
     overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
     settings = load_settings(**overrides)
     configure(settings)
-    pools = find_pools(settings)
+    found = survey(settings)
+    pools = found.pools
+    for text in found.notes:
+        output.note(text)
+    if not pools:
+        raise UsageError(
+            "this node has no compiler that works", hint="pip install 'migraphx-farm[worker]'; see `farm doctor`"
+        )
     if as_json:
-        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": settings.slots})
+        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": settings.slots, "notes": found.notes})
     else:
         for pool in pools:
             output.note(f"serves {pool.name}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import typer
@@ -226,6 +225,8 @@ def _baselines(cells: Sequence[Document]) -> dict[tuple[str, str, str], Document
 
 def gains(cells: Sequence[Document]) -> list[str]:
     """Return one line for every target and precision: what it gains over fp32, and why not more."""
+    from statistics import median
+
     base = _baselines(cells)
     groups: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
     for cell in cells:

@@ -112,9 +112,7 @@ class Compiler:
     def quantization_options(self, precision: str) -> dict[str, Option]:
         """Return the quantization options that a precision (a pair too) has."""
         return {
-            name: option
-            for part in precision.split("-")
-            for name, option in self.quantization.get(part, {}).items()
+            name: option for part in precision.split("-") for name, option in self.quantization.get(part, {}).items()
         }
 
     def resolve_options(self, given: Mapping[str, Any]) -> dict[str, OptionValue]:

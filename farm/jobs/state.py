@@ -144,7 +144,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         "use another precision for this model; nothing in it can be quantized this way",
     ),
     FailureKind.COMPILER_ERROR: Policy(
-        Fault.USER, 1, "the compiler refused the model", "read the log; `farm reproduce` reruns this attempt alone"
+        Fault.USER, 1, "the compiler refused the model", "read the log: the last lines name the pass or the operator"
     ),
     FailureKind.TIME_LIMIT: Policy(
         Fault.USER, 1, "the attempt took longer than its time limit", "raise `limits: {time: …}` for this cell"
@@ -165,16 +165,16 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         2,
         "the compiler stopped making progress",
-        "read the log; `farm reproduce` reruns this attempt alone",
+        "read the log: the last lines name the pass or the operator",
     ),
     FailureKind.GPU_FAULT: Policy(
-        Fault.FARM, 3, "the GPU failed", "`farm retry` after the operator has looked at the node"
+        Fault.FARM, 3, "the GPU failed", "submit again after the operator has looked at the node"
     ),
     FailureKind.WORKER_LOST: Policy(
-        Fault.FARM, 3, "the worker was lost", "`farm retry`; the operator finds why the nodes went away"
+        Fault.FARM, 3, "the worker was lost", "submit again; the operator finds why the nodes went away"
     ),
-    FailureKind.STORAGE: Policy(Fault.FARM, 3, "object storage failed", "`farm retry` when `farm doctor` is green"),
-    FailureKind.INTERNAL: Policy(Fault.FARM, 3, "the farm made a mistake", "`farm retry`; report it with the log"),
+    FailureKind.STORAGE: Policy(Fault.FARM, 3, "object storage failed", "submit again when `farm doctor` is green"),
+    FailureKind.INTERNAL: Policy(Fault.FARM, 3, "the farm made a mistake", "submit again; report it with the log"),
     FailureKind.TOOLCHAIN_MISMATCH: Policy(
         Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
     ),

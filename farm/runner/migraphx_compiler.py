@@ -415,7 +415,7 @@ def _output_names(request: Request, count: int) -> list[str]:
 
 def _described(name: str, shape: Any) -> dict[str, Any]:
     if shape.dynamic():
-        sizes = [{"min": dimension.min, "max": dimension.max} for dimension in shape.dyn_dims()]
+        sizes = [f"{size.min}..{size.max}" if size.min < size.max else size.min for size in shape.dyn_dims()]
         return {"name": name, "dtype": _dtype(shape), "shape": sizes, "strides": None}
     return {
         "name": name,
@@ -521,8 +521,11 @@ def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
     """Return an argument that points into an array; the caller keeps the array."""
     if str(array.dtype) != str(numpy_dtype(_dtype(shape))):
         raise Failure("compiler_error", f"the program wants {_dtype(shape)}, the model has {array.dtype}")
-    # A scalar has the strides {0}, which no array of one element has; bfloat16 has no buffer format.
-    if array.dtype.isbuiltin == 1 and array.size > 1:
+    if array.dtype.isbuiltin != 1:
+        # Arguments reach a program as Python buffers, which have no format for bfloat16 and float8.
+        raise Failure("unsupported_operator", f"MIGraphX's Python module takes no inputs of {array.dtype}")
+    # A scalar has the strides {0}, which no array of one element has.
+    if array.size > 1:
         return migraphx.argument(array)
     return migraphx.argument_from_pointer(shape, array.ctypes.data)
 

@@ -10,7 +10,8 @@ and from the guard, on GUARD_FD
                "memory": peak in bytes, "cpu": seconds}}    when nothing of the child is left
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
-`threads`, `search` (folders to import the compiler from), `memory` (bytes, 0 = no limit) and, by action:
+`threads`, `gpu` (what the child is pinned to), `search` (folders to import the compiler from), `memory` (bytes,
+0 = no limit; set by `run_child`) and, by action:
 
 probe
     -> available, reason, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
@@ -46,8 +47,12 @@ Request = dict[str, Any]
 Result = dict[str, Any]
 
 
-_PLACE = re.compile(r"\S+\.[ch]pp:\d+: .*?: ")
-"""Where in MIGraphX's source an error comes from; kept in the detail, of no use in a sentence."""
+_PLACE = re.compile(
+    r"\S+\.[ch]pp:\d+: .*?: "  # MIGraphX
+    r"|\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:"
+    r"|/onnxruntime_src/\S+:\d+ [^()]*(?:\([^()]*\)[^() ]*)+ (?:\[with [^\]]*\] )?"
+)
+"""Where in a compiler's source an error comes from; kept in the detail, of no use in a sentence."""
 
 
 class Failure(Exception):

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/overhead.py [RUNS]
 
-Both sides make every cell anew, with one thread per child: the loop runs the reference, compile and evaluate children one
-after the other and keeps their files in a folder; the farm does it through API, store, broker, worker and object storage,
-with one slot and with two. Prints the medians and the ratios; the loop with default threads stands beside them.
+Both sides make every cell anew, with one thread per child: the loop runs the reference, compile and evaluate children
+one after the other and keeps their files in a folder; the farm does it through API, store, broker, worker and object
+storage, with one slot and with two. Prints the medians and the ratios; the loop with default threads stands beside them.
 """
 
 from __future__ import annotations
@@ -116,10 +116,14 @@ def main(runs: int) -> None:
                     plain_loop(orders, files, os.cpu_count() or 1, settings.measure_seconds)
                 )
     loop = statistics.median(seconds["loop"])
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians"
+    )
     for name, values in seconds.items():
         middle = statistics.median(values)
-        print(f"{name:24} {middle:7.2f} s   {middle / loop:5.2f} x the loop   {json.dumps([round(v, 2) for v in values])}")
+        print(
+            f"{name:24} {middle:7.2f} s   {middle / loop:5.2f} x the loop   {json.dumps([round(v, 2) for v in values])}"
+        )
 
 
 if __name__ == "__main__":

@@ -405,6 +405,13 @@ def test_workers_and_pools(client: FarmClient) -> None:
     assert (pool["name"], pool["live_workers"], pool["slots"]) == (POOL.name, 1, 2)
 
 
+def test_the_documentation_has_every_route(url: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    paths = httpx.get(f"{url}/v1/openapi.json").json()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert {route for route in routes if f"`{route}" not in text} == set()
+
+
 def test_schema_is_served_for_editors(url: str) -> None:
     assert "2020-12" in httpx.get(f"{url}/v1/schema/manifest").json()["$schema"]
     assert "draft-07" in httpx.get(f"{url}/v1/schema/manifest?draft7=true").json()["$schema"]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import junitparser
 import pytest
 import structlog
 
+import farm as package
 from farm.app import Farm
 from farm.cli import main
 from farm.jobs.state import FailureKind, Outcome
+from farm.settings import Settings
 from tests.api_farm import MANIFEST, farm, freeze_manifest, serving, work
 from tests.helpers import wait_until
 
@@ -216,3 +223,16 @@ def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys
     watching.join(timeout=30)
     assert codes == [0]
     assert "net/onnxruntime-cpu/fp16/static succeeded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.Signals) -> None:
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    command = [sys.executable, "-m", "farm", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline() for _ in range(3)]
+        url = json.loads(b"".join(lines))["api_url"]
+        assert httpx.get(f"{url}/v1/health").json()["status"] == "ok"
+        server.send_signal(number)
+        assert server.wait(timeout=20) == 0

@@ -64,6 +64,9 @@ def test_weed_keeps_its_data(tmp_path: Path) -> None:
         assert store.read_blob(digest, limit=100) == b"kept"
         listens = {each.laddr.ip for each in psutil.Process(server.pid).net_connections() if each.status == "LISTEN"}
         assert listens == {"127.0.0.1"}
+        sockets = {each.laddr for each in psutil.Process(server.pid).net_connections("unix") if each.laddr}
+        assert sockets and all(Path(path).exists() for path in sockets)
+    assert not any(Path(path).exists() for path in sockets)
 
 
 def test_stopping_leaves_nothing_running_and_may_be_repeated(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def weight(**fields: Any) -> TensorProto:
 def nested(depth: int) -> onnx.NodeProto:
     """An If inside an If inside …"""
     value = helper.make_tensor_value_info("o", TensorProto.FLOAT, [1])
-    node = helper.make_node("Identity", ["x"], ["o"])
+    node = leaf = helper.make_node("Identity", ["x"], ["o"])
     for _ in range(depth):
-        branch = helper.make_graph([node], "branch", [], [value])
-        node = helper.make_node("If", ["c"], ["o"], then_branch=branch, else_branch=branch)
+        deep, flat = (helper.make_graph([made], "branch", [], [value]) for made in (node, leaf))
+        node = helper.make_node("If", ["x"], ["o"], then_branch=deep, else_branch=flat)
     return node
 
 
@@ -115,7 +115,7 @@ MALFORMED: dict[str, tuple[Callable[[], bytes | onnx.ModelProto], str]] = {
         "two nodes make 'y'",
     ),
     "no operator": (lambda: model(nodes=[helper.make_node("", ["x"], ["y"])]), "has no operator"),
-    "deep": (lambda: model(nodes=[nested(45)]), ""),
+    "deep": (lambda: model(nodes=[nested(28)]), "nest deeper than 24"),
     "recursion": (calls_itself, "calls itself"),
     "a billion laughs": (laughs, "stands for more than"),
     "huge input": (

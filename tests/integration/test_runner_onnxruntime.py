@@ -248,6 +248,18 @@ def test_operator_that_onnxruntime_lacks(tmp_path: Path) -> None:
     assert refused.value.kind is FailureKind.UNSUPPORTED_OPERATOR
 
 
+def test_without_verification_samples_are_made_and_nothing_is_compared(case: NewCase) -> None:
+    """Verification can be off: the program is still loaded, run and measured."""
+    net = case(RNET)
+    made = net.reference(compiler="none")
+    assert made["outputs"] == []
+    net.compile("fp32")
+    evaluated = net.evaluate("fp32")
+    assert evaluated["verification"]["errors"] == {}
+    assert not evaluated["verification"]["weak"]
+    assert evaluated["measurements"]["latency"] > 0
+
+
 def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> None:
     """Where one run exceeds the budget, the figures come from what verification ran."""
     net = case(RNET)

@@ -478,9 +478,7 @@ def test_lost_calls_and_lost_answers_change_no_count(store: Store, monkeypatch: 
     while store.jobs.pending(POOL.name) or insist(store.jobs.strays, POOL.name, 0):
         insist(store.jobs.hand_out, POOL.name, 2)
         for job_id, attempt in insist(store.jobs.strays, POOL.name, 0):
-            claim = insist(
-                store.jobs.claim, job_id, attempt, nonce=f"{job_id}.{attempt}", worker="w1", node="n1"
-            )
+            claim = insist(store.jobs.claim, job_id, attempt, nonce=f"{job_id}.{attempt}", worker="w1", node="n1")
             if claim.answer == "run":
                 outcome = SUCCESS if chance.random() < 0.7 else Outcome.released()
                 assert insist(store.jobs.finish, job_id, claim.token, outcome) == "ok"

@@ -66,8 +66,10 @@ def test_a_pool_gets_twice_its_slots_and_no_more(store: Store) -> None:
     handed = store.jobs.hand_out(POOL.name, 2)
     assert len(handed) == 6
     assert store.jobs.hand_out(POOL.name, 2) == []
-    store.jobs.claim(*handed[0], nonce="n", worker="w1", node="n1")
-    assert len(store.jobs.hand_out(POOL.name, 2)) == 1
+    for message in handed[:3]:
+        assert store.jobs.hand_out(POOL.name, 2) == [], "there is still one for each slot"
+        store.jobs.claim(*message, nonce="n", worker="w1", node="n1")
+    assert len(store.jobs.hand_out(POOL.name, 2)) == 3
 
 
 def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
@@ -85,8 +87,11 @@ def test_max_parallel_bounds_a_build(store: Store) -> None:
     submit(store, *cells("b"))
     handed = store.jobs.hand_out(POOL.name, 1)
     assert sorted(store.jobs.get(job)["key"][0] for job, _ in handed) == ["a", "a", "b"]
-    waiting = next(job for job in (cell["job"] for cell in store.builds.cells(store.builds.list("main")[1]["id"]))
-                   if job not in dict(handed))
+    waiting = next(
+        job
+        for job in (cell["job"] for cell in store.builds.cells(store.builds.list("main")[1]["id"]))
+        if job not in dict(handed)
+    )
     assert store.jobs.explain(waiting)["bounded_by"] == store.builds.list("main")[1]["id"]
     job_id, attempt = handed[0]
     claim = store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from farm.errors import FarmFault, StoreUnavailable
+from farm.control.reconciler import Resumer
+from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings
 from farm.store import Store
@@ -58,7 +59,9 @@ def test_a_reader_that_waits_hears_at_once(store: Store) -> None:
     build_id = submit(store, new_cell())
     last = store.events.read(build_id).items[-1]["id"]
     heard: list[str] = []
-    reader = threading.Thread(target=lambda: heard.extend(e["state"] for e in store.events.read(build_id, last, 9000).items))
+    reader = threading.Thread(
+        target=lambda: heard.extend(e["state"] for e in store.events.read(build_id, last, 9000).items)
+    )
     reader.start()
     take(store)
     reader.join(3)
@@ -90,6 +93,28 @@ def test_the_epoch_is_new_when_the_store_was_lost(store: Store, raw: redis.Redis
     assert store.epoch() == epoch
     raw.flushall()
     assert store.epoch() != epoch
+
+
+def test_builds_are_resumed_at_first_and_when_the_epoch_is_new(store: Store, raw: redis.Redis) -> None:
+    calls: list[str] = []
+    failing = True
+
+    def resume() -> None:
+        calls.append("resume")
+        if failing:
+            raise StorageUnavailable("object storage is away")
+
+    resumer = Resumer(store, resume)
+    with pytest.raises(StorageUnavailable):
+        resumer.check()
+    failing = False
+    resumer.check()
+    assert len(calls) == 2, "what failed is tried again"
+    resumer.check()
+    assert len(calls) == 2
+    raw.flushall()
+    resumer.check()
+    assert len(calls) == 3
 
 
 # --- workers and pools -----------------------------------------------------------------------------------------------
@@ -184,7 +209,17 @@ def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) 
     store.workers.leave("w1")
     assert store.builds.ended_unreported() == []
     immortal = {key for key in raw.scan_iter() if raw.ttl(key) < 0}
-    allowed = {"epoch", "turn", "pools", "namespaces", "builds:main", "wake:pools", "wake:builds"}
+    allowed = {
+        f"pool:{POOL.name}:low",
+        "epoch",
+        "turn",
+        "pools",
+        "namespaces",
+        "builds:main",
+        "wake:pools",
+        "wake:builds",
+        "index:main",
+    }
     assert {key.removeprefix("{farm}:") for key in immortal} <= allowed
     for key in raw.scan_iter("{farm}:build:*"):
         raw.delete(key)
@@ -208,7 +243,9 @@ def test_a_reported_build_keeps_its_verdict_and_never_reopens(store: Store) -> N
 
 def test_every_key_is_documented(store: Store, raw: redis.Redis) -> None:
     patterns = re.findall(r"^\| `([^`]+)`", DOCUMENT.read_text(), re.MULTILINE)
-    known = [re.compile(re.sub(r"<\\?[a-z-]+\\?>", ".+", re.escape(pattern).replace("\\-", "-"))) for pattern in patterns]
+    known = [
+        re.compile(re.sub(r"<\\?[a-z-]+\\?>", ".+", re.escape(pattern).replace("\\-", "-"))) for pattern in patterns
+    ]
     seen = set(raw.scan_iter())
     live_through(store)
     submit(store, new_cell(), new_cell())

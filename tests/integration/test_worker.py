@@ -95,21 +95,20 @@ def test_the_farms_own_time_for_a_job_is_small(store: Store, reports: Reports, w
     assert sorted(seconds() for _ in range(9))[4] < 0.1
 
 
-def test_a_message_that_comes_three_times_runs_once(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:
+def test_a_message_that_comes_three_times_runs_once(
+    farm_settings: Settings, store: Store, reports: Reports, worker: Worker, tmp_path: Path
+) -> None:
+    """Nor do a message of the past, one of the next release, and one for a job that never was."""
     done = tmp_path / "done"
     build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
     job = wait_for_state(store, build_id, "running")["job"]
-    app = broker.make_celery(settings_for(worker_url(store)))
+    app = broker.make_celery(farm_settings)
     broker.dispatch(app, POOL.name, [(job, 1), (job, 1), (job, 7), ("j-0000000000000000", 1)])
+    app.send_task(broker.TASK, args=(job, 1, "later"), kwargs={"more": True}, queue=POOL.name, task_id=f"{job}.1")
     wait_until(lambda: not broker.queued(app, POOL.name))
     done.touch()
     reports.wait(build_id)
     assert attempts(store, build_id) == [("succeeded", "n1")]
-
-
-def worker_url(store: Store) -> str:
-    pool = store._link._redis.connection_pool.connection_kwargs
-    return f"redis://:{pool['password']}@{pool['host']}:{pool['port']}/0"
 
 
 def test_an_executor_that_breaks_is_the_farms_fault_and_tried_again(
@@ -158,7 +157,9 @@ def test_a_killed_worker_leaves_nothing_behind_and_its_job_runs_again(
                 assert first.celery() != celery, "the supervisor started it again"
 
 
-def test_draining_lets_jobs_end_and_gives_the_rest_back(redis_url: str, store: Store, reports: Reports, tmp_path: Path) -> None:
+def test_draining_lets_jobs_end_and_gives_the_rest_back(
+    redis_url: str, store: Store, reports: Reports, tmp_path: Path
+) -> None:
     """Short of the grace period a job ends as ever; what is longer is given back, uncharged, and runs elsewhere."""
     settings, done = settings_for(redis_url, grace_seconds=1.0), tmp_path / "done"
     with running_worker(settings, store, "n1") as first:
@@ -261,7 +262,34 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path)
             assert attempts(store, running) == [("succeeded", "n1")]
             assert store.builds.get(queued)["counts"]["succeeded"] == 50
             wait_until(lambda: store.events.read(running, seen).reset, message="the epoch is new")
-            assert reports.resumed == 2
+            wait_until(lambda: reports.resumed == 2, message="builds are resumed")
     finally:
         store.close()
         server.stop()
+
+
+def test_a_lost_server_takes_running_jobs_with_it_and_nothing_else(
+    farm_settings: Settings, store: Store, reports: Reports, worker: Worker, redis_url: str, tmp_path: Path
+) -> None:
+    """What the store forgot, the worker ends; it registers again, its pool is known again, and new builds run."""
+    pid_file = tmp_path / "pid"
+    build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))
+    pid = wait_until(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
+    wait_for_state(store, build_id, "running")
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.flushall()
+    wait_until(lambda: not alive(pid))
+    wait_until(store.workers.list)
+    reports.wait(submit(store, *[new_cell() for _ in range(3)]))
+    wait_until(lambda: reports.resumed == 2, message="builds are resumed")
+
+
+def test_two_control_planes_share_the_work(
+    farm_settings: Settings, store: Store, reports: Reports, worker: Worker
+) -> None:
+    with control_plane(farm_settings, store) as others:
+        builds = [submit(store, *[new_cell() for _ in range(20)]) for _ in range(4)]
+        for build_id in builds:
+            wait_until(lambda build_id=build_id: store.builds.get(build_id)["state"] == "reported")
+        assert {cell["attempt"] for build_id in builds for cell in store.builds.cells(build_id)} == {1}
+        assert reports.resumed + others.resumed == 1, "one of them leads"

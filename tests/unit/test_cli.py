@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 import farm
 from farm.cli import main
 from farm.errors import EXIT_CODES
+from farm.nodes import Findings
 
 HEAVY = {
     "boto3", "botocore", "celery", "fastapi", "httpx", "kombu", "numpy", "onnx", "onnxruntime", "pydantic", "redis",
@@ -26,12 +31,18 @@ COMMANDS = [
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No farm, no configuration: an empty folder."""
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No farm, no configuration: an empty folder. What a command says of logging ends with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("FARM_API_URL", "FARM_API_TOKEN", "FARM_CONFIG", "FARM_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
 
 
 def manifest(tmp_path: Path, text: str) -> str:
@@ -83,6 +94,20 @@ def test_every_command_explains_itself_and_speaks_json(command: str, capsys: pyt
     # A long option has its help on the next line; one without any help has another option there.
     following = {line: options[options.index(line) + 1].lstrip() for line in lonely}
     assert not [line for line, after in following.items() if after.startswith("-") or not after]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documentation_has_every_command_and_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert f"`farm {command}" in text
+    assert main([command, "--help"]) == 0
+    options = set(re.findall(r"(?<![\w-])--[a-z0-9-]+", capsys.readouterr().out.partition("Options:")[2]))
+    assert {option for option in options if option not in text} == set()
+
+
+def test_the_documentation_has_the_exit_codes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert all(f"| {int(code)} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
 
 
 def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +225,52 @@ def test_lint_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_is_printed_in_both_drafts(option: list[str], draft: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", *option]) == 0
     assert draft in json.loads(capsys.readouterr().out)["$schema"]
+
+
+# --- doctor, serve --------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_REDIS_URL", "redis://:secret@127.0.0.1:9/0")
+    monkeypatch.setenv("FARM_MEMORY_LIMIT", str(10**15))
+    monkeypatch.setattr("farm.nodes.survey", lambda settings: Findings(notes=["migraphx: not installed"]))
+    assert main(["doctor", "--json"]) == 6
+    out, err = capsys.readouterr()
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert checks["redis"]["state"] == "broken"
+    assert "127.0.0.1:9" in checks["redis"]["found"]
+    assert (checks["memory"]["state"], checks["memory"]["fix"]) == ("broken", "lower memory_limit")
+    assert checks["disk"]["state"] == "ok"
+    assert checks["compilers"]["state"] == "absent"
+    assert "migraphx: not installed" in checks["compilers"]["found"]
+    assert "secret" not in out + err
+    assert main(["doctor"]) == 6
+    assert "fix: lower memory_limit" in capsys.readouterr().out
+
+
+def test_doctor_survives_settings_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_LEASE_SECONDS", "soon")
+    assert main(["doctor"]) == 6
+    assert "FARM_LEASE_SECONDS" in capsys.readouterr().out
+
+
+def test_a_worker_without_a_compiler_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.nodes.survey", lambda settings: Findings(notes=["onnxruntime: not installed"]))
+    assert main(["worker"]) == 2
+    err = capsys.readouterr().err
+    assert "onnxruntime: not installed" in err
+    assert "no compiler that works" in err
+
+
+def test_serve_refuses_to_answer_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "no token is set" in capsys.readouterr().err
 
 
 # --- inspect --------------------------------------------------------------------------------------------------------

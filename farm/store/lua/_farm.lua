@@ -13,9 +13,9 @@ local function key(...)
   return "{farm}:" .. table.concat({...}, ":")
 end
 
-local FIELDS = {"state", "namespace", "key", "pool", "priority", "rank", "number", "charged", "losses", "token", "done",
-                "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time", "memory",
-                "phase"}
+local FIELDS = {"state", "where", "namespace", "key", "pool", "priority", "rank", "number", "charged", "losses", "token", "done",
+                "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
+                "memory", "phase"}
 
 -- A job's fields but its order, or nil where there is no such job.
 local function read(job)
@@ -62,10 +62,10 @@ end
 
 -- End a build whose last cell ended and whose lots are all there.
 local function close(build)
+  if call("EXISTS", key("build", build, "live")) == 1 then return end
   local record = key("build", build)
   local found = call("HMGET", record, "state", "cells", "accepted")
   if found[1] ~= "open" or tonumber(found[3]) < tonumber(found[2]) then return end
-  if call("SCARD", key("build", build, "live")) > 0 then return end
   call("HSET", record, "state", "ended", "ended_at", NOW)
   call("SADD", key("unreported"), build)
   call("SREM", key("stopping"), build)
@@ -134,8 +134,8 @@ end
 local function withdraw(job, cells)
   for _, cell in ipairs(cells) do
     local lane = job.priority .. "|" .. cell.build
-    call("ZREM", key("pool", job.pool, "ready", lane), job.id)
-    if call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
+    if call("ZREM", key("pool", job.pool, "ready", lane), job.id) == 1
+       and call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
       call("ZREM", key("pool", job.pool, "lanes"), lane)
     end
   end
@@ -148,28 +148,29 @@ local function landed(build)
   end
 end
 
--- Where an unfinished job is: "waiting" (to be handed out), "handed" (to the broker) or "running"; nil = nowhere.
+-- Move a job in its pool: "waiting" (to be handed out), "handed" (to the broker), "running", "" (ended).
+-- Callers write `where` with the job's other fields; it says the same.
 local function place(job, where, cells)
-  for _, name in ipairs({"waiting", "handed", "running"}) do
-    if name ~= where then call("ZREM", key("pool", job.pool, name), job.id) end
-  end
-  if where then
+  if job.where ~= "" then call("ZREM", key("pool", job.pool, job.where), job.id) end
+  if where ~= "" then
     call("ZADD", key("pool", job.pool, where), where == "waiting" and job.queued_at or NOW, job.id)
   end
-  if where ~= "running" then call("ZREM", key("leases"), job.id) end
+  if job.where == "running" then call("ZREM", key("leases"), job.id) end
+  if where == "running" then call("ZADD", key("leases"), NOW + LEASE, job.id) end
   for _, cell in ipairs(cells) do
-    local flying = key("build", cell.build, "flying")
-    if where == nil or where == "waiting" then
-      if call("SREM", flying, job.id) == 1 then landed(cell.build) end
-    elseif cell.live then
-      call("SADD", flying, job.id)
+    if where == "handed" and cell.live then
+      call("SADD", key("build", cell.build, "flying"), job.id)
+    elseif (where == "waiting" or where == "") and call("SREM", key("build", cell.build, "flying"), job.id) == 1 then
+      landed(cell.build)
     end
   end
+  job.where = where
 end
 
 -- Put a job back to waiting, until `delay` has passed where there is one.
 local function put_back(job, cells, delay)
   place(job, "waiting", cells)
+  call("HSET", key("job", job.id), "where", "waiting")
   if delay > 0 then
     call("ZADD", key("delayed"), NOW + delay, job.id)
   else
@@ -184,8 +185,7 @@ local function set_priority(job, cells)
     if cell.live and (not priority or cell.priority > priority) then priority = cell.priority end
   end
   if not priority or priority == tonumber(job.priority) then return end
-  local offered = job.state == "queued" and call("ZSCORE", key("pool", job.pool, "waiting"), job.id)
-                  and not call("ZSCORE", key("delayed"), job.id)
+  local offered = job.where == "waiting" and not call("ZSCORE", key("delayed"), job.id)
   if offered then withdraw(job, cells) end
   job.priority = string.format("%d", priority)
   call("HSET", key("job", job.id), "priority", job.priority)
@@ -195,10 +195,13 @@ end
 -- End a job and its live cells, and let all that belongs to it expire.
 local function end_job(job, cells, to, outcome, kind)
   local from = job.state
-  withdraw(job, cells)
-  call("ZREM", key("delayed"), job.id)
-  place(job, nil, cells)
-  call("HSET", key("job", job.id), "state", to, "ended_at", NOW, "outcome", outcome)
+  if job.where == "waiting" then
+    withdraw(job, cells)
+    call("ZREM", key("delayed"), job.id)
+  end
+  place(job, "", cells)
+  call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome,
+       "done", job.done or "")
   local active = key("active", job.namespace, job.key)
   if call("GET", active) == job.id then call("DEL", active) end
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
@@ -223,7 +226,7 @@ local function requeue(job, cells, delay, node, kind)
   if node then excluded[node] = NOW + delay + EXCLUDED end
   job.state, job.queued_at = "queued", NOW
   job.number = string.format("%d", job.number + 1)
-  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
+  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW, "done", job.done or "",
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
   call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail")
   put_back(job, cells, delay)

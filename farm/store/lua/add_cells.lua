@@ -39,21 +39,21 @@ for _, cell in ipairs(cjson.decode(cells)) do
         local mine = {build = build, identifier = identifier, priority = tonumber(priority), live = true}
         known[#known + 1] = mine
         set_priority(job, known)
-        if call("ZSCORE", key("pool", job.pool, "waiting"), job_id) then
+        if job.where == "waiting" then
           if not call("ZSCORE", key("delayed"), job_id) then offer(job, {mine}) end
         else
           call("SADD", key("build", build, "flying"), job_id)
         end
       else
         state = "queued"
-        job = {id = job_id, pool = pool, priority = priority, queued_at = NOW, state = state,
+        job = {id = job_id, pool = pool, priority = priority,
                rank = -math.floor(tonumber(cell[8])) * 1e6 + accepted + added}
-        call("HSET", key("job", job_id), "state", state, "namespace", namespace, "key", cache_key, "pool", pool,
+        call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key, "pool", pool,
              "priority", priority, "rank", job.rank, "number", 1, "charged", 0, "losses", 0, "created_at", NOW,
              "queued_at", NOW, "excluded", "{}", "expected", cell[8], "build", build, "order", cell[11])
         call("HSET", key("job", job_id, "cells"), build .. "|" .. identifier, limits)
         call("SET", key("active", namespace, cache_key), job_id)
-        place(job, "waiting", {})
+        call("ZADD", key("pool", pool, "waiting"), NOW, job_id)
         offer(job, {{build = build, live = true}})
       end
       call("HSET", key("build", build, "jobs"), identifier, job_id)

@@ -1,5 +1,5 @@
 -- A worker asks for the attempt that a message names.
--- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :workers, worker:<worker>,
+-- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers, worker:<worker>,
 --   build:<build> with :states :flying :events, wake:pools
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
@@ -21,8 +21,7 @@ local function run()
 end
 
 if job.state == "running" and job.nonce == nonce then return run() end
-if job.state ~= "queued" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
-if not call("ZSCORE", key("pool", job.pool, "handed"), id) then return {"stale"} end
+if job.where ~= "handed" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
 
 local cells = cells_of(job)
 local excluded = cjson.decode(job.excluded or "{}")
@@ -45,12 +44,14 @@ for _, cell in ipairs(cells) do
 end
 job.time, job.memory = tostring(time or 0), string.format("%.0f", memory or 0)
 job.token, job.worker, job.node = token, worker, node
-call("HSET", key("job", id), "state", "running", "token", token, "nonce", nonce, "worker", worker, "node", node,
+call("HSET", key("job", id), "state", "running", "where", "running", "token", token, "nonce", nonce, "worker", worker, "node", node,
      "started_at", NOW, "time", job.time, "memory", job.memory)
 call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.number .. ":start",
      cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
 place(job, "running", cells)
-call("ZADD", key("leases"), NOW + LEASE, id)
 move_cells(cells, job, "queued", "running")
-if call("ZCARD", key("pool", job.pool, "lanes")) > 0 then wake(job.pool) end
+if call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)
+   and call("EXISTS", key("pool", job.pool, "lanes")) == 1 then
+  wake(job.pool)
+end
 return run()

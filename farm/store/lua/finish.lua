@@ -19,7 +19,7 @@ if job.state ~= "running" or job.token ~= token then
 end
 
 local cells = cells_of(job)
-call("HSET", key("job", id), "done", token)
+job.done = token
 end_attempt(job, how, outcome)
 if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index.

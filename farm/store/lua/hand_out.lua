@@ -1,20 +1,25 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
--- Builds at their `max_parallel`, and builds that are being stopped, are passed over.
--- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :workers, worker:<worker>, turn, job:<job> with :cells,
+-- Builds at their `max_parallel`, and builds that are being stopped, are passed over. The stock in the broker is filled
+-- up when half of it has been claimed: until then the queue is no shorter than the slots, and lots stay lots.
+-- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, turn, job:<job> with :cells,
 --   build:<build>, build:<build>:flying
 -- arguments: pool, per_slot
 --   per_slot: how many jobs may be with the broker, unclaimed, for each live slot
 -- answer: flat list of job, attempt
 local lanes = key("pool", pool, "lanes")
-local room = live_slots(pool) * tonumber(per_slot) - call("ZCARD", key("pool", pool, "handed"))
+local most, stock = live_slots(pool) * tonumber(per_slot), call("ZCARD", key("pool", pool, "handed"))
+local low = math.floor(most / 2)
+call("SET", key("pool", pool, "low"), low)
+if stock > low then return {} end
+local room = most - stock
 local chosen, passed = {}, 0
 while room > 0 do
   local lane = call("ZRANGE", lanes, passed, passed)[1]
   if not lane then break end
   local priority, build = lane:match("^([^|]+)|(.*)$")
   local bound = call("HMGET", key("build", build), "max_parallel", "stop")
-  local most = tonumber(bound[1] or "0")
-  if bound[2] == "1" or (most > 0 and call("SCARD", key("build", build, "flying")) >= most) then
+  local parallel = tonumber(bound[1] or "0")
+  if bound[2] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
     passed = passed + 1
   else
     local id = call("ZPOPMIN", key("pool", pool, "ready", lane))[1]
@@ -24,10 +29,11 @@ while room > 0 do
       call("ZREM", lanes, lane)
     end
     local job = id and read(id)
-    if job and job.state == "queued" and call("ZSCORE", key("pool", pool, "waiting"), id) then
+    if job and job.where == "waiting" then
       local cells = cells_of(job)
-      withdraw(job, cells)
+      if #cells > 1 then withdraw(job, cells) end
       place(job, "handed", cells)
+      call("HSET", key("job", id), "where", "handed")
       chosen[#chosen + 1] = id
       chosen[#chosen + 1] = job.number
       room = room - 1

@@ -6,6 +6,6 @@ local due = call("ZRANGEBYSCORE", key("delayed"), "-inf", NOW, "LIMIT", 0, limit
 for _, id in ipairs(due) do
   call("ZREM", key("delayed"), id)
   local job = read(id)
-  if job and job.state == "queued" then offer(job, cells_of(job)) end
+  if job and job.where == "waiting" then offer(job, cells_of(job)) end
 end
 return #due

@@ -1,0 +1,689 @@
+"""The matrix: GitHub's rules, unique identifiers, resolved specs, and errors that name place and way out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.data import FrozenData
+from farm.devices import profiles, understand_target
+from farm.errors import ManifestError
+from farm.manifest import parse_manifest
+from farm.matrix import Cell, Selector, check, expand
+from farm.models import FrozenModel, Tensor, shape_label
+from farm.pools import Pool, Target
+from farm.spec import CompileSpec, Device, cache_key
+
+CPU = Pool(
+    Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1,
+    {"onnx": "1.23.2", "ml_dtypes": "0.6.0", "sympy": "1.14.0", "onnx_ir": "1.1.0"}, cpu_family="x86-64-v4",
+)  # fmt: skip
+REF = Pool(Target("migraphx", "ref"), "migraphx2.15-0011aabb", Device("cpu"), 1)
+MI300X = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-aa", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
+MI300A = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-aa", Device("gfx942:sramecc+:xnack-", 228, 6), 1)
+NAVI = Pool(Target("migraphx", "gfx1100"), "rocm7.2-migraphx2.15-bb", Device("gfx1100", 96), 1)
+POOLS = [CPU, REF, MI300X, NAVI]
+
+
+def model(*inputs: Tensor, weights: str = "float32", digest: str = "0") -> FrozenModel:
+    digest = digest * 64
+    return FrozenModel(
+        digest=digest,
+        format="onnx",
+        files=[{"path": "net.onnx", "digest": digest, "size": 3}],
+        inputs=inputs or (Tensor("x", "float32", ("batch", 3)),),
+        outputs=[Tensor("y", "float32", ("batch", 10))],
+        size=3,
+        opset=17,
+        weight_dtypes=[weights],
+    )
+
+
+def data(**shapes: tuple[int, ...]) -> FrozenData:
+    return FrozenData("d" * 64, 9, {name: {"dtype": "float32", "shape": list(shape)} for name, shape in shapes.items()})
+
+
+def manifest_text(*lines: str, targets: str = "[onnxruntime/cpu]", precisions: str = "[fp32]", model: str = "") -> str:
+    return "\n".join(
+        [
+            "version: 1",
+            "name: nightly",
+            f"targets: {targets}",
+            f"precisions: {precisions}",
+            "models:",
+            "  - name: net",
+            "    source: {path: net.onnx}",
+            f"    {model or 'batches: [1, 8]'}",
+            *lines,
+            "",
+        ]
+    )
+
+
+def cells(text: str, models: Mapping[str, FrozenModel] | None = None, **options: Any) -> list[Cell]:
+    pools = options.pop("pools", POOLS)
+    frozen = options.pop("data", {})
+    return expand(parse_manifest(text, "farm.yaml"), models or {"net": model()}, frozen, pools, **options)
+
+
+def names(*args: Any, **options: Any) -> list[str]:
+    return [cell.identifier for cell in cells(*args, **options)]
+
+
+def told(text: str, models: Mapping[str, FrozenModel] | None = None, **options: Any) -> str:
+    """The one problem of a manifest, as people read it."""
+    with pytest.raises(ManifestError) as caught:
+        cells(text, models, **options)
+    assert len(caught.value.problems) == 1, str(caught.value)
+    assert caught.value.problems[0].line
+    return str(caught.value)
+
+
+# --- the rules ----------------------------------------------------------------------------------------------------
+
+
+def test_the_product_is_in_the_order_written() -> None:
+    text = manifest_text(targets="[gfx1100, onnxruntime/cpu]", precisions="[fp16, fp32]")
+    assert names(text) == [
+        "net/migraphx-gfx1100/fp16/b1",
+        "net/migraphx-gfx1100/fp16/b8",
+        "net/migraphx-gfx1100/fp32/b1",
+        "net/migraphx-gfx1100/fp32/b8",
+        "net/onnxruntime-cpu/fp16/b1",
+        "net/onnxruntime-cpu/fp16/b8",
+        "net/onnxruntime-cpu/fp32/b1",
+        "net/onnxruntime-cpu/fp32/b8",
+    ]
+
+
+def test_exclude_comes_before_include() -> None:
+    text = manifest_text(
+        "exclude: [{precision: fp16}]",
+        "include: [{precision: fp16, batches: [8]}]",
+        precisions="[fp32, fp16]",
+    )
+    assert names(text) == ["net/onnxruntime-cpu/fp32/b1", "net/onnxruntime-cpu/fp32/b8", "net/onnxruntime-cpu/fp16/b8"]
+
+
+def test_include_extends_the_cells_that_have_its_values() -> None:
+    text = manifest_text(
+        "include: [{precision: fp16, batches: [8], options: {level: tuned}}]", precisions="[fp32, fp16]"
+    )
+    levels = {cell.identifier: cell.spec.options["level"] for cell in cells(text)}
+    assert levels == {
+        "net/onnxruntime-cpu/fp32/b1": "standard",
+        "net/onnxruntime-cpu/fp32/b8": "standard",
+        "net/onnxruntime-cpu/fp16/b1": "standard",
+        "net/onnxruntime-cpu/fp16/b8": "tuned",
+    }
+
+
+def test_include_adds_where_no_cell_has_its_values_and_what_it_leaves_out_means_all() -> None:
+    assert names(manifest_text("include: [{target: gfx1100}]"))[2:] == [
+        "net/migraphx-gfx1100/fp32/b1",
+        "net/migraphx-gfx1100/fp32/b8",
+    ]
+
+
+def test_include_does_not_extend_what_include_added() -> None:
+    text = manifest_text("include: [{precision: fp16}, {precision: fp16, batches: [1]}]")
+    assert "is in the matrix already (line 9)" in told(text)
+
+
+def test_sizes_of_an_include_are_taken_one_by_one() -> None:
+    text = manifest_text("include: [{batches: [8, 16], salt: again}]")
+    assert [(cell.shape, cell.spec.salt) for cell in cells(text)] == [("b1", ""), ("b8", "again"), ("b16", "again")]
+
+
+def test_a_selector_takes_patterns_lists_and_every_name_of_a_target() -> None:
+    target = understand_target("mi300x")
+    for chosen in ("mi300x", "migraphx/mi300x", "gfx942", "migraphx-gfx942", "migraphx/*", "*300*"):
+        assert Selector(target=(chosen,)).chooses("net", target, "int8-fp16", "b8")
+    assert Selector(precision=("int8*",)).chooses("net", target, "int8-fp16", "b8")
+    assert Selector(precision=("int8+fp16",)).chooses("net", target, "int8-fp16", "b8")
+    assert Selector(model=("a", "n?t"), shape=("b[0-9]",)).chooses("net", target, "fp32", "b8")
+    assert not Selector(model=("net",), shape=("b1",)).chooses("net", target, "fp32", "b8")
+    assert not Selector(target=("onnxruntime/*",)).chooses("net", target, "fp32", "b8")
+
+
+@pytest.mark.parametrize(
+    ("line", "told_of"),
+    [
+        ("exclude: [{model: nett}]", "no cell has the model nett"),
+        ("exclude: [{model: net, target: gfx1100}]", "no cell has the target gfx1100"),
+        ("exclude: [{precision: 'int8*', reason: x}]", "no cell has the precision int8*"),
+        ("exclude: [{shape: b2}]", "no cell has the shape b2"),
+        ("expected: [{precision: fp16, kind: accuracy}]", "no cell has the precision fp16"),
+    ],
+)
+def test_a_selector_that_matches_nothing_is_an_error_on_its_line(line: str, told_of: str) -> None:
+    message = told(manifest_text(line))
+    assert told_of in message
+    assert "farm.yaml:9:" in message
+
+
+def test_a_selector_whose_fields_match_only_apart_is_an_error_too() -> None:
+    text = manifest_text(
+        "exclude: [{target: gfx1100}, {target: gfx1100, precision: fp32}]", targets="[gfx1100, onnxruntime/cpu]"
+    )
+    assert len(cells(text)) == 2
+    text = manifest_text(
+        "include: [{precision: fp16, batches: [4]}]", "expected: [{precision: fp16, shape: b1, kind: hang}]"
+    )
+    assert "no cell has all of this" in told(text)
+
+
+def test_include_of_an_unknown_model_suggests_one() -> None:
+    assert "did you mean `net`?" in told(manifest_text("include: [{model: nett, precision: fp16}]"))
+
+
+AXES = {
+    "model": ["m0", "m1"],
+    "target": ["onnxruntime/cpu", "gfx1100"],
+    "precision": ["fp32", "fp16", "bf16"],
+    "batch": [1, 2, 4],
+}
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> dict[str, Any]:
+    def some(axis: str) -> list[Any]:
+        return draw(st.lists(st.sampled_from(AXES[axis]), min_size=1, unique=True))
+
+    entry = st.fixed_dictionaries({}, optional={axis: st.sampled_from(values) for axis, values in AXES.items()}).filter(
+        bool
+    )
+    return {
+        **{axis: some(axis) for axis in AXES},
+        "exclude": draw(st.lists(entry, max_size=2)),
+        "include": [
+            {**each, "salt": f"s{number}"} for number, each in enumerate(draw(st.lists(entry, max_size=3)))
+        ],
+    }  # fmt: skip
+
+
+def by_githubs_rules(matrix: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rules as GitHub's documentation states them, on plain dictionaries; values left out mean all."""
+    original = [dict(zip(AXES, values, strict=True)) for values in product(*(matrix[axis] for axis in AXES))]
+    kept = [cell for cell in original if not any(entry.items() <= cell.items() for entry in matrix["exclude"])]
+    kept = [dict(cell) for cell in kept]
+    added: list[dict[str, Any]] = []
+    first = [dict(cell) for cell in kept]
+    for entry in matrix["include"]:
+        axes = {axis: value for axis, value in entry.items() if axis in AXES}
+        extended = [cell for cell, before in zip(kept, first, strict=True) if axes.items() <= before.items()]
+        for cell in extended:
+            cell["salt"] = entry["salt"]
+        if not extended:
+            values = [[axes[axis]] if axis in axes else matrix[axis] for axis in AXES]
+            added += [{**dict(zip(AXES, each, strict=True)), "salt": entry["salt"]} for each in product(*values)]
+    return kept + added
+
+
+def as_yaml(matrix: dict[str, Any]) -> str:
+    def entry(each: dict[str, Any]) -> str:
+        fields = {
+            ("batches" if key == "batch" else key): ([value] if key == "batch" else value)
+            for key, value in each.items()
+        }
+        return "{" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}"
+
+    def selector(each: dict[str, Any]) -> str:
+        fields = {
+            ("shape" if key == "batch" else key): (f"b{value}" if key == "batch" else value)
+            for key, value in each.items()
+        }
+        return "{" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}"
+
+    lines = [
+        "version: 1",
+        "name: x",
+        f"targets: [{', '.join(matrix['target'])}]",
+        f"precisions: {matrix['precision']}",
+        "models:",
+    ]
+    for name in matrix["model"]:
+        lines += [f"  - name: {name}", "    source: {path: x}", f"    batches: {matrix['batch']}"]
+    lines.append(f"exclude: [{', '.join(map(selector, matrix['exclude']))}]")
+    lines.append(f"include: [{', '.join(map(entry, matrix['include']))}]")
+    return "\n".join(lines)
+
+
+@settings(max_examples=300, deadline=None)
+@given(matrix=matrices())
+def test_the_matrix_is_what_githubs_rules_make_of_it(matrix: dict[str, Any]) -> None:
+    wanted = [
+        (cell["model"], cell["target"], cell["precision"], f"b{cell['batch']}", cell.get("salt", ""))
+        for cell in by_githubs_rules(matrix)
+    ]
+    everything = [dict(zip(AXES, values, strict=True)) for values in product(*(matrix[axis] for axis in AXES))]
+    vacuous = any(not any(entry.items() <= cell.items() for cell in everything) for entry in matrix["exclude"])
+    strangers = any(entry.get("model", matrix["model"][0]) not in matrix["model"] for entry in matrix["include"])
+    doubled = len({row[:4] for row in wanted}) < len(wanted)
+    try:
+        found = expand(parse_manifest(as_yaml(matrix), "x"), {"m0": model(), "m1": model()}, {}, POOLS)
+    except ManifestError as error:
+        text = str(error)
+        assert vacuous or strangers or doubled, text
+        assert "matches nothing" in text or "no model" in text or "already" in text
+        return
+    assert not (vacuous or strangers or doubled)
+    short = [
+        (cell.model, cell.target.removeprefix("migraphx/"), cell.precision, cell.shape, cell.spec.salt)
+        for cell in found
+    ]
+    assert short == wanted
+    assert len({cell.identifier for cell in found}) == len(found)
+
+
+@settings(deadline=None)
+@given(
+    left=st.dictionaries(st.sampled_from(["batch", "seq", "M1", "m", "a.b", "past_1"]), st.integers(0, 2000)),
+    right=st.dictionaries(st.sampled_from(["batch", "seq", "M1", "m", "a.b", "past_1"]), st.integers(0, 2000)),
+)
+def test_different_sizes_have_different_labels(left: dict[str, int], right: dict[str, int]) -> None:
+    assert (shape_label(left) == shape_label(right)) == (left == right)
+
+
+def test_labels() -> None:
+    assert shape_label({}) == "static"
+    assert shape_label({"seq": 128, "batch": 8}) == "b8-seq128"
+    assert shape_label({"M1": 48}) == "m1_48"
+
+
+def test_an_identifier_is_made_of_safe_characters() -> None:
+    text = manifest_text(targets="['gfx942:any', onnxruntime/cpu]", precisions="[int8+fp16]").replace(
+        "    batches", "    calibration: {generate: 4}\n    batches"
+    )
+    with pytest.raises(ManifestError, match="onnxruntime/cpu has no precision int8-fp16"):
+        cells(text)
+    text = text.replace(", onnxruntime/cpu", "")
+    assert names(text) == ["net/migraphx-gfx942-any/int8-fp16/b1", "net/migraphx-gfx942-any/int8-fp16/b8"]
+
+
+# --- speed --------------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_cells_take_about_a_second() -> None:
+    sizes = list(range(1, 11))
+    entry = "  - name: net{0}\n    source: {{path: x}}\n    dims: {{seq: {1}}}\n    batches: [1, 2, 4, 8, 16]\n"
+    entries = "".join(entry.format(number, sizes) for number in range(100))
+    text = f"version: 1\nname: n\ntargets: [onnxruntime/cpu, mi300x]\nmodels:\n{entries}"
+    text += "exclude: [{model: net7, target: gfx942}]\n"
+    manifest = parse_manifest(text, "farm.yaml")
+    models = {f"net{number}": model(Tensor("x", "float32", ("batch", "seq", 3))) for number in range(100)}
+    start = time.process_time()
+    found = expand(manifest, models, {}, POOLS)
+    seconds = time.process_time() - start
+    assert len(found) == 10_000 - 50
+    # About half a second on an idle core.
+    assert seconds < 2.0
+
+
+def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
+    text = manifest_text(model=f"dims: {{a: {list(range(1000))}, b: {list(range(1000))}, c: {list(range(1000))}}}")
+    start = time.process_time()
+    message = told(text)
+    assert time.process_time() - start < 1.0
+    assert "1,000,000,000 cells" in message
+    assert "farm.yaml:8:" in message
+    text = manifest_text(f"include: [{{dims: {{a: {list(range(300))}, b: {list(range(300))}}}}}]")
+    assert "more than 50,000" in told(text)
+
+
+# --- specs --------------------------------------------------------------------------------------------------------
+
+
+def one(text: str, *args: Any, **options: Any) -> Cell:
+    found = cells(text, *args, **options)
+    assert len(found) == 1, [cell.identifier for cell in found]
+    return found[0]
+
+
+ONE = "batches: [8]"
+
+
+def test_a_cell_is_fully_resolved() -> None:
+    cell = one(manifest_text(model=ONE))
+    assert cell.spec == CompileSpec(
+        model={"digest": "0" * 64, "format": "onnx"},
+        compiler={"name": "onnxruntime", "recipe": 1, "libraries": {}},
+        device=Device("cpu"),
+        toolchain=CPU.toolchain,
+        precision="fp32",
+        inputs={"x": {"dtype": "float32", "shape": [8, 3], "batch_axis": 0}},
+        batch=8,
+        options={"level": "standard"},
+        verification={"samples": {"generate": 8, "seed": 0, "ranges": {}}, "reference": "onnxruntime"},
+    )
+    assert cell.key == cache_key(cell.spec)
+    assert cell.pool == CPU.name
+    assert cell.line == 6
+    assert cell.order == {
+        "identifier": "net/onnxruntime-cpu/fp32/b8",
+        "pool": CPU.name,
+        "target": "onnxruntime/cpu",
+        "spec": cell.spec.as_dict(),
+        "model": {"format": "onnx", "files": [{"path": "net.onnx", "digest": "0" * 64, "size": 3}]},
+        "calibration": None,
+        "samples": None,
+    }
+
+
+def test_what_does_not_change_the_program_does_not_change_the_key() -> None:
+    plain = one(manifest_text(model=ONE)).key
+    for line in (
+        "labels: {team: vision}", "priority: 5", "limits: {time: 1h, memory: 1GiB}", "max-parallel: 3",
+        "fail-fast: true", "verify: {tolerance: 0.5, weak: fail, on-fail: warn}", "tuning: {mode: full, budget: 2h}",
+        "expected: [{model: net, kind: hang}]", "options: {offload_copy: false, per_channel: true}",
+    ):  # fmt: skip
+        assert one(manifest_text(line, model=ONE)).key == plain, line
+    renamed = one(manifest_text(model=ONE).replace("name: net", "name: other"), {"other": model()})
+    assert renamed.key == plain
+
+
+def test_what_changes_the_program_changes_the_key() -> None:
+    base = manifest_text(model=ONE)
+    keys = [
+        one(base).key,
+        one(base, {"net": model(digest="1")}).key,
+        one(manifest_text("salt: again", model=ONE)).key,
+        one(manifest_text("options: {level: tuned}", model=ONE)).key,
+        one(manifest_text("verify: off", model=ONE)).key,
+        one(manifest_text(model=ONE, precisions="[fp16]")).key,
+        one(manifest_text(model="batches: [4]")).key,
+        one(manifest_text(model="samples: {generate: 9}\n    " + ONE)).key,
+        one(manifest_text(model="inputs: {x: {range: [0, 1]}}\n    " + ONE)).key,
+        one(manifest_text(model=ONE, targets="[gfx1100]")).key,
+        one(manifest_text("tuning: quick", model=ONE, targets="[gfx1100]")).key,
+        one(manifest_text("options: {fast_math: false}", model=ONE, targets="[gfx1100]")).key,
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_calibration_and_samples_are_named_by_their_digest_and_used_where_needed() -> None:
+    text = manifest_text(model="calibration: cal\n    samples: {path: s.npz}\n    " + ONE, precisions="[fp32, int8]")
+    text += "datasets: {cal: {path: c.npz}}\n"
+    fp32, int8 = cells(text, data={"cal": data(x=(16, 3)), "net/samples": data(x=(5, 3), y=(5, 10))})
+    assert fp32.spec.calibration is None
+    assert int8.spec.calibration == {"digest": "d" * 64}
+    assert int8.spec.verification is not None
+    assert int8.spec.verification["samples"] == {"digest": "d" * 64}
+    assert int8.order["calibration"] == {"path": "calibration.npz", "digest": "d" * 64, "size": 9}
+    assert fp32.order["calibration"] is None
+    assert fp32.order["samples"]["path"] == "samples.npz"
+
+
+def test_recipes_have_the_declared_values_in_the_inputs_own_type() -> None:
+    net = model(
+        Tensor("ids", "int64", ("batch", 4)), Tensor("mask", "float32", ("batch", 4)), Tensor("scale", "float32", ())
+    )  # fmt: skip
+    inputs = "inputs: {ids: {range: [0, 99]}, 'ma*': {range: [0, 1]}, scale: {value: 2}}\n"
+    inputs += "    calibration: {generate: 4, seed: 7}"
+    cell = one(manifest_text(model=f"{inputs}\n    {ONE}", precisions="[int8]"), {"net": net})
+    ranges = {"ids": {"range": [0, 99]}, "mask": {"range": [0.0, 1.0]}, "scale": {"value": 2.0}}
+    assert cell.spec.calibration == {"generate": 4, "seed": 7, "ranges": ranges}
+    assert all(isinstance(value, float) for value in cell.spec.calibration["ranges"]["mask"]["range"])
+    assert cell.spec.inputs["scale"] == {"dtype": "float32", "shape": []}
+    assert "whole numbers" in told(manifest_text(model="inputs: {ids: {range: [0, 0.5]}}\n    " + ONE), {"net": net})
+
+
+def test_the_reference_target_gets_fewer_samples() -> None:
+    cell = one(manifest_text(model=ONE, targets="[migraphx/ref]"))
+    assert cell.spec.verification is not None
+    assert cell.spec.verification["samples"]["generate"] == 2
+
+
+def test_quantization_options_go_to_the_precision_that_has_them() -> None:
+    text = manifest_text(
+        "options: {per_channel: true}", model="calibration: {generate: 4}\n    " + ONE, precisions="[fp32, int8]"
+    )
+    fp32, int8 = cells(text)
+    assert fp32.spec.quantization == {}
+    assert int8.spec.quantization["per_channel"] is True
+    assert "per_channel" not in int8.spec.options
+    assert int8.spec.compiler["libraries"] == {"sympy": "1.14.0"}
+
+
+def test_options_that_bind_a_program_to_a_cpu_say_so_in_the_device() -> None:
+    assert one(manifest_text("options: {level: tuned}", model=ONE)).spec.device == Device("cpu", cpu_family="x86-64-v4")
+    assert one(manifest_text(model=ONE)).spec.device == Device("cpu")
+
+
+def test_a_models_settings_are_laid_over_the_manifests_and_an_includes_over_both() -> None:
+    text = manifest_text(
+        "options: {level: tuned}", "limits: {time: 1h, memory: 1GiB}", "priority: 1", "salt: a",
+        "verify: {tolerance: {fp32: 0.5, fp16: 0.4}, weak: fail}",
+        "include: [{precision: fp16, limits: {time: 3h}, priority: 9}]",
+        model="batches: [8]\n    limits: {time: 2h}\n    salt: b\n    verify: {tolerance: {fp32: {y: 0.1}}}",
+        precisions="[fp32, fp16]",
+    )  # fmt: skip
+    fp32, fp16 = cells(text)
+    assert (fp32.limits, fp32.priority) == ({"time": 7200.0, "memory": 1 << 30}, 1)
+    assert (fp16.limits, fp16.priority) == ({"time": 10800.0, "memory": 1 << 30}, 9)
+    assert (fp32.spec.salt, fp32.spec.options) == ("b", {"level": "tuned"})
+    assert fp32.gates == {"tolerance": {"*": 0.5, "y": 0.1}, "weak": "fail", "on_fail": "fail"}
+    assert fp16.gates["tolerance"] == {"*": 0.4}
+
+
+def test_gates_and_limits_have_defaults() -> None:
+    cell = one(manifest_text(model=ONE), limits={"time": 60.0, "memory": 5})
+    assert cell.limits == {"time": 60.0, "memory": 5}
+    assert cell.gates == {"tolerance": {"*": 1e-3}, "weak": "warn", "on_fail": "fail"}
+
+
+def test_a_pair_has_the_tolerance_of_its_coarser_half_unless_it_has_its_own() -> None:
+    made = "calibration: {generate: 4}\n    " + ONE
+    pair = {"model": made, "targets": "[gfx1100]", "precisions": "[int8+fp16]"}
+    assert one(manifest_text(**pair)).gates["tolerance"] == {"*": 0.2}
+    text = manifest_text("verify: {tolerance: {int8: 0.1, fp16: 0.15}}", **pair)
+    assert one(text).gates["tolerance"] == {"*": 0.15}
+    text = manifest_text("verify: {tolerance: {int8: 0.1, int8+fp16: 0.05}}", **pair)
+    assert one(text).gates["tolerance"] == {"*": 0.05}
+
+
+def test_expected_cells_carry_their_entry() -> None:
+    text = manifest_text("expected: [{shape: b8, kind: accuracy, reason: known, until: 2027-01-31}]")
+    first, second = cells(text)
+    assert first.expected is None
+    assert second.expected == {"kind": "accuracy", "reason": "known", "until": "2027-01-31"}
+
+
+# --- shapes -------------------------------------------------------------------------------------------------------
+
+
+def test_sums_patterns_and_named_dimensions_become_numbers() -> None:
+    net = model(
+        Tensor("past.0.key", "float32", (None, 8, None, 64)),
+        Tensor("past.0.value", "float32", (None, 8, None, 64)),
+        Tensor("mask", "int64", ("N", "past + seq")),
+        Tensor("ids", "int64", ("N", "seq")),
+    )
+    text = manifest_text(
+        model="inputs: {'past.*': {shape: [batch, 8, past, 64]}, mask: {shape: [batch, past+seq]},"
+        " ids: {shape: [batch, seq]}}\n"
+        "    dims: {seq: 1, past: [0, 1024]}\n    batches: [2]"
+    )
+    first, second = cells(text, {"net": net})
+    assert (first.shape, second.shape) == ("b2-past0-seq1", "b2-past1024-seq1")
+    assert second.spec.inputs["past.0.value"] == {"dtype": "float32", "shape": [2, 8, 1024, 64], "batch_axis": 0}
+    assert second.spec.inputs["mask"]["shape"] == [2, 1025]
+    assert second.spec.batch == 2
+
+
+def test_dimensions_that_the_model_names_itself_need_only_a_size() -> None:
+    cell = one(manifest_text(model="dims: {N: 4}"), {"net": model(Tensor("x", "float32", ("N", "N+1")))})
+    assert (cell.spec.inputs["x"]["shape"], cell.shape, cell.spec.batch) == ([4, 5], "n4", None)
+
+
+def test_a_model_without_open_dimensions_is_static() -> None:
+    cell = one(manifest_text(model="priority: 0"), {"net": model(Tensor("x", "float32", (1, 3)))})
+    assert cell.identifier == "net/onnxruntime-cpu/fp32/static"
+    assert cell.spec.inputs == {"x": {"dtype": "float32", "shape": [1, 3]}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "tensor", "message", "hint"),
+    [
+        ("priority: 0", ("batch", 3), "dimension 0 of [batch, 3], `batch`, has no size", "dims: {batch: 1}"),
+        ("priority: 0", (None, 3), "dimension 0 of [?, 3] has no size", '`inputs: {"x": {shape: [batch, 3]}}`'),
+        ("priority: 0", None, "unknown rank", "shape:"),
+        ("batches: [1]", (None, 3), "dimension 0 of [?, 3] has no size", "shape: [batch, 3]"),
+        ("batches: [1]", (1, 3), "no input has the dimension `batch`", "shape: [batch, 3]"),
+        ("dims: {btach: 1}", ("batch", 3), "has no size", "dims: {batch: 1}"),
+        ("dims: {batch: 1, seq: 2}", ("batch", 3), "no input has the dimension `seq`", "known: batch"),
+        ("inputs: {y: {shape: [1]}}", (1, 3), "no input of the model matches `y`", "known: x"),
+        ("inputs: {x: {shape: [1]}}", (1, 3), "has 2 dimensions in the model, [1, 3], not 1", ""),
+        ("inputs: {x: {shape: [1, 4]}}", (1, 3), "the model fixes dimension 1 at 3, not 4", ""),
+        ("inputs: {x: {shape: [batch, 3]}}\n    batches: [8]", (1, 3), "the model fixes dimension 0 at 1", "dynamic"),
+    ],
+)
+def test_a_shape_that_does_not_work_out_is_explained(entry: str, tensor: Any, message: str, hint: str) -> None:
+    text = told(manifest_text(model=entry), {"net": model(Tensor("x", "float32", tensor))})
+    assert message in text
+    assert hint in text
+
+
+# --- what cannot be done ------------------------------------------------------------------------------------------
+
+
+def test_int8_without_calibration_names_the_model_and_what_to_write() -> None:
+    message = told(manifest_text(model=ONE, precisions="[int8]"))
+    assert "farm.yaml:6:11: int8 of model `net` needs calibration data" in message
+    assert "calibration: {path: FILE.npz}" in message
+    assert "`x`" in message
+
+
+def test_a_precision_that_the_compiler_does_not_have_lists_those_it_has() -> None:
+    message = told(manifest_text(model=ONE, precisions="[fp32, fp8]"))
+    assert "farm.yaml:4:20: onnxruntime/cpu has no precision fp8" in message
+    assert "native, fp32, fp16, bf16, int8, int4" in message
+    assert "exclude: [{target: onnxruntime/cpu, precision: fp8}]" in message
+
+
+def test_fp32_of_a_model_that_is_lower_already_hints_at_native() -> None:
+    message = told(manifest_text(model=ONE), {"net": model(weights="float16")})
+    assert "lower already (float16 weights)" in message
+    assert "precisions: [native]" in message
+    assert one(manifest_text(model=ONE, precisions="[native]"), {"net": model(weights="float16")}).precision == "native"
+
+
+def test_a_pool_never_seen_is_an_error_that_lists_those_known() -> None:
+    message = told(manifest_text(model=ONE, targets="[gfx90a]"))
+    assert "farm.yaml:3:11: no pool serves `gfx90a`" in message
+    assert "migraphx/gfx1100, migraphx/gfx942, migraphx/ref, onnxruntime/cpu" in message
+
+
+def test_several_devices_of_one_architecture_ask_for_a_profile() -> None:
+    message = told(manifest_text(model=ONE, targets="[gfx942]"), pools=[MI300X, MI300A])
+    assert MI300X.name in message
+    assert MI300A.name in message
+    assert "name the device (mi300x" in message
+
+
+def test_several_toolchains_and_none_chosen_is_an_error_that_lists_them() -> None:
+    newer = Pool(CPU.target, "onnxruntime1.32.0-ffffffff", CPU.device, 1)
+    message = told(manifest_text(model=ONE), pools=[CPU, newer])
+    assert CPU.name in message
+    assert newer.name in message
+
+
+def test_a_profile_takes_its_own_device_and_keeps_its_name() -> None:
+    first, second = cells(manifest_text(model=ONE, targets="[mi300x, mi300a]"), pools=[MI300X, MI300A])
+    assert (first.identifier, second.identifier) == ("net/migraphx-mi300x/fp32/b8", "net/migraphx-mi300a/fp32/b8")
+    assert first.spec.device == profiles()["mi300x"].device
+    assert (first.pool, second.pool) == (MI300X.name, MI300A.name)
+    assert first.order["target"] == "migraphx/gfx942"
+    assert "no pool serves `mi325x-cpx`" in told(manifest_text(model=ONE, targets="[mi325x-cpx]"))
+
+
+def test_any_device_of_an_architecture_is_keyed_by_the_architecture_only() -> None:
+    cell = one(manifest_text(model=ONE, targets="['gfx942:any']"), pools=[MI300A, MI300X])
+    assert cell.spec.device == Device("gfx942:any")
+
+
+def test_a_bare_architecture_takes_the_device_of_its_pool() -> None:
+    assert one(manifest_text(model=ONE, targets="[gfx942]")).spec.device == MI300X.device
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": (16, 4)}, "array `x` has shape [16, 4], N samples would be [N, 3]"),
+        ({"z": (16, 3), "x": (16, 3)}, "array `z` is neither an input nor an output"),
+        ({"y": (16, 10)}, "there is no array for input `x`"),
+        ({"x": (0, 3)}, "array `x` holds no sample"),
+    ],
+)
+def test_data_that_does_not_fit_is_told_at_its_place(arrays: dict[str, tuple[int, ...]], message: str) -> None:
+    text = manifest_text(model="calibration: {path: c.npz}\n    " + ONE, precisions="[int8]")
+    said = told(text, data={"net/calibration": data(**arrays)})
+    assert "farm.yaml:8:18: calibration of model `net` at b8" in said
+    assert message in said
+
+
+def test_what_was_not_brought_is_named() -> None:
+    assert "model `net` was not brought" in told(manifest_text(model=ONE), {"other": model()})
+    text = manifest_text(model="samples: {path: s.npz}\n    " + ONE)
+    assert "samples of model `net` was not brought" in told(text)
+
+
+def test_all_problems_come_at_once() -> None:
+    text = manifest_text(
+        "  - name: half",
+        "    source: {path: half.onnx}",
+        "exclude: [{model: no-such}]",
+        model=ONE,
+        targets="[onnxruntime/cpu, gfx90a]",
+        precisions="[fp32, int8, fp8]",
+    )
+    models = {"net": model(), "half": model(Tensor("x", "float32", (1, 3)), weights="float16")}
+    with pytest.raises(ManifestError) as caught:
+        cells(text, models)
+    said = [problem.message for problem in caught.value.problems]
+    for words in (
+        "no pool serves",
+        "fp32 for model `half`",
+        "needs calibration data",
+        "no precision fp8",
+        "matches nothing",
+    ):
+        assert any(words in message for message in said), words
+    lines = [problem.line for problem in caught.value.problems]
+    assert lines == sorted(lines)
+    assert len(said) == len(set(said))
+
+
+def test_an_output_that_a_model_does_not_have_has_no_tolerance() -> None:
+    entry = "verify: {tolerance: {fp32: {logits: 0.1}}}\n    " + ONE
+    assert "model `net` has no output `logits`" in told(manifest_text(model=entry))
+
+
+def test_a_check_needs_no_pools_and_skips_models_it_was_not_given() -> None:
+    manifest = parse_manifest(manifest_text(model=ONE, precisions="[int8]", targets="[gfx90a]"), "farm.yaml")
+    assert [problem.message for problem in check(manifest, {"net": model()}, {})] == [
+        "int8 of model `net` needs calibration data"
+    ]
+    manifest = parse_manifest(manifest_text(model=ONE, targets="[gfx90a]"), "farm.yaml")
+    assert check(manifest, {}, {}) == []
+
+
+def test_the_file_in_messages_can_be_chosen() -> None:
+    text = manifest_text(model=ONE, precisions="[int8]")
+    with pytest.raises(ManifestError, match=r"^builds/7\.yaml:6"):
+        cells(text, file="builds/7.yaml")
+
+
+def test_every_profile_belongs_to_a_gpu_that_migraphx_knows() -> None:
+    for name, profile in profiles().items():
+        choice = understand_target(name)
+        assert fnmatchcase(choice.served.device, "gfx*")
+        assert profile.device.compute_units
+        assert profile.memory > 8 << 30

@@ -1,0 +1,254 @@
+"""What a manifest names is found, read and frozen by the submitting side, or said to be missing with its place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from farm.authoring import init_manifest, lint
+from farm.errors import ManifestError
+from farm.manifest import Manifest, load_manifest
+from farm.matrix import expand
+from farm.pools import Pool, Target
+from farm.sources import freeze, in_package, resolve
+from farm.spec import Device
+
+CPU = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1)
+
+
+def save_net(path: Path, shape: list[int | str | None] | None = None, dtype: int = TensorProto.FLOAT) -> Path:
+    shape = ["N", 4] if shape is None else shape
+    one = numpy_helper.from_array(np.ones((), dtype=helper.tensor_dtype_to_np_dtype(dtype)), "one")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "one"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("y", dtype, shape)],
+        [one],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def write_text(folder: Path, *models: str, last: str = "") -> None:
+    """A manifest of models given as the lines of their entries."""
+    lines = ["version: 1", "name: nightly", "targets: [onnxruntime/cpu]", "models:"]
+    for number, fields in enumerate(models):
+        lines += [f"  - name: net{number}", *(f"    {field}" for field in fields.split("\n"))]
+    (folder / "farm.yaml").write_text("\n".join([*lines, last, ""]))
+
+
+def write(folder: Path, *models: str, last: str = "") -> Manifest:
+    write_text(folder, *models, last=last)
+    return load_manifest(folder / "farm.yaml")
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(ManifestError) as caught:
+        act()
+    return str(caught.value)
+
+
+SHAPE = "inputs: {x: {shape: [batch, 4]}}\nbatches: [2]"
+
+
+def test_a_manifest_and_its_files_become_models_data_and_blobs(tmp_path: Path) -> None:
+    save_net(tmp_path / "models" / "net.onnx")
+    np.savez(tmp_path / "cal.npz", x=np.zeros((6, 4), dtype=np.float32))
+    calibrated = f"source: {{path: models/net.onnx}}\ncalibration: {{path: cal.npz}}\nprecisions: [int8]\n{SHAPE}"
+    manifest = write(tmp_path, f"source: {{path: models/net.onnx}}\n{SHAPE}", calibrated)
+    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    assert sorted(found.models) == ["net0", "net1"]
+    assert list(found.data) == ["net1/calibration"]
+    for digest, file in found.files.items():
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == digest
+    cells = expand(manifest, found.models, found.data, [CPU])
+    named = {
+        file["digest"] for cell in cells for file in [*cell.order["model"]["files"], cell.order["calibration"]] if file
+    }
+    assert named == set(found.files)
+
+
+def test_a_dataset_is_frozen_once_under_its_name(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    np.savez(tmp_path / "cal.npz", x=np.zeros((6, 4), dtype=np.float32))
+    entry = f"source: {{path: net.onnx}}\ncalibration: shared\nsamples: shared\n{SHAPE}"
+    manifest = write(tmp_path, entry, entry, last="datasets: {shared: {path: cal.npz}}")
+    assert list(freeze(manifest, tmp_path, cache=tmp_path / "cache").data) == ["shared"]
+
+
+def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+    save_net(tmp_path / "resnet50.onnx")
+    (tmp_path / "empty.onnx").touch()
+    (tmp_path / "text.onnx").write_text("hello, this is text")
+    manifest = write(
+        tmp_path,
+        "source: {path: resnet5.onnx}",
+        "source: {path: empty.onnx}",
+        "source: {path: text.onnx}",
+        "source: {package: no_such_package/net.onnx}",
+        f"source: {{path: resnet50.onnx}}\ncalibration: {{path: cal.npz}}\n{SHAPE}",
+    )
+    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "cache"))
+    for told in (
+        "farm.yaml:6:20: there is no file",
+        "did you mean `resnet50.onnx`?",
+        "farm.yaml:8:13:",
+        "empty (0 bytes)",
+        "farm.yaml:10:13:",
+        "not an ONNX model",
+        "farm.yaml:12:23: there is no Python package `no_such_package` here",
+        "install it where you submit from",
+        "farm.yaml:15:25: there is no file",
+    ):
+        assert told in text, text
+
+
+def test_resolve_finds_files_and_leaves_s3_to_the_farm(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    manifest = write(tmp_path, "source: {path: net.onnx}", "source: {s3: 's3://models/net.onnx'}")
+    assert resolve(manifest, tmp_path) == {"net0": tmp_path / "net.onnx"}
+
+
+# --- packages -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "trapped_models"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    save_net(package / "nets" / "net.onnx")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert in_package("trapped_models/nets/net.onnx") == package / "nets" / "net.onnx"
+    text = refused(lambda: resolve(write(tmp_path, "source: {package: trapped_models/nets/ned.onnx}"), tmp_path))
+    assert "did you mean `trapped_models/nets/net.onnx`?" in text
+    text = refused(lambda: resolve(write(tmp_path, "source: {package: trapped_models/../farm.yaml}"), tmp_path))
+    assert "leaves the package" in text
+
+
+# --- https --------------------------------------------------------------------------------------------------------
+
+
+class Web:
+    """What a few addresses answer, and what was asked."""
+
+    def __init__(self, **pages: httpx.Response) -> None:
+        self.pages = pages
+        self.asked: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(str(request.url))
+        return self.pages.get(request.url.path.strip("/").partition(".")[0]) or httpx.Response(404)
+
+
+def get(
+    folder: Path, web: Web, content: bytes, address: str = "https://models.example/net.onnx?v=1"
+) -> dict[str, Path]:
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = write(folder, f"source: {{https: '{address}', sha256: {digest}}}")
+    return resolve(manifest, folder, cache=folder / "cache", transport=httpx.MockTransport(web))
+
+
+def test_a_download_is_checked_and_kept(tmp_path: Path) -> None:
+    content = save_net(tmp_path / "net.onnx").read_bytes()
+    web = Web(net=httpx.Response(200, content=content))
+    first = get(tmp_path, web, content)["net0"]
+    assert first.read_bytes() == content
+    assert first.name == "net.onnx"
+    assert get(tmp_path, web, content)["net0"] == first
+    assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (httpx.Response(200, content=b"something else"), "has the SHA-256"),
+        (httpx.Response(500), "answered 500 Internal Server Error"),
+        (httpx.Response(302, headers={"location": "http://models.example/plain"}), "which is not https"),
+        (httpx.Response(302, headers={"location": "https://models.example/net.onnx"}), "cannot be read"),
+    ],
+)
+def test_a_download_that_goes_wrong_leaves_nothing(answer: httpx.Response, told: str, tmp_path: Path) -> None:
+    web = Web(net=answer, plain=httpx.Response(200, content=b"right"))
+    text = refused(lambda: get(tmp_path, web, b"right"))
+    assert "farm.yaml:6:21" in text
+    assert told in text
+    assert all(address.startswith("https://") for address in web.asked)
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_redirect_to_https_is_followed(tmp_path: Path) -> None:
+    moved = httpx.Response(302, headers={"location": "https://cdn.example/moved.onnx"})
+    web = Web(net=moved, moved=httpx.Response(200, content=b"right"))
+    assert get(tmp_path, web, b"right")["net0"].read_bytes() == b"right"
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no route to host")
+
+    manifest = write(tmp_path, f"source: {{https: 'https://models.example/net.onnx', sha256: {'a' * 64}}}")
+    transport = httpx.MockTransport(gone)
+    assert "no route to host" in refused(lambda: resolve(manifest, tmp_path, cache=tmp_path / "c", transport=transport))
+
+
+# --- lint and init ------------------------------------------------------------------------------------------------
+
+
+def test_lint_reads_models_and_data_and_says_all(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    np.savez(tmp_path / "cal.npz", x=np.zeros((6, 5)))
+    write_text(
+        tmp_path,
+        f"source: {{path: net.onnx}}\ncalibration: {{path: cal.npz}}\nprecisions: [int8]\n{SHAPE}",
+        "source: {path: net.onnx}",
+        f"source: {{https: 'https://models.example/net.onnx', sha256: {'a' * 64}}}\nprecisions: [fp64]",
+    )
+    assert [problem.line for problem in lint(tmp_path / "farm.yaml")] == [15]
+    text = (tmp_path / "farm.yaml").read_text().replace("fp64", "fp32")
+    (tmp_path / "farm.yaml").write_text(text)
+    first, second = lint(tmp_path / "farm.yaml")
+    assert "array `x` is float64, the model wants float32" in first.message
+    assert (first.line, first.column) == (7, 18)
+    assert "`N`, has no size" in second.message
+    assert second.line == 11
+    assert lint(tmp_path / "farm.yaml", models=False) == []
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_lint_of_what_is_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "farm.yaml").write_text("version: [1\n")
+    (problem,) = lint(tmp_path / "farm.yaml")
+    assert problem.message.startswith("not YAML")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "shown"),
+    [
+        (["N", 3, "H", "W"], TensorProto.FLOAT, "shape: [batch, 3, H, W]"),
+        ([1, 3, 8, 8], TensorProto.FLOAT, "shape: [1, 3, 8, 8]"),
+        ([None, None], TensorProto.FLOAT, "shape: [batch, dim1]"),
+        (["unk__1", "past + seq"], TensorProto.INT64, "shape: [batch, past + seq], range: [0, 1]"),
+        (["a-b!", "c d"], TensorProto.FLOAT, "shape: [batch, dim1]"),
+        ([], TensorProto.FLOAT, "shape: []"),
+        (["N", 4], TensorProto.FLOAT16, "precisions: [native]"),
+    ],
+)
+def test_a_new_manifest_is_complete_and_without_problems(
+    shape: list[int | str | None], dtype: int, shown: str, tmp_path: Path
+) -> None:
+    path = save_net(tmp_path / "My Nets" / "Net (1).onnx", shape, dtype)
+    text = init_manifest(path, tmp_path)
+    (tmp_path / "farm.yaml").write_text(text)
+    assert shown in text
+    assert "name: net-1" in text
+    assert 'path: "My Nets/Net (1).onnx"' in text
+    assert lint(tmp_path / "farm.yaml") == []

@@ -1,0 +1,120 @@
+"""Judging by facts: what passes, what does not, and the sentence that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.jobs.state import FailureKind
+from farm.runner.evidence import compare
+from farm.verification import judge, weak_outputs
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {"errors": {"y": 1e-4}, "equal": {}, "nonfinite": [], "spread": {"y": 0.5}, "weak": False, **changes}
+
+
+def test_within_tolerance_passes() -> None:
+    assert judge(facts(), {"*": 1e-3}) is None
+
+
+def test_sentence_names_output_error_and_tolerance() -> None:
+    judgement = judge(facts(errors={"y": 0.31, "z": 1e-5}), {"*": 0.2})
+    assert judgement == (FailureKind.ACCURACY, "output `y` is off by 0.31 (rel_l2), the tolerance is 0.2")
+
+
+def test_worst_output_is_named_and_others_counted() -> None:
+    judgement = judge(facts(errors={"a": 0.3, "b": 0.9, "c": 0.4}), {"*": 0.2})
+    assert judgement is not None
+    assert judgement.message == "output `b` is off by 0.9 (rel_l2), the tolerance is 0.2; so are 2 more outputs"
+
+
+def test_tolerance_of_one_output_wins() -> None:
+    assert judge(facts(errors={"y": 0.3}), {"*": 0.2, "y": 0.4}) is None
+    assert judge(facts(errors={"y": 0.1}), {"*": 0.2, "y": 0.05}) is not None
+
+
+def test_not_finite_values_fail_whatever_the_tolerance() -> None:
+    judgement = judge(facts(nonfinite=["y"]), {"*": 1e9})
+    assert judgement is not None
+    assert "`y` is not finite" in judgement.message
+
+
+@pytest.mark.parametrize(("share", "needed", "passes"), [(1.0, 1.0, True), (0.995, 1.0, False), (0.995, 0.99, True)])
+def test_integer_outputs_need_their_share(share: float, needed: float, passes: bool) -> None:
+    judgement = judge(facts(errors={}, equal={"i": share}), {"*": 1e-3}, equal_share=needed)
+    assert (judgement is None) is passes
+
+
+@pytest.mark.parametrize(("weak", "passes"), [("warn", True), ("ok", True), ("fail", False)])
+def test_weak_evidence_is_refused_only_where_asked(weak: str, passes: bool) -> None:
+    judgement = judge(facts(spread={"y": 1e-5}), {"*": 1e-3}, weak)
+    assert (judgement is None) is passes
+
+
+def test_wider_tolerance_makes_evidence_weak() -> None:
+    """Whether a check could fail depends on the tolerance that it is judged by."""
+    assert not weak_outputs(facts(spread={"y": 0.1}), {"*": 1e-3})
+    assert weak_outputs(facts(spread={"y": 0.1}), {"*": 0.2}) == ["y"]
+
+
+def test_without_verification_there_is_nothing_to_judge() -> None:
+    assert judge({}, {"*": 1e-3}, "fail") is None
+
+
+# --- the facts themselves --------------------------------------------------------------------------------------
+
+
+def evidence(references: list[Any], outputs: list[Any], **more: Any) -> dict[str, Any]:
+    settings = {"tolerance": 1e-3, "equal_share": 1.0, **more}
+    return compare(
+        [{"y": np.asarray(value)} for value in references],
+        [{"y": np.asarray(value)} for value in outputs],
+        **settings,
+    )
+
+
+def test_relative_error_is_over_all_samples() -> None:
+    found = evidence([[3.0, 0.0], [0.0, 4.0]], [[3.0, 0.0], [0.0, 4.5]])
+    assert found["errors"]["y"] == pytest.approx(0.5 / 5)
+    assert found["rms"]["y"] == pytest.approx(0.5 / (2 * 4.5))
+
+
+def test_zero_reference_gives_the_absolute_error() -> None:
+    assert evidence([[0.0], [0.0]], [[0.0], [2.0]])["errors"]["y"] == 2.0
+
+
+def test_not_finite_values_match_only_the_same() -> None:
+    inf, nan = float("inf"), float("nan")
+    assert evidence([[1.0, inf], [nan, 2.0]], [[1.0, inf], [nan, 2.0]])["nonfinite"] == []
+    assert evidence([[1.0, inf], [0.0, 2.0]], [[1.0, -inf], [0.0, 2.0]])["nonfinite"] == ["y"]
+    assert evidence([[1.0, 1.0], [0.0, 2.0]], [[1.0, nan], [0.0, 2.0]])["nonfinite"] == ["y"]
+
+
+def test_constant_outputs_are_weak_evidence() -> None:
+    """Where the reference hardly moves, always giving its mean would pass."""
+    assert evidence([[1.0, 1.0], [1.0, 1.0001]], [[1.0, 1.0], [1.0, 1.0]])["weak"]
+    assert not evidence([[1.0, 2.0], [2.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]])["weak"]
+
+
+def test_samples_of_one_batch_are_told_apart() -> None:
+    """Two equal batches of different samples are not constant."""
+    batch = [[1.0, 2.0], [2.0, 1.0]]
+    assert evidence([batch, batch], [batch, batch], batch=1)["weak"]
+    assert not evidence([batch, batch], [batch, batch], batch=2)["weak"]
+
+
+def test_discrete_spread_is_what_the_best_constant_misses() -> None:
+    found = evidence([[1, 1], [1, 2], [1, 1], [1, 1]], [[1, 1], [1, 2], [1, 1], [1, 1]])
+    assert found["equal"] == {"y": 1.0}
+    assert found["spread"]["y"] == pytest.approx(1 / 8)
+    assert not found["weak"]
+
+
+def test_bfloat16_outputs_are_floats() -> None:
+    import ml_dtypes
+
+    found = evidence([np.ones(4, ml_dtypes.bfloat16)] * 2, [np.ones(4, ml_dtypes.bfloat16)] * 2)
+    assert found["errors"] == {"y": 0.0}
