@@ -9,7 +9,8 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
-	$(RUN)/farm run configs/manifests/quickstart.yaml
+	@# One slot, so that every program is measured alone.
+	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
 test: $(VENV)/.dev
 	$(RUN)/python -m pytest $(PYTEST)

@@ -173,6 +173,8 @@ def child_environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
+        # The quantizers walk through sets; what comes out shall not depend on the run.
+        "PYTHONHASHSEED": "0",
         "MIOPEN_USER_DB_PATH": str(scratch / "miopen"),
         "MIOPEN_CUSTOM_CACHE_DIR": str(scratch / "miopen-cache"),
         # HIP counts within what ROCr leaves visible, so ROCr alone pins; -1 is a device that does not exist.

@@ -7,7 +7,7 @@ GitHub's rules: the product in the order written (models, targets, precisions, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
 from functools import cache
@@ -27,6 +27,9 @@ from farm.yamldoc import suggestion
 
 MAX_CELLS = 50_000
 """Largest matrix of one manifest."""
+
+MAX_COMPARISONS = 3_000_000
+"""How often a selector or `include` entry is held against a cell, for one manifest; about a second."""
 
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
@@ -96,13 +99,25 @@ def _spellings(precision: str) -> tuple[str, str]:
     return precision, precision.replace("-", "+")
 
 
+class _Answers(dict[str, bool]):
+    """What a question is answered for a value; asked once for each."""
+
+    def __init__(self, ask: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def __missing__(self, value: str) -> bool:
+        self[value] = self.ask(value)
+        return self[value]
+
+
 @dataclass(slots=True)
 class _Combination:
     """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
 
     index: int
     model: ModelEntry
-    choice: Choice
+    slug: str
     precision: str
     sizes: Mapping[str, int]
     label: str
@@ -112,7 +127,7 @@ class _Combination:
 
     @property
     def identifier(self) -> str:
-        return f"{self.model.name}/{self.choice.slug}/{self.precision}/{self.label}"
+        return f"{self.model.name}/{self.slug}/{self.precision}/{self.label}"
 
 
 def expand(
@@ -168,7 +183,9 @@ class _Expansion:
         self.symbolic: dict[int, Mapping[str, Tensor] | None] = {}
         self.shapes: dict[tuple[int, str], _Shape | None] = {}
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
+        self.choices: dict[str, Choice] = {}
         self.chosen: dict[str, Pool | None] = {}
+        self.comparisons = 0
 
     def found(self) -> list[Problem]:
         """Return the problems in the order of the file."""
@@ -204,6 +221,14 @@ class _Expansion:
                 found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
         return found
 
+    def compare(self, count: int, path: Path) -> None:
+        """Account for an entry that is held against `count` cells; stops what would take minutes."""
+        self.comparisons += count
+        if self.comparisons > MAX_COMPARISONS:
+            hint = "write fewer entries, each for more cells; or split the manifest"
+            self.complain("too many selectors for so many cells", path, hint)
+            raise ManifestError(self.found())
+
     # --- the rules of the matrix ------------------------------------------------------------------------------------
 
     def combinations(self) -> list[_Combination]:
@@ -234,18 +259,22 @@ class _Expansion:
         own: Path = ("models", index)
         points = list(_points(model.sizes))
         labels = [shape_label(point) for point in points]
-        for (target_place, choice), (precision_place, precision) in product(
-            self.targets(index), self.precisions(index)
-        ):
+        for (target_place, slug), (precision_place, precision) in product(self.targets(index), self.precisions(index)):
             places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
             for point, label in zip(points, labels, strict=True):
-                yield _Combination(index, model, choice, precision, point, label, places)
+                yield _Combination(index, model, slug, precision, point, label, places)
 
-    def targets(self, index: int) -> list[tuple[Path, Choice]]:
+    def slug(self, target: str) -> str:
+        """Return a target's spelling in identifiers, and remember what it means."""
+        choice = understand_target(target)
+        self.choices[choice.slug] = choice
+        return choice.slug
+
+    def targets(self, index: int) -> list[tuple[Path, str]]:
         own = self.manifest.models[index].targets
         place: Path = ("models", index, "targets") if own else ("targets",)
         texts = own or self.manifest.targets
-        return [((*place, position), _choice(text)) for position, text in enumerate(texts)]
+        return [((*place, position), self.slug(text)) for position, text in enumerate(texts)]
 
     def precisions(self, index: int) -> list[tuple[Path, str]]:
         own = self.manifest.models[index].precisions
@@ -261,13 +290,14 @@ class _Expansion:
             if entry.model and entry.model not in names:
                 self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
                 continue
-            slug = _choice(entry.target).slug if entry.target else ""
+            slug = self.slug(entry.target) if entry.target else ""
+            candidates = [item for item in kept if item.model.name == entry.model] if entry.model else kept
             for point in _points(entry.sizes):
+                self.compare(len(candidates), path)
                 extended = [
                     combination
-                    for combination in kept
-                    if (not entry.model or combination.model.name == entry.model)
-                    and (not slug or combination.choice.slug == slug)
+                    for combination in candidates
+                    if (not slug or combination.slug == slug)
                     and (not entry.precision or combination.precision == entry.precision)
                     and all(combination.sizes.get(name) == size for name, size in point.items())
                 ]
@@ -285,34 +315,29 @@ class _Expansion:
     def added(self, index: int, entry: IncludeEntry, point: Mapping[str, int], path: Path) -> Iterator[_Combination]:
         model = self.manifest.models[index]
         sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
-        targets = [((*path, "target"), _choice(entry.target))] if entry.target else self.targets(index)
+        targets = [((*path, "target"), self.slug(entry.target))] if entry.target else self.targets(index)
         precisions = [((*path, "precision"), entry.precision)] if entry.precision else self.precisions(index)
         if len(targets) * len(precisions) * prod(len(values) for values in sizes.values()) > MAX_CELLS:
             self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
             raise ManifestError(self.found())
-        for (target_place, choice), (precision_place, precision) in product(targets, precisions):
+        for (target_place, slug), (precision_place, precision) in product(targets, precisions):
             places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
             for full in _points(sizes):
-                yield _Combination(index, model, choice, precision, full, shape_label(full), places, [entry])
+                yield _Combination(index, model, slug, precision, full, shape_label(full), places, [entry])
 
     def chosen_by(self, where: str, position: int, combinations: Sequence[_Combination]) -> list[_Combination]:
         """Return what an entry of `exclude` or `expected` chooses; complain where that is nothing."""
+        self.compare(len(combinations), (where, position))
         selector = Selector.of(getattr(self.manifest, where)[position])
         # Each axis is asked once for each of its values, not once for each cell.
-        models = {name: _any(selector.model, (name,)) for name in {item.model.name for item in combinations}}
-        targets = {item.choice.slug: item.choice for item in combinations}
-        targeted = {slug: _any(selector.target, choice.names) for slug, choice in targets.items()}
-        precisions = {
-            name: _any(selector.precision, _spellings(name)) for name in {item.precision for item in combinations}
-        }
-        shapes = {label: _any(selector.shape, (label,)) for label in {item.label for item in combinations}}
+        models = _Answers(lambda name: _any(selector.model, (name,)))
+        targets = _Answers(lambda slug: _any(selector.target, self.choices[slug].names))
+        precisions = _Answers(lambda name: _any(selector.precision, _spellings(name)))
+        shapes = _Answers(lambda label: _any(selector.shape, (label,)))
         chosen = [
             item
             for item in combinations
-            if models[item.model.name]
-            and targeted[item.choice.slug]
-            and precisions[item.precision]
-            and shapes[item.label]
+            if models[item.model.name] and targets[item.slug] and precisions[item.precision] and shapes[item.label]
         ]
         if not chosen:
             self.matches_nothing(where, position, combinations)
@@ -323,7 +348,7 @@ class _Expansion:
         entry: SelectorEntry = getattr(self.manifest, where)[position]
         known = {
             "model": {combination.model.name for combination in combinations},
-            "target": {name for combination in combinations for name in combination.choice.names},
+            "target": {name for slug in {item.slug for item in combinations} for name in self.choices[slug].names},
             "precision": {combination.precision for combination in combinations},
             "shape": {combination.label for combination in combinations},
         }
@@ -344,7 +369,7 @@ class _Expansion:
         extras = tuple(id(entry) for entry in combination.extras)
         where = (
             combination.index,
-            combination.choice.slug,
+            combination.slug,
             combination.precision,
             extras,
             combination.places["target"],
@@ -367,7 +392,7 @@ class _Expansion:
         order = {
             "identifier": identifier,
             "pool": plan.pool,
-            "target": str(combination.choice.served),
+            "target": str(self.choices[combination.slug].served),
             "spec": document,
             "model": plan.model,
             "calibration": files.get("calibration"),
@@ -377,7 +402,7 @@ class _Expansion:
         return Cell(
             identifier=identifier,
             model=combination.model.name,
-            target=str(combination.choice.target),
+            target=str(self.choices[combination.slug].target),
             precision=combination.precision,
             shape=combination.label,
             spec=spec,
@@ -457,10 +482,10 @@ class _Expansion:
 
     def pool(self, combination: _Combination) -> Pool | None:
         """Return the pool that serves a target: the only one known for it."""
-        choice = combination.choice
-        if choice.slug not in self.chosen:
-            self.chosen[choice.slug] = self.choose_pool(choice, combination.places["target"])
-        return self.chosen[choice.slug]
+        slug = combination.slug
+        if slug not in self.chosen:
+            self.chosen[slug] = self.choose_pool(self.choices[slug], combination.places["target"])
+        return self.chosen[slug]
 
     def choose_pool(self, choice: Choice, place: Path) -> Pool | None:
         candidates = sorted((pool for pool in self.pools or () if choice.serves(pool)), key=lambda pool: pool.name)
@@ -481,7 +506,7 @@ class _Expansion:
 
     def plan(self, combination: _Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""
-        entry, choice, precision = combination.model, combination.choice, combination.precision
+        entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
         compiler = COMPILERS[choice.target.compiler]
         kind = compiler.device(choice.served.device)
         frozen = self.models.get(entry.name)
@@ -738,8 +763,3 @@ def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
 def _points(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
     for values in product(*sizes.values()):
         yield dict(zip(sizes, values, strict=True))
-
-
-@cache
-def _choice(text: str) -> Choice:
-    return understand_target(text)

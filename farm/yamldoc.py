@@ -30,8 +30,8 @@ from ruamel.yaml.reader import ReaderError
 
 from farm.errors import ManifestError, Problem
 
-MAX_BYTES = 512 * 1024
-"""Largest document. Reading takes about two seconds for a million characters, so this bounds time as well."""
+MAX_BYTES = 256 * 1024
+"""Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 """Scalars, lists and mappings of one document, with every alias counted as what it stands for."""

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -94,11 +95,21 @@ def _module() -> Any:
     try:
         migraphx = importlib.import_module("migraphx")
     except ImportError as error:
-        raise Failure("toolchain_mismatch", f"cannot import migraphx: {first_line(str(error))}") from None
+        told = f"cannot import migraphx: {first_line(str(error))}"
+        raise Failure("toolchain_mismatch", told + _other_pythons()) from None
     if not hasattr(migraphx, "parse_onnx"):
+        if not getattr(migraphx, "__file__", None) and _other_pythons():
+            # The library's own folder, which Python takes for a package where the module is not for it.
+            raise Failure("toolchain_mismatch", f"cannot import migraphx{_other_pythons()}")
         place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
         raise Failure("toolchain_mismatch", f"the package migraphx at {place} is a placeholder without parse_onnx")
     return migraphx
+
+
+def _other_pythons() -> str:
+    """Say which modules of MIGraphX lie on the import path that this Python cannot load."""
+    found = [entry.name for folder in sys.path for entry in sorted(Path(folder).glob("migraphx.*.so"))]
+    return f": this is Python {sys.version_info[0]}.{sys.version_info[1]}, there is {', '.join(found)}" if found else ""
 
 
 def _loaded_parts() -> list[str]:
@@ -291,7 +302,7 @@ def static_lens(shape: Any) -> list[int]:
 
 
 def _is_nhwc(request: Request) -> bool:
-    return request["model"]["format"] == "tf" and bool(request["options"].get("nhwc", True))
+    return (request.get("model") or {}).get("format") == "tf" and bool(request["options"].get("nhwc", True))
 
 
 def _program_shape(spec: Mapping[str, Any], request: Request) -> list[int]:

@@ -384,14 +384,19 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _quantized_operators(model: Any) -> dict[str, int]:
-    """Count the operators that work on quantized data: fed by DequantizeLinear alone, or quantized themselves."""
+    """Count the operators that work on quantized data: fed by DequantizeLinear alone, or quantized themselves.
+
+    What merely lies between quantized operators is fed that way too: but for dense ones, what they make must be
+    quantized again.
+    """
     counts: Counter[str] = Counter()
     for graph in _graphs(model.graph):
         dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        requantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
         for node in graph.node:
             own = node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger", "ConvInteger"))
-            weighted = len(node.input) > 1 and all(name in dequantized for name in node.input[:2])
-            if own or weighted:
+            fed = len(node.input) > 1 and all(name in dequantized for name in node.input[:2])
+            if own or (fed and (node.op_type in DENSE or node.output[0] in requantized)):
                 counts[node.op_type] += 1
     return dict(sorted(counts.items()))
 

@@ -230,7 +230,7 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
             "-c",
             "import sys; from pathlib import Path; from farm.child import run_child\n"
             "run_child({'do': sys.argv[1], 'pids': sys.argv[2], 'seconds': 600}, log_path=Path(sys.argv[3]),"
-            " script=Path(sys.argv[4]))",
+            " script=Path(sys.argv[4]), folder=Path(sys.argv[3]).parent)",
             do,
             str(pids),
             str(tmp_path / "log.txt"),

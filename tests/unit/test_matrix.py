@@ -338,6 +338,20 @@ def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
     assert "more than 50,000" in told(text)
 
 
+@pytest.mark.parametrize(
+    ("field", "entry"),
+    [("exclude", "{model: 'n*'}"), ("expected", "{model: 'n*', kind: hang}"), ("include", "{batches: [1]}")],
+)
+def test_very_many_selectors_for_very_many_cells_are_refused(field: str, entry: str) -> None:
+    text = manifest_text(
+        f"{field}: [{', '.join([entry] * 200)}]",
+        model=f"dims: {{a: {list(range(1, 200))}, b: {list(range(1, 200))}}}\n    batches: [1]",
+    )
+    start = time.process_time()
+    assert "too many selectors" in told(text, {"net": model(Tensor("x", "float32", ("batch", "a", "b")))})
+    assert time.process_time() - start < 5.0
+
+
 # --- specs --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,167 @@
+"""A manifest of 10,000 cells: planning it, submitting it when all are hits, and again just after Redis was flushed.
+
+    python tests/benchmarks/ten_thousand.py [RUNS]
+
+The client runs as a process of its own, as a user's would; the farm is the embedded one. Prints seconds, the client's
+and the server's peak memory, and ratios to a baseline of the same run: writing the canonical JSON of 10,000 specs and
+hashing it, which is the least that anything could do.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import redis
+from onnx import TensorProto, helper, numpy_helper
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from farm.app import Farm  # noqa: E402
+from farm.client import FarmClient, freeze  # noqa: E402
+from farm.embedded import EmbeddedFarm  # noqa: E402
+from farm.settings import load_settings  # noqa: E402
+from farm.spec import digest_of  # noqa: E402
+
+MODELS, BATCHES, PRECISIONS = 50, 100, ("fp32", "fp16")
+
+
+def write_models(folder: Path) -> Path:
+    """Write 50 small models and a manifest that makes 10,000 cells of them."""
+    lines = ["version: 1", "name: ten-thousand", "targets: [onnxruntime/cpu]", f"precisions: [{', '.join(PRECISIONS)}]"]
+    lines += ["models:"]
+    for number in range(MODELS):
+        weight = numpy_helper.from_array(np.full((8, 8), number, np.float32), "w")
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])],
+            "net",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
+            [weight],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, folder / f"net{number}.onnx")
+        lines += [f"  - name: net{number}", f"    source: {{path: net{number}.onnx}}"]
+        lines += [f"    batches: [{', '.join(map(str, range(1, BATCHES + 1)))}]"]
+    manifest = folder / "ten-thousand.yaml"
+    manifest.write_text("\n".join(lines) + "\n")
+    return manifest
+
+
+def publish_all(farm: Farm, orders: list[dict[str, Any]]) -> None:
+    """Write a sidecar for every cell, as if each had been compiled; they share one program."""
+    artifacts = farm.artifacts
+    digest, size = artifacts.put_blob_bytes(b"a program")
+
+    def publish(order: dict[str, Any]) -> None:
+        key = digest_of(order["spec"])
+        sidecar = {
+            "schema": 1,
+            "key": key,
+            "namespace": "main",
+            "identifier": order["identifier"],
+            "spec": order["spec"],
+            "blobs": {"program": {"path": "p.onnx", "digest": digest, "size": size}},
+            "toolchain": order["spec"]["toolchain"],
+            "device": {"arch": "cpu"},
+            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 1e-6}, "spread": {"y": 0.9}},
+            "measurements": {"latency": {"median": 1e-4}},
+            "created": "2026-01-01T00:00:00Z",
+        }
+        artifacts.publish("main", sidecar)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(publish, orders))
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    start = time.monotonic()
+    action()
+    return time.monotonic() - start
+
+
+def server_memory() -> float:
+    """Peak memory of the largest server process of the embedded farm, in MB."""
+    peaks = []
+    for process in psutil.process_iter():
+        try:
+            if "serve" in process.cmdline():
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                peaks += [int(line.split()[1]) / 1000 for line in status.splitlines() if line.startswith("VmHWM")]
+        except (psutil.Error, OSError):
+            continue
+    return max(peaks, default=0.0)
+
+
+def main(runs: int) -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        manifest = write_models(folder)
+        settings = load_settings(data_dir=folder / "data", log_level="warning", cpu_slots=1)
+        with EmbeddedFarm(settings) as up, FarmClient.from_settings(up) as client:
+            command = [sys.executable, "-m", "farm", "plan", str(manifest), "--json"]
+            environ = {**os.environ, "FARM_DATA_DIR": str(settings.data_dir), "PYTHONPATH": str(ROOT)}
+
+            def plan() -> None:
+                subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
+
+            plans = [timed(plan) for _ in range(runs)]
+            client_memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+            memory = server_memory()
+            farm = Farm.from_settings(up)
+            frozen = freeze(manifest)
+            cells, _ = farm.builds._plan("main", frozen.submission)  # noqa: SLF001 - the specs, which a plan does not print
+            orders = [dict(planned.cell.order) for planned in cells.cells]
+            baseline = statistics.median(
+                timed(lambda: [digest_of(order["spec"]) for order in orders]) for _ in range(runs)
+            )
+            publish_all(farm, orders)
+            server = redis.Redis.from_url(up.redis_url.get_secret_value())
+            server.flushall()
+
+            def submit() -> None:
+                build = client.submit(freeze(manifest))
+                assert build["counts"]["succeeded"] == len(orders), build["counts"]
+
+            def wait_for_workers() -> None:
+                while not any(pool["live_workers"] for pool in client.pools()):
+                    time.sleep(0.05)
+
+            wait_for_workers()
+            first = timed(submit)
+            hits = [timed(submit) for _ in range(runs)]
+            flushed = []
+            for _ in range(runs):
+                server.flushall()
+                wait_for_workers()
+                flushed.append(timed(submit))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs, medians")
+    print(f"{'baseline: JSON and SHA-256 of the specs':44} {baseline:6.2f} s")
+    for label, seconds in (
+        ("farm plan, all misses", statistics.median(plans)),
+        ("submit, all hits", statistics.median(hits)),
+        ("submit, all hits, Redis just flushed", statistics.median(flushed)),
+        ("the same for the first time (no checkpoint)", first),
+    ):
+        print(f"{label:44} {seconds:6.2f} s   {seconds / baseline:6.1f} x the baseline")
+    print(f"peak memory: client {client_memory:.0f} MB, server {memory:.0f} MB")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
