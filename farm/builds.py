@@ -18,6 +18,7 @@ from farm import junit, verification
 from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
+from farm.compilers import default_equal_share
 from farm.data import FrozenData
 from farm.errors import Conflict, ExitCode, NotFound, UsageError
 from farm.jobs.state import FailureKind, Fault, State
@@ -185,7 +186,8 @@ class Builds:
         self._require_index(namespace)
         document = self._read_plan(namespace, build_id)
         known = self._known(namespace, [cell["key"] for cell in document["cells"]])
-        cells = [{**cell, "facts": known.get(cell["key"])} for cell in document["cells"]]
+        # What was a hit when the build was planned stays one; what was published since is one now.
+        cells = [{**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]]
         self._create({**document, "cells": cells})
         log.info("build resumed", build=build_id, cells=len(cells))
 
@@ -208,8 +210,13 @@ class Builds:
         return self._live_report(namespace, build_id) or self._stored_report(namespace, build_id)
 
     def get(self, namespace: str, build_id: str) -> Document:
-        """Return a build without its cells. Raises NotFound."""
-        return dict(self.report(namespace, build_id)["build"])
+        """Return a build without its cells. Raises NotFound.
+
+        Until its report is written, `counts` are those of the jobs: what failed a gate counts as succeeded.
+        """
+        build_id = self.resolve(namespace, build_id)
+        row = self._store.builds.get(build_id)
+        return _build_document(row) if row else dict(self._stored_report(namespace, build_id)["build"])
 
     def cells(self, namespace: str, build_id: str) -> list[Document]:
         """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
@@ -217,9 +224,7 @@ class Builds:
 
     def list(self, namespace: str, limit: int = 50) -> list[Document]:
         """Return the newest builds of a namespace that the store still knows."""
-        return [
-            _build_document(row, self._verdict_of(namespace, row)) for row in self._store.builds.list(namespace)[:limit]
-        ]
+        return [_build_document(row) for row in self._store.builds.list(namespace)[:limit]]
 
     def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> Document:
         """Return what happened to a build after an event id, waiting up to `block_seconds` for the first.
@@ -306,8 +311,9 @@ class Builds:
         queued = [cell for cell in cells if cell["state"] == State.QUEUED]
         for cell in queued[:EXPLAINED]:
             cell["waiting"] = self._waiting(cell)
-        verdict = judged_verdict(cells) if row["state"] != "open" else None
-        return {"schema": 1, "build": _build_document({**planned["build"], **row}, verdict, cells), "cells": cells}
+        verdict = judged_verdict(cells)
+        live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
+        return {"schema": 1, "build": _build_document({**planned["build"], **row, **live}), "cells": cells}
 
     def _stored_report(self, namespace: str, build_id: str) -> Document:
         report = self._read_report(namespace, build_id)
@@ -329,10 +335,6 @@ class Builds:
             raise NotFound(f"build {build_id} has no plan in object storage")
         document: Document = json.loads(found.data)
         return document
-
-    def _verdict_of(self, namespace: str, row: Mapping[str, Any]) -> Document | None:
-        verdict: Document | None = row.get("verdict")
-        return verdict if verdict or row["state"] == "open" else self.get(namespace, row["id"])["verdict"]
 
     def _waiting(self, cell: Mapping[str, Any]) -> str:
         """Say in one sentence why a queued cell waits."""
@@ -376,7 +378,9 @@ def judged_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         "line": planned["line"],
     }
     if cell["state"] == State.SUCCEEDED and cell["facts"]:
-        judgement = verification.judge(cell["facts"], gates["tolerance"], gates["weak"])
+        judgement = verification.judge(
+            cell["facts"], gates["tolerance"], gates["weak"], equal_share=default_equal_share(planned["precision"])
+        )
         if judgement and gates["on_fail"] == "fail":
             cell |= {"state": State.FAILED, "kind": judgement[0], "message": judgement[1]}
         elif judgement:
@@ -392,7 +396,7 @@ def judged_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
 
 
 def judged_verdict(cells: Sequence[Mapping[str, Any]]) -> Document:
-    """Return a build's one verdict: `{"exit_code", "text"}`.
+    """Return a build's one verdict: `{"exit_code", "text", "counts"}`.
 
     Cells that fail as the manifest expects keep it green; one that was expected to fail and did not is a failed gate,
     because the manifest no longer tells the truth.
@@ -422,7 +426,9 @@ def judged_verdict(cells: Sequence[Mapping[str, Any]]) -> Document:
     ):
         if number:
             parts.append(f"{number} {words}")
-    return {"exit_code": int(code), "text": ", ".join(parts)}
+    counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
+    counts["hits"] = sum(cell["hit"] for cell in cells)
+    return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
 
 
 def _passed(cell: Mapping[str, Any]) -> bool:
@@ -447,7 +453,7 @@ def _planned_document(planned: Any) -> Document:
     cell: Cell = planned.cell
     return {
         **planned.as_dict(),
-        "order": cell.order,
+        "order": None if planned.facts else cell.order,
         "limits": cell.limits,
         "priority": cell.priority,
         "gates": cell.gates,
@@ -476,15 +482,12 @@ def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
     }
 
 
-def _build_document(
-    row: Mapping[str, Any], verdict: Document | None, cells: Sequence[Mapping[str, Any]] | None = None
-) -> Document:
-    document = {
-        name: row.get(name)
-        for name in ("id", "namespace", "name", "labels", "state", "created_by", "created_at", "ended_at")
+def _build_document(row: Mapping[str, Any]) -> Document:
+    """Return what people and scripts see of a build; once there is a verdict, its counts are the judged ones."""
+    names = ("id", "namespace", "name", "labels", "state", "created_by", "created_at", "ended_at", "verdict")
+    verdict = row.get("verdict")
+    return {
+        **{name: row.get(name) for name in names},
+        "counts": verdict["counts"] if verdict else row["counts"],
+        "warnings": row.get("warnings") or [],
     }
-    counts = dict(row.get("counts") or {})
-    if cells is not None:
-        counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
-        counts["hits"] = sum(cell["hit"] for cell in cells)
-    return {**document, "verdict": verdict, "counts": counts, "warnings": row.get("warnings") or []}

@@ -22,7 +22,7 @@ from farm.errors import ManifestError, Problem
 from farm.manifest import Data, IncludeEntry, Limits, Manifest, ModelEntry, SelectorEntry, Tuning, Verify
 from farm.models import BATCH, FrozenModel, Input, ShapeError, Tensor, resolve_inputs, shape_label, symbolic_inputs
 from farm.pools import Pool
-from farm.spec import CompileSpec, Json, digest_of
+from farm.spec import CompileSpec, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 
 MAX_CELLS = 50_000
@@ -35,6 +35,9 @@ DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
 
 Path = tuple[str | int, ...]
+
+_OF_SHAPE = ("inputs", "batch")
+"""The fields of a spec that a cell has from its shape, and not from what else it is."""
 Entry = TypeVar("Entry", Tuning, Verify, Limits)
 
 
@@ -406,7 +409,7 @@ class _Expansion:
             precision=combination.precision,
             shape=combination.label,
             spec=spec,
-            key=digest_of(document),
+            key=key_of_fields({**plan.texts, **shape.texts}),
             pool=plan.pool,
             order=order,
             limits=plan.limits,
@@ -454,7 +457,10 @@ class _Expansion:
         if unused:
             return None
         batch = combination.sizes.get(BATCH)
-        return _Shape({name: tensor.as_dict() for name, tensor in inputs.items()}, inputs, batch, {})
+        documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
+        return _Shape(
+            documents, inputs, batch, {}, canonical_fields(dict(zip(_OF_SHAPE, (documents, batch), strict=True)))
+        )
 
     def unused(self, combination: _Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
         named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
@@ -571,6 +577,7 @@ class _Expansion:
             "salt": settings.salt,
         }
         plan.document = CompileSpec(**plan.spec, inputs={}).as_dict()
+        plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in _OF_SHAPE})
         return plan
 
     def check_model(self, combination: _Combination, frozen: FrozenModel, compiler: Compiler) -> None:
@@ -712,6 +719,8 @@ class _Shape:
     tensors: Mapping[str, Input]
     batch: int | None
     checked: dict[str, bool]
+    texts: Mapping[str, str]
+    """Canonical JSON of the spec's fields `inputs` and `batch`."""
 
 
 @dataclass(slots=True)
@@ -728,6 +737,8 @@ class _Plan:
     order: Mapping[str, Json] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Json] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Canonical JSON of the spec's fields but `inputs` and `batch`."""
 
 
 @dataclass(frozen=True, slots=True)

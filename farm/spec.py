@@ -102,7 +102,18 @@ def digest_of(value: Json) -> str:
 
 def cache_key(spec: CompileSpec) -> str:
     """Return the spec's cache key: the SHA-256 (64 hex digits) of its canonical JSON."""
-    return digest_of(spec.as_dict())
+    return key_of_fields(canonical_fields(spec.as_dict()))
+
+
+def canonical_fields(document: Mapping[str, Json]) -> dict[str, str]:
+    """Return the canonical JSON of each field of a spec: what cells of a matrix share is written only once."""
+    return {name: canonical_json(value) for name, value in document.items()}
+
+
+def key_of_fields(fields: Mapping[str, str]) -> str:
+    """Return the cache key of the spec that has these fields, each in canonical JSON."""
+    text = ",".join(f'"{name}":{fields[name]}' for name in sorted(fields))
+    return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()
 
 
 def model_digest(files: Mapping[str, str]) -> str:
