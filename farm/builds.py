@@ -27,7 +27,7 @@ from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import FrozenModel
 from farm.plan import Plan, make_plan
-from farm.pools import Pool
+from farm.pools import Pool, in_use
 from farm.settings import Settings
 from farm.store import Store
 
@@ -81,7 +81,7 @@ class Builds:
             manifest,
             {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()},
             {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
-            [Pool.from_dict(pool["pool"]) for pool in pools],
+            in_use(((Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools), self._settings.toolchains),
             file=file,
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
         )

@@ -21,6 +21,7 @@ from farm.cache import NodeCache
 from farm.child import Limits, classify, run_child
 from farm.compilers import COMPILERS, Compiler, default_equal_share, default_tolerance
 from farm.errors import ArtifactGone, FarmFault
+from farm.gpus import Gpus
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
@@ -77,6 +78,7 @@ class Executor:
         self._settings = settings
         self._work = settings.data_dir.resolve() / "work"
         self._running = Running()
+        self._gpus = Gpus()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the steps of one attempt and say how it ended; never raises for what a step can foresee.
@@ -87,8 +89,10 @@ class Executor:
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
         run = _Run(attempt, folder, self._artifacts, self._cache, self._settings, on_phase, cancelled, self._running)
         try:
-            with self._running.one_more():
+            with self._running.one_more(), self._gpus.one(attempt.order["spec"]["device"], cancelled) as run.gpu:
                 return run.outcome()
+        except LookupError as error:
+            return Outcome.failure(FailureKind.TOOLCHAIN_MISMATCH, str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -108,6 +112,8 @@ class _Run:
         running: Running,
     ) -> None:
         self.running = running
+        self.gpu = ""
+        self.checked = False
         self.shared = False
         self.attempt = attempt
         self.order = attempt.order
@@ -145,6 +151,9 @@ class _Run:
             model, calibration, samples = self._fetch()
         with self._phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
+        if not self.checked and self.compiler.name == "migraphx" and self.settings.migraphx_python:
+            # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
+            self._child(check_request(self.order, model))
         program = self.folder / f"{self.order['identifier'].replace('/', '--')}{self.compiler.extension}"
         with self._phase(Phase.COMPILING):
             compiled = self._compile(model, calibration, program)
@@ -186,6 +195,7 @@ class _Run:
             except ArtifactGone:
                 log.warning("reference is gone, making it again", digest=digest)
         self._child(reference_request(self.order, model, samples, path))
+        self.checked = True
         digest, size = self.artifacts.put_blob_file(path)
         self.cache.put(digest, path)
         self.artifacts.put_object(record, json.dumps({"digest": digest, "size": size, "recipe": recipe}).encode())
@@ -212,6 +222,7 @@ class _Run:
             {
                 **request,
                 "threads": self.settings.threads_per_slot,
+                "gpu": self.gpu,
                 "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
             },
             log_path=self.log_path,
@@ -353,6 +364,11 @@ def reference_request(order: Mapping[str, Any], model: Path, samples: Path | Non
         min_samples=verification["samples"].get("generate", 1),
         reference=str(reference),
     )
+
+
+def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
+    return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
 
 
 def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> dict[str, Any]:

@@ -500,7 +500,7 @@ class _Expansion:
             return candidates[0]
         if candidates:
             names = ", ".join(pool.name for pool in candidates)
-            hint = "ask the operator which pools are out of use, and to remove them"
+            hint = "the operator chooses with the setting `toolchains` (FARM_TOOLCHAINS)"
             if len(toolchains) == 1:
                 hint = "name the device (mi300x, mi300a, …) instead of the architecture"
             self.complain(f"several pools serve `{choice.text}`: {names}", place, hint)

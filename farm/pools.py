@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,3 +67,20 @@ class Pool:
                 "features": tuple(document["features"]),
             }
         )
+
+
+def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> list[Pool]:
+    """Return the pools to plan for, of all that are known with their numbers of live workers.
+
+    Pools stay known after their last worker left, so a target that was upgraded has several toolchains. Of those, the
+    operator's choice counts (`preferred`: starts of toolchain ids), else those that have live workers, else all.
+    """
+    groups: dict[tuple[Target, Device], list[tuple[Pool, int]]] = {}
+    for pool, live in pools:
+        groups.setdefault((pool.target, pool.device), []).append((pool, live))
+    chosen: list[Pool] = []
+    for group in groups.values():
+        wanted = [pool for pool, _ in group if pool.toolchain.startswith(tuple(preferred))] if preferred else []
+        alive = [pool for pool, live in group if live]
+        chosen += wanted or alive or [pool for pool, _ in group]
+    return chosen

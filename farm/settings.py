@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from farm.errors import UsageError
 
+_LISTS = ("s3_sources", "toolchains")
+"""Settings that are lists; in the environment their items are separated by commas."""
+
 
 def configs_folder() -> Path:
     """Return the folder of the shipped configuration: inside the package, or beside it in a checkout."""
@@ -46,6 +49,7 @@ class Settings(BaseModel):
     time_limit: float = Field(gt=0)
     memory_limit: int = Field(ge=0)
     hang_seconds: float = Field(gt=0)
+    toolchains: tuple[str, ...]
     pool_timeout: float = Field(gt=0)
     keep_days: float = Field(gt=0)
     cpu_slots: int = Field(ge=0)
@@ -88,7 +92,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
         variable = f"FARM_{name.upper()}"
         if variable in environ:
             text = environ[variable]
-            values[name] = [part for part in text.split(",") if part] if name == "s3_sources" else text
+            values[name] = [part for part in text.split(",") if part] if name in _LISTS else text
             origin[name] = variable
     values.update(overrides)
     try:

@@ -110,6 +110,7 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         queued=partial(broker.queued, app),
         finish_build=reports.finish,
         resume=reports.resume,
+        tidy=lambda: None,  # There is no object storage here.
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))

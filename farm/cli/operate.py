@@ -35,12 +35,14 @@ def doctor(as_json: output.Json = False) -> None:
 
 def worker(
     slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Serve the CPU targets of a node that has GPUs.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Take jobs for this node's devices and compilers.
 
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
+    from farm.gpus import slots_for
     from farm.logging import configure
     from farm.nodes import survey
     from farm.settings import load_settings
@@ -50,7 +52,8 @@ def worker(
     settings = load_settings(**overrides)
     configure(settings)
     found = survey(settings)
-    pools = found.pools
+    pools, count = slots_for(found.pools, [] if cpu else found.gpus, settings.slots)
+    settings = settings.model_copy(update={"cpu_slots": count})
     for text in found.notes:
         output.note(text)
     if not pools:
@@ -58,7 +61,7 @@ def worker(
             "this node has no compiler that works", hint="pip install 'migraphx-farm[worker]'; see `farm doctor`"
         )
     if as_json:
-        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": settings.slots, "notes": found.notes})
+        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": count, "notes": found.notes})
     else:
         for pool in pools:
             output.note(f"serves {pool.name}")

@@ -29,6 +29,9 @@ log = get_logger(__name__)
 SWEEP_SECONDS = 1.0
 """Between two looks at what should have happened by itself."""
 
+FIRST_TIDYING = 60.0
+"""Seconds until object storage is looked after for the first time: a farm that just starts has better things to do."""
+
 LEADER_SECONDS = 10.0
 WAIT_SECONDS = 0.5
 """How long one call waits for a wake-up, so how long a loop takes to notice that it is to stop."""
@@ -46,9 +49,11 @@ class ControlPlane:
         queued: Queued,
         finish_build: Callable[[str], None],
         resume: Callable[[], None],
+        tidy: Callable[[], None],
     ) -> None:
         """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
-        back builds that it lost. All may be called again for the same thing, and by several control planes at once.
+        back builds that it lost, `tidy` looks after object storage. All may be called again for the same thing, and by
+        several control planes at once.
         """
         self._settings = settings
         self._store = store
@@ -57,7 +62,9 @@ class ControlPlane:
         self._finish = finish_build
         self._resumer = Resumer(store, resume)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._tidy = tidy
         self._next_retention = 0.0
+        self._next_tidying = time.monotonic() + FIRST_TIDYING
 
     def run(self, stop: threading.Event) -> None:
         """Run all loops until `stop` is set. A server that is away is waited for."""
@@ -101,6 +108,9 @@ class ControlPlane:
         if self._store.leader.lead(self._name, LEADER_SECONDS):
             self._resumer.check()
             settle_left(self._store, self._finish)
+            if time.monotonic() > self._next_tidying:
+                self._tidy()
+                self._next_tidying = time.monotonic() + retention.INTERVAL
         stop.wait(SWEEP_SECONDS)
 
 
@@ -114,6 +124,7 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         queued=partial(broker.queued, farm.celery),
         finish_build=builds.finish,
         resume=builds.resume,
+        tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
     ).run(stop)
 
 

@@ -1,14 +1,36 @@
-"""Retention: what expires by itself leaves names behind in lists; this drops them."""
+"""Retention: drops the names that expired records leave behind, and keeps object storage tidy."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from farm.artifacts import ArtifactStore
+from farm.artifacts.index import rebuild
+from farm.logging import get_logger
 from farm.store import Store
+
+log = get_logger(__name__)
 
 INTERVAL = 3600.0
 """Seconds between two runs."""
+
+UPLOADS_KEPT = timedelta(days=1)
+"""How long a multipart upload may go on."""
 
 
 def forget_expired(store: Store) -> None:
     """Drop the names of builds and workers whose records expired."""
     store.builds.forget_expired()
     store.workers.forget_dead()
+
+
+def tidy_storage(store: Store, artifacts: ArtifactStore) -> None:
+    """End uploads that were given up, and bring every namespace's index up to date with object storage.
+
+    The index's checkpoint is what makes planning fast again after Redis was lost.
+    """
+    aborted = artifacts.abort_uploads(UPLOADS_KEPT)
+    if aborted:
+        log.info("uploads ended that were given up", count=aborted)
+    for namespace in artifacts.list_folders("ns/"):
+        store.index.fill(namespace, rebuild(artifacts, namespace))

@@ -126,7 +126,7 @@ def main(runs: int) -> None:
             memory = server_memory()
             farm = Farm.from_settings(up)
             frozen = freeze(manifest)
-            cells, _ = farm.builds._plan("main", frozen.submission)  # noqa: SLF001 - the specs, which a plan does not print
+            cells, _ = farm.builds._plan("main", frozen.submission)
             orders = [dict(planned.cell.order) for planned in cells.cells]
             baseline = statistics.median(
                 timed(lambda: [digest_of(order["spec"]) for order in orders]) for _ in range(runs)
