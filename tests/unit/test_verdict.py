@@ -9,8 +9,8 @@ import pytest
 from junitparser import JUnitXml
 
 from farm import junit
-from farm.builds import judged_cell, judged_verdict
 from farm.errors import ExitCode
+from farm.verdict import judge_cell, verdict_of
 
 KEY = "a" * 64
 FACTS = {
@@ -59,18 +59,18 @@ def failed(kind: str) -> dict[str, Any]:
 
 
 def code(*cells: dict[str, Any]) -> int:
-    return int(judged_verdict(list(cells))["exit_code"])
+    return int(verdict_of(list(cells))["exit_code"])
 
 
 def test_an_inaccurate_program_fails_the_builds_gate_though_its_job_succeeded() -> None:
-    cell = judged_cell(planned(tolerance=0.001), succeeded())
+    cell = judge_cell(planned(tolerance=0.001), succeeded())
     assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "accuracy", "user")
     assert "out" in cell["message"]
     assert code(cell) == ExitCode.GATE_FAILED
 
 
 def test_a_gate_that_warns_keeps_the_success() -> None:
-    cell = judged_cell(planned(tolerance=0.001, on_fail="warn"), succeeded())
+    cell = judge_cell(planned(tolerance=0.001, on_fail="warn"), succeeded())
     assert cell["state"] == "succeeded"
     assert cell["warning"]
     assert code(cell) == ExitCode.OK
@@ -87,40 +87,40 @@ def test_a_gate_that_warns_keeps_the_success() -> None:
     ],
 )
 def test_the_worst_cell_decides_the_exit_code(kinds: list[str], exit_code: ExitCode) -> None:
-    cells = [judged_cell(planned(), failed(kind)) for kind in kinds]
-    assert code(judged_cell(planned(), succeeded()), *cells) == exit_code
+    cells = [judge_cell(planned(), failed(kind)) for kind in kinds]
+    assert code(judge_cell(planned(), succeeded()), *cells) == exit_code
 
 
 def test_a_cell_that_fails_as_the_manifest_expects_keeps_the_verdict_green() -> None:
-    cell = judged_cell(planned(expected=expectation("compiler_error")), failed("compiler_error"))
+    cell = judge_cell(planned(expected=expectation("compiler_error")), failed("compiler_error"))
     assert cell["as_expected"]
-    verdict = judged_verdict([cell])
+    verdict = verdict_of([cell])
     assert verdict["exit_code"] == ExitCode.OK
     assert "as expected" in verdict["text"]
 
 
 def test_another_kind_than_the_expected_one_is_a_failure() -> None:
-    assert code(judged_cell(planned(expected=expectation("accuracy")), failed("bad_model"))) == ExitCode.CELL_FAILED
+    assert code(judge_cell(planned(expected=expectation("accuracy")), failed("bad_model"))) == ExitCode.CELL_FAILED
 
 
 def test_an_expectation_that_ran_out_no_longer_excuses() -> None:
     entry = expectation("bad_model", until="2020-01-01")
-    assert code(judged_cell(planned(expected=entry), failed("bad_model"))) == ExitCode.CELL_FAILED
+    assert code(judge_cell(planned(expected=entry), failed("bad_model"))) == ExitCode.CELL_FAILED
 
 
 def test_a_success_against_the_expectation_is_told() -> None:
-    cell = judged_cell(planned(expected=expectation("accuracy")), succeeded())
-    verdict = judged_verdict([cell])
+    cell = judge_cell(planned(expected=expectation("accuracy")), succeeded())
+    verdict = verdict_of([cell])
     assert verdict["exit_code"] == ExitCode.GATE_FAILED
     assert "against the manifest's expectation" in verdict["text"]
 
 
 def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
     cells = [
-        judged_cell(planned(), succeeded()),
-        judged_cell(planned(), failed("bad_model")),
-        judged_cell(planned(), failed("worker_lost")),
-        judged_cell(planned(expected=expectation("hang")), failed("hang")),
+        judge_cell(planned(), succeeded()),
+        judge_cell(planned(), failed("bad_model")),
+        judge_cell(planned(), failed("worker_lost")),
+        judge_cell(planned(expected=expectation("hang")), failed("hang")),
     ]
     text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": cells})
     suite = next(iter(JUnitXml.fromstring(text.encode())))

@@ -1,0 +1,112 @@
+"""The verdict: a build's cells judged by its own gates and expectations, and the one exit code. Pure.
+
+A job's success is a program that was compiled, loaded back and measured; whether it is good enough is each build's own
+question, so it is asked when a build is read (`docs/decisions/0002-judged-at-read.md`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+from farm import verification
+from farm.compilers import default_equal_share
+from farm.errors import ExitCode
+from farm.jobs.state import FailureKind, Fault, State
+
+Document = dict[str, Any]
+
+
+def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
+    """Join what was planned for a cell with what the store knows of it, and judge a success by the build's gates."""
+    cell: Document = {
+        name: planned[name] for name in ("identifier", "model", "target", "precision", "shape", "key", "pool")
+    }
+    gates = planned["gates"]
+    cell |= {
+        "state": row.get("state", State.QUEUED),
+        "hit": bool(row.get("hit")),
+        "kind": row.get("kind") or None,
+        "message": row.get("message") or "",
+        "detail": row.get("detail") or "",
+        "phase": row.get("phase") or None,
+        "progress": row.get("progress"),
+        "job": row.get("job") or None,
+        "attempt": row.get("attempt") or 0,
+        "worker": row.get("worker") or None,
+        "elapsed": _elapsed(row),
+        "facts": row.get("facts") or None,
+        "log": row.get("log") or None,
+        "waiting": "",
+        "warning": "",
+        "gate": gates,
+        "line": planned["line"],
+    }
+    if cell["state"] == State.SUCCEEDED and cell["facts"]:
+        judgement = verification.judge(
+            cell["facts"], gates["tolerance"], gates["weak"], equal_share=default_equal_share(planned["precision"])
+        )
+        if judgement and gates["on_fail"] == "fail":
+            cell |= {"state": State.FAILED, "kind": judgement[0], "message": judgement[1]}
+        elif judgement:
+            cell["warning"] = judgement[1]
+    policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
+    cell["fault"] = policy.fault if policy else None
+    cell["advice"] = policy.advice if policy else ""
+    entry = _valid_expectation(planned)
+    cell["expected"] = entry is not None
+    cell["as_expected"] = entry is not None and cell["state"] == State.FAILED and cell["kind"] == entry["kind"]
+    cell["expected_reason"] = entry["reason"] if entry else ""
+    return cell
+
+
+def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
+    """Return a build's one verdict: `{"exit_code", "text", "counts"}`.
+
+    Cells that fail as the manifest expects keep it green; one that was expected to fail and did not is a failed gate,
+    because the manifest no longer tells the truth.
+    """
+    wrong = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+    surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]
+    cancelled = [cell for cell in cells if cell["state"] == State.CANCELLED]
+    by_farm = [cell for cell in wrong if cell["fault"] == Fault.FARM]
+    by_gate = [cell for cell in wrong if FailureKind(cell["kind"]).is_gate]
+    if by_farm:
+        code = ExitCode.FARM_FAULT
+    elif len(wrong) > len(by_gate) or cancelled:
+        code = ExitCode.CELL_FAILED
+    elif wrong or surprises:
+        code = ExitCode.GATE_FAILED
+    else:
+        code = ExitCode.OK
+    count = sum(cell["state"] == State.SUCCEEDED for cell in cells)
+    parts = [f"{count} of {len(cells)} cells succeeded"]
+    for number, words in (
+        (sum(cell["as_expected"] for cell in cells), "failed as expected"),
+        (len(wrong) - len(by_farm) - len(by_gate), "failed"),
+        (len(by_gate), "failed a gate"),
+        (len(by_farm), "ended by the farm's fault"),
+        (len(surprises), "succeeded against the manifest's expectation"),
+        (len(cancelled), "cancelled"),
+    ):
+        if number:
+            parts.append(f"{number} {words}")
+    counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
+    counts["hits"] = sum(cell["hit"] for cell in cells)
+    return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
+
+
+def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    entry: Mapping[str, Any] | None = planned["expected"]
+    if entry and entry.get("until") and date.fromisoformat(entry["until"]) < datetime.now(UTC).date():
+        return None
+    return entry
+
+
+def _elapsed(row: Mapping[str, Any]) -> float | None:
+    if not row.get("started_at"):
+        return None
+    end = row.get("ended_at") or time.time()
+    return round(max(0.0, float(end) - float(row["started_at"])), 3)

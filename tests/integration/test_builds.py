@@ -1,0 +1,170 @@
+"""Builds over a real store and real object storage: acknowledged means kept, whatever Redis does."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from farm.app import Farm
+from farm.artifacts.refs import Refs
+from farm.client import Frozen
+from farm.errors import Conflict, NotFound, UsageError
+from farm.jobs.state import FailureKind, Outcome
+from tests.api_farm import POOL, farm, freeze_manifest, frozen, succeed, work
+
+
+def submit(farm: Farm, frozen: Frozen) -> dict[str, Any]:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    return farm.builds.submit("main", frozen.submission, by="test")
+
+
+def again(frozen: Frozen) -> Frozen:
+    """The same submission under another build id."""
+    return Frozen({**frozen.submission, "build_id": f"b-{secrets.token_hex(8)}"}, frozen.files)
+
+
+def lose_redis(farm: Farm) -> None:
+    with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as connection:
+        connection.flushall()
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+
+
+def states(farm: Farm, build_id: str) -> dict[str, str]:
+    return {cell["precision"]: cell["state"] for cell in farm.builds.cells("main", build_id)}
+
+
+def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    lose_redis(farm)
+    farm.builds.resume()
+    farm.builds.resume()
+    assert states(farm, build["id"]) == {"fp32": "queued", "fp16": "queued"}
+    assert work(farm) == 2
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def test_what_was_published_before_the_loss_is_not_compiled_again(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    handed = farm.store.jobs.hand_out(POOL.name, 1)[:1]
+    job_id, number = handed[0]
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(job_id, claim.token, succeed(farm)(job_id, dict(claim.order), claim.key))
+    lose_redis(farm)
+    farm.builds.resume()
+    assert sorted(states(farm, build["id"]).values()) == ["queued", "succeeded"]
+    assert work(farm) == 1
+
+
+def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    before = farm.builds.report("main", build["id"])
+    lose_redis(farm)
+    farm.builds.resume()
+    assert farm.builds.report("main", build["id"])["cells"] == before["cells"]
+    # A finished build never reopens.
+    assert farm.store.builds.get(build["id"]) is None
+
+
+def test_submitting_the_same_build_twice_is_one_build(farm: Farm, frozen: Frozen) -> None:
+    first = submit(farm, frozen)
+    work(farm)
+    second = submit(farm, frozen)
+    assert second["id"] == first["id"]
+    assert states(farm, first["id"]) == {"fp32": "succeeded", "fp16": "succeeded"}
+
+
+def test_the_same_id_with_another_manifest_is_refused(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    changed = {**frozen.submission, "manifest": frozen.submission["manifest"] + "salt: other\n"}
+    with pytest.raises(Conflict, match="another manifest"):
+        farm.builds.submit("main", changed, by="test")
+
+
+def test_a_build_without_its_inputs_is_refused_and_nothing_is_made(farm: Farm, frozen: Frozen) -> None:
+    with pytest.raises(UsageError, match="not in object storage"):
+        farm.builds.submit("main", frozen.submission, by="test")
+    assert farm.builds.list("main") == []
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == []
+
+
+def test_a_second_build_is_all_hits_and_needs_no_worker(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    build = farm.builds.submit("main", again(frozen).submission, by="test")
+    cells = farm.builds.cells("main", build["id"])
+    assert all(cell["state"] == "succeeded" and cell["hit"] for cell in cells)
+
+
+def test_a_pull_requests_namespace_reads_main_and_never_writes_there(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    build = farm.builds.submit("pull-request", again(frozen).submission, by="stranger")
+    assert all(cell["hit"] for cell in farm.builds.cells("pull-request", build["id"]))
+    farm.builds.finish(build["id"])
+    assert Refs(farm.artifacts).read("main", "latest") is None
+    snapshot = Refs(farm.artifacts).read("pull-request", "latest")
+    assert snapshot is not None
+    assert all(cell["sidecar"].startswith("ns/main/") for cell in snapshot["cells"].values())
+
+
+def test_no_ref_names_a_cell_that_failed_its_gate(farm: Farm, tmp_path: Path) -> None:
+    text = """\
+version: 1
+name: gated
+targets: [onnxruntime/cpu]
+precisions: [fp32, fp16]
+verify: {tolerance: {fp32: 0.9}}
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+    def inaccurate(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        made = succeed(farm)(job_id, order, key)
+        return Outcome.success({**made.facts, "errors": {"y": 0.5}})
+
+    build = submit(farm, freeze_manifest(tmp_path, text))
+    work(farm, inaccurate)
+    farm.builds.finish(build["id"])
+    cells = {cell["precision"]: cell for cell in farm.builds.cells("main", build["id"])}
+    assert (cells["fp16"]["state"], cells["fp16"]["kind"]) == ("failed", "accuracy")
+    snapshot = Refs(farm.artifacts).read("main", "latest")
+    assert snapshot is not None
+    assert {cell["precision"] for cell in snapshot["cells"].values()} == {"fp32"}
+
+
+def test_the_report_is_plain_json_that_anyone_can_read_from_the_bucket(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "tensor w is too short"))
+    farm.builds.finish(build["id"])
+    found = farm.artifacts.get_object(f"ns/main/builds/{build['id']}/report.json")
+    assert found is not None
+    report = json.loads(found.data)
+    assert report["build"]["verdict"]["exit_code"] == 1
+    assert {cell["message"] for cell in report["cells"]} == {"tensor w is too short"}
+    assert farm.artifacts.get_object(f"ns/main/builds/{build['id']}/junit.xml") is not None
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == []
+
+
+def test_builds_are_found_by_the_start_of_their_id(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    assert farm.builds.resolve("main", build["id"][:8]) == build["id"]
+    assert farm.builds.resolve("main", "@latest") == build["id"]
+    with pytest.raises(NotFound):
+        farm.builds.resolve("other", build["id"])
+
+
+def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    farm.store.workers.leave("w1")
+    assert all("no live worker serves" in cell["waiting"] for cell in farm.builds.cells("main", build["id"]))
