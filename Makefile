@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench schemas clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -22,6 +22,15 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	for script in tests/benchmarks/[a-z]*.py; do $(RUN)/python $$script || exit 1; done
+
+# Published forms that are checked in; a test compares each with the code.
+schemas: $(VENV)/.dev
+	$(RUN)/farm schema > configs/manifest.schema.json
+	$(RUN)/farm schema --draft7 > configs/manifest.draft7.schema.json
+	$(RUN)/python -c 'import json; from farm.artifacts.sidecar import schema; print(json.dumps(schema(), indent=2))' \
+		> configs/artifact.schema.json
+	$(RUN)/python -c 'import json; from farm.api.app import openapi; print(json.dumps(openapi(), indent=2))' \
+		> docs/openapi.json
 
 $(VENV)/.dev: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
@@ -13,6 +15,7 @@ from farm.api.auth import FarmDep
 from farm.app import Farm
 from farm.errors import UsageError
 from farm.manifest import manifest_schema
+from farm.settings import load_settings
 
 BODY_LIMIT = 32 * 2**20
 """Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
@@ -55,6 +58,11 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     if not token:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
     return app
+
+
+def openapi() -> dict[str, Any]:
+    """Return the API's document, as `docs/openapi.json` has it; needs no server."""
+    return create_app(Farm.from_settings(load_settings({})), loopback=True).openapi()
 
 
 @router.get("/health", response_model=schemas.Health)
