@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -21,7 +22,7 @@ from farm.cache import NodeCache
 from farm.child import Limits, classify, run_child
 from farm.compilers import COMPILERS, Compiler, default_equal_share, default_tolerance
 from farm.errors import ArtifactGone, FarmFault
-from farm.gpus import Gpus
+from farm.gpus import Gpus, NoSuchGpu
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
@@ -76,7 +77,7 @@ class Executor:
         self._artifacts = artifacts
         self._cache = cache
         self._settings = settings
-        self._work = settings.data_dir.resolve() / "work"
+        self._work = _own_folder(settings.data_dir.resolve() / "work")
         self._running = Running()
         self._gpus = Gpus()
 
@@ -91,10 +92,18 @@ class Executor:
         try:
             with self._running.one_more(), self._gpus.one(attempt.order["spec"]["device"], cancelled) as run.gpu:
                 return run.outcome()
-        except LookupError as error:
+        except NoSuchGpu as error:
             return Outcome.failure(FailureKind.TOOLCHAIN_MISMATCH, str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_folder(work: Path) -> Path:
+    """Return the folder for this process's attempts, and remove those of processes that were killed."""
+    for folder in work.glob("[0-9]*"):
+        if not Path(f"/proc/{folder.name}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    return work / str(os.getpid())
 
 
 class _Run:

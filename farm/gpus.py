@@ -18,6 +18,10 @@ LOOK_SECONDS = 0.5
 """Between two looks for a free GPU; its holder may be a process of another worker."""
 
 
+class NoSuchGpu(Exception):
+    """This node has no GPU of the kind that was asked for."""
+
+
 class Gpus:
     """The GPUs of this node. A lock file for each UUID keeps workers of the whole node apart."""
 
@@ -32,7 +36,7 @@ class Gpus:
         """Hold a GPU of a spec's device while the block runs, and give what a child is pinned to (its UUID).
 
         Waits for a free one; gives "" for a device that is no GPU, or when `cancelled` is set meanwhile.
-        Raises LookupError where this node has no such GPU.
+        Raises NoSuchGpu where this node has no such GPU.
         """
         if not str(device["arch"]).startswith("gfx"):
             yield ""
@@ -49,7 +53,7 @@ class Gpus:
             self._found = self._find()
         fitting = [gpu for gpu in self._found if _fits(gpu, device)]
         if not fitting:
-            raise LookupError(f"this node has no {device['arch']}")
+            raise NoSuchGpu(f"this node has no {device['arch']}")
         while not cancelled.is_set():
             for gpu in fitting:
                 lock = os.open(self._folder / f"farm-{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

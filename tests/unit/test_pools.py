@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.gpus import Gpus, slots_for
+from farm.gpus import Gpus, NoSuchGpu, slots_for
 from farm.nodes import Gpu
 from farm.pools import Pool, Target, in_use
 from farm.spec import Device
@@ -62,7 +62,7 @@ def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
 
 def test_a_card_of_another_kind_is_not_taken(tmp_path: Path) -> None:
     with (
-        pytest.raises(LookupError, match="gfx90a"),
+        pytest.raises(NoSuchGpu, match="gfx90a"),
         Gpus(lambda: GPUS, tmp_path).one({**MI300X, "arch": "gfx90a:any"}, threading.Event()),
     ):
         pass
