@@ -154,6 +154,7 @@ class Builds:
                 "created_by": by,
                 "created_at": round(time.time(), 3),
                 "cells": len(plan.cells),
+                "hits": sum(planned.state == "hit" for planned in plan.cells),
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast,
                 "warnings": list(plan.warnings),
@@ -394,6 +395,6 @@ def _build_document(row: Mapping[str, Any]) -> Document:
     verdict = row.get("verdict")
     return {
         **{name: row.get(name) for name in names},
-        "counts": verdict["counts"] if verdict else row["counts"],
+        "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
         "warnings": row.get("warnings") or [],
     }
