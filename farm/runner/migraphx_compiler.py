@@ -152,6 +152,9 @@ def compile(request: Request, messages: Messages) -> Result:
         raise Failure(
             "compiler_error", "the tuning database has an undecided solution: gpu::precompile_op is left over"
         )
+    if not gpu and "fp8" in precision and not any("fp8" in instruction.type for instruction in instructions):
+        # `cpu` computes all in float32, and drops a conversion and its way back as if they did not round.
+        raise Failure("nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding")
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"])

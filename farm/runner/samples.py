@@ -226,7 +226,8 @@ def _check_counts(counts: Mapping[str, int], what: str) -> None:
 def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
     """Return one run's part of an array; the last batch wraps around."""
     if axis == LEADING:
-        return np.ascontiguousarray(array[start % count])
+        # Not `ascontiguousarray`: it would make a scalar an array of one element.
+        return np.asarray(array[start % count], order="C")
     return np.ascontiguousarray(array.take([(start + index) % count for index in range(size)], axis=axis))
 
 

@@ -48,7 +48,6 @@ def case(tmp_path: Path, folder: str) -> NewCase:
         ("fp16", "", 3e-2),
         ("bf16", "", 1.5e-1),
         ("int8", "", 2e-1),
-        ("fp8", "", 2e-1),
         ("int8-fp16", "", 2e-1),
         ("int8-bf16", "", 2e-1),
     ],
@@ -64,7 +63,7 @@ def test_every_precision_on_cpu(case: NewCase, precision: str, weights: str, tol
         {"name": "input_1", "dtype": "float32", "shape": [1, 32, 32, 3], "strides": [3072, 96, 3, 1]}
     ]
     assert compiled["offload_copy"] is True
-    assert compiled["quantized"] == ({"convolution": 5} if precision.startswith(("int8", "fp8")) else {})
+    assert compiled["quantized"] == ({"convolution": 5} if precision.startswith("int8") else {})
     if weights:
         assert set(compiled["weight_dtypes"]) == {weights}
     assert max(evaluated["verification"]["errors"].values()) < tolerance
@@ -80,6 +79,22 @@ def test_ref_needs_two_samples(case: NewCase) -> None:
     assert evaluated["verification"]["samples"] == 2
     assert evaluated["measurements"]["repeats"] == 1
     assert max(evaluated["verification"]["errors"].values()) < 1e-4
+
+
+def test_fp8_is_real_on_ref_and_refused_on_cpu(case: NewCase) -> None:
+    """`cpu` drops the rounding to fp8: a program of float32 is not passed off as fp8."""
+    ranges = {"input_1": {"range": [-1, 1]}}
+    real = case(PNET, {"input_1": [1, 24, 24, 3]}, device="ref", ranges=ranges)
+    real.reference()
+    compiled = real.compile("fp8")
+    assert compiled["quantized"] == {"convolution": 5}
+    assert "float8e4m3fn" in compiled["weight_dtypes"]
+    # Less than rounding to four significant bits would mean that there was none.
+    assert 1e-2 < max(real.evaluate("fp8", measure_seconds=1e-9)["verification"]["errors"].values()) < 2.5e-1
+    for precision in ("fp8", "fp8-fp16", "fp8-bf16"):
+        with pytest.raises(Refused) as refused:
+            case(PNET, {"input_1": [1, 24, 24, 3]}, ranges=ranges).compile(precision)
+        assert refused.value.kind is FailureKind.NOTHING_QUANTIZED
 
 
 def test_static_batch(case: NewCase) -> None:
@@ -141,9 +156,13 @@ def test_scalar_inputs(case: NewCase, tmp_path: Path) -> None:
         tmp_path, [helper.make_node("Mul", ["x", "s"], ["y"])], [tensor("x", [4]), tensor("s", [])], [tensor("y", [4])]
     )
     net = case(path, batch=None)
-    net.reference()
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    np.savez(tmp_path / "samples.npz", x=x, s=np.arange(8, dtype=np.float32))
+    net.reference({"path": str(tmp_path / "samples.npz")})
     net.compile("fp32")
     assert net.evaluate("fp32")["verification"]["errors"]["y"] < 1e-6
+    with np.load(tmp_path / "sample.npz") as sample:
+        assert {name: array.shape for name, array in sample.items()} == {"y": (4,), "x": (4,), "s": ()}
 
 
 def test_unknown_operator(case: NewCase, tmp_path: Path) -> None:
