@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -52,6 +53,7 @@ class Builds:
         self._artifacts = artifacts
         self._refs = Refs(artifacts)
         self._settings = settings
+        self._filling = threading.Lock()
         self._read_plan = lru_cache(maxsize=32)(self._load_plan)
 
     # --- before a build -----------------------------------------------------------------------------------------
@@ -109,8 +111,10 @@ class Builds:
     def _require_index(self, namespace: str) -> None:
         """Refill the index from object storage where Redis has lost it."""
         for source in readable(namespace):
-            if not self._store.index.complete(source):
-                self._store.index.fill(source, rebuild(self._artifacts, source))
+            # One fills it for all who ask meanwhile: reading every sidecar of a large farm takes a while.
+            with self._filling:
+                if not self._store.index.complete(source):
+                    self._store.index.fill(source, rebuild(self._artifacts, source))
 
     def _last_passed(self, namespace: str) -> dict[str, Mapping[str, Any]]:
         snapshot = self._refs.read(namespace, LATEST)
