@@ -42,7 +42,9 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
     """
     path = Path(model_path)
     model = read_model(path)
-    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._")[:100] or "model"
+    # Most exporters call every model model.onnx: then its folder says more.
+    title = path.resolve().parent.name if path.stem.lower() == "model" else path.stem
+    name = re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("-._")[:100] or "model"
     try:
         shown = str(path.resolve().relative_to(Path(folder).resolve()))
     except ValueError:
@@ -66,7 +68,11 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
     ]
     if renamed:
         lines.append("    inputs:")
-        lines += [_input_line(tensor) for tensor in renamed]
+        unknown = {tensor.name for tensor in model.inputs if tensor.shape is None}
+        lines += [
+            _input_line(tensor) + ("; the model does not say its shape: write it" if tensor.name in unknown else "")
+            for tensor in renamed
+        ]
     if others:
         lines.append("    # Sizes of the other named dimensions; a list compiles every one.")
         lines.append(f"    dims: {{{', '.join(f'{dimension}: {size}' for dimension, size in others.items())}}}")
@@ -91,7 +97,7 @@ def _renamed(model: FrozenModel) -> list[Tensor]:
     result = []
     for tensor in model.inputs:
         shape: list[int | str | None] = []
-        for axis, dimension in enumerate(tensor.shape or ()):
+        for axis, dimension in enumerate((None,) if tensor.shape is None else tensor.shape):
             if isinstance(dimension, int):
                 shape.append(dimension)
             elif dimension in first or (axis == 0 and dimension is None):

@@ -120,6 +120,8 @@ class FarmClient:
         import httpx
 
         self.url = url.rstrip("/")
+        if not re.match(r"https?://[^/]", self.url):
+            raise UsageError(f"{url!r} is no farm's address", hint="FARM_API_URL is such as https://farm.example:8080")
         headers = {"Farm-Namespace": namespace, "User-Agent": "migraphx-farm"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -259,11 +261,11 @@ class FarmClient:
 
     def job(self, job_id: str) -> Document:
         """Return a job with its attempts."""
-        return self._get(f"/v1/jobs/{job_id}")
+        return self._get(f"/v1/jobs/{_named('job', job_id)}")
 
     def log(self, job_id: str) -> bytes:
         """Return a job's log: its last part while it runs, the whole after that."""
-        return self._request("GET", f"/v1/jobs/{job_id}/log").content
+        return self._request("GET", f"/v1/jobs/{_named('job', job_id)}/log").content
 
     def workers(self) -> list[Document]:
         """Return the workers."""
@@ -277,7 +279,7 @@ class FarmClient:
 
     def artifact(self, key: str) -> Document:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone where it is damaged."""
-        return self._get(f"/v1/artifacts/{key}")
+        return self._get(f"/v1/artifacts/{_named('artifact', key)}")
 
     def artifact_log(self, key: str) -> bytes:
         """Return the log of the attempt that made an artifact. Raises NotFound where none was kept."""
@@ -293,7 +295,7 @@ class FarmClient:
 
     def ls(self, ref: str = "latest") -> list[Document]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound."""
-        cells: Mapping[str, Document] = self._get(f"/v1/refs/{ref}")["cells"]
+        cells: Mapping[str, Document] = self._get(f"/v1/refs/{_named('ref', ref)}")["cells"]
         return sorted(cells.values(), key=lambda cell: str(cell["identifier"]))
 
     def fetch(
@@ -327,12 +329,16 @@ class FarmClient:
                 f"{cell['identifier']}: the artifact was repaired after {ref} was moved to it, its bytes are others",
                 hint="submit the manifest again: the ref moves to what is there now",
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        path = self._download(program, folder)
-        log_path = self._download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
         document = folder / "artifact.json"
-        with _replacing(document) as file:
-            file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = self._download(program, folder)
+            log_path = self._download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
+            with _replacing(document) as file:
+                file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        except OSError as error:
+            message = f"cannot write into {folder}: {error.strerror or error}"
+            raise UsageError(message, hint="choose another folder") from None
         return Fetched(folder, path, document, log_path, sidecar)
 
     def _sidecar_of(self, cell: Document) -> Document:
@@ -367,7 +373,10 @@ class FarmClient:
         return _retry(once)
 
     def _unreachable(self, error: Exception) -> FarmFault:
-        return FarmFault(f"cannot reach the farm at {self.url}: {error or type(error).__name__}", hint="is it running?")
+        return FarmFault(
+            f"cannot reach the farm at {self.url}: {error or type(error).__name__}",
+            hint="is it running? FARM_API_URL names it, `farm doctor` looks at it",
+        )
 
     def _stream(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
         """Yield name, id and data of server-sent events until the server ends the stream."""
@@ -476,6 +485,9 @@ def choose(
     if not fitting:
         there = sorted({str(cell["identifier"]) for cell in of_model})
         wanted = "/".join(filter(None, (name, target, precision, shape)))
+        if toolchain:
+            wanted += f" made by {toolchain}"
+            there = sorted({f"{cell['identifier']} ({cell['toolchain']})" for cell in of_model})
         raise NotFound(f"{ref} has no {wanted}", hint=f"it has {', '.join(there[:10])}")
     for what, option in (("shape", "--shape"), ("device", "--target")):
         found = sorted({str(cell[what]) for cell in fitting})
@@ -518,6 +530,13 @@ def _build(build_id: str) -> str:
     if not re.fullmatch(r"@latest|(b-)?[0-9a-f]{1,16}", build_id):
         raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
+
+
+def _named(what: str, name: str) -> str:
+    """Return a name as part of a path; what cannot be a name is not there."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise NotFound(f"no {what} is named {name!r}", hint="names are made of a-z, 0-9, '.', '_' and '-'")
+    return name
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

@@ -151,6 +151,8 @@ def freeze_data(
 
     Raises DataError that names the file and array.
     """
+    import numpy as np
+
     parts = _parts(path, model)
     names = list(dict.fromkeys(name for part in parts for name in part.sizes))
     for part in parts:
@@ -168,6 +170,9 @@ def freeze_data(
             with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
                 for name in sorted(names):
                     array = _joined([part.load(name) for part in parts], _axis(symbolic.get(name), len(parts)), name)
+                    if name in symbolic and array.dtype.kind == "f" and array.size and np.isnan(np.min(array)):
+                        hint = "a single NaN makes every scale and error NaN: leave that sample out"
+                        raise DataError(f"{path}: array `{name}` holds NaN", hint=hint)
                     arrays[name] = {"dtype": _dtype_name(array, symbolic.get(name)), "shape": list(array.shape)}
                     _write(archive, name, array)
             stream.seek(0)

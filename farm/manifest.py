@@ -134,7 +134,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_DIMENSION:
-            raise ValueError(f"{shown(size)} is not a size: write whole numbers from 0 on")
+            raise ValueError(f"{shown(size)} is not a size: write whole numbers from 0 to {MAX_DIMENSION}")
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):

@@ -242,7 +242,11 @@ class _Expansion:
         for position in range(len(self.manifest.exclude)):
             chosen = {id(combination) for combination in self.chosen_by("exclude", position, original)}
             kept = [combination for combination in kept if id(combination) not in chosen]
-        return [*kept, *self.included(kept)]
+        cells = [*kept, *self.included(kept)]
+        if not cells and not self.problems:
+            hint = "a build needs a cell: `exclude` fewer, or `include` some"
+            self.complain("nothing is left to compile", ("exclude",), hint, key=True)
+        return cells
 
     def check_size(self) -> None:
         total = 0

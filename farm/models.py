@@ -126,7 +126,7 @@ def read_model(path: Path, format: str = "onnx") -> FrozenModel:
         names = [path.name, *found.get("external_files", ())]
         files = [file_reference(path.parent / name, name) for name in names]
     except BadModel as error:
-        raise UnreadableModel(f"{path}: {error.message}", error.kind) from None
+        raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=_way_out(error.message)) from None
     except OSError as error:
         raise UnreadableModel(f"{path}: {error.strerror or error}") from None
     return FrozenModel(
@@ -140,6 +140,19 @@ def read_model(path: Path, format: str = "onnx") -> FrozenModel:
         operators=found["operators"],
         weight_dtypes=found["weight_dtypes"],
     )
+
+
+_WAYS_OUT = {
+    "external data": "keep it as a plain file in its folder: onnx.save(model, path, save_as_external_data=True)",
+    "is empty": "export or download it again",
+    "not an ONNX model": "export or download it again; a frozen TensorFlow graph needs `format: tf`",
+    "not a regular file": "name the model file itself",
+}
+"""What to do about a model that cannot be read, by words of the sentence that says why."""
+
+
+def _way_out(message: str) -> str:
+    return next((hint for words, hint in _WAYS_OUT.items() if words in message), "")
 
 
 def file_reference(path: Path, name: str) -> dict[str, Any]:

@@ -182,6 +182,10 @@ def _at_path(path: Path) -> Path:
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     hint = f"did you mean `{close[0]}`?" if close else "a relative path starts at the manifest's folder"
+    if "~" in path.parts:
+        hint = "`~` is not expanded in a manifest: write the whole path"
+    if {"http:", "https:", "s3:"} & set(path.parts):
+        hint = "write an address as `https: https://…` with its `sha256`, or as `s3: s3://bucket/key`"
     raise UsageError(f"there is no file {path}", hint=hint)
 
 

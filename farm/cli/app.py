@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from farm.cli import artifacts, builds, manifests, operate, output
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
@@ -49,6 +50,8 @@ def farm(
     as_json: output.Json = False,
 ) -> None:
     """Compile models for AMD GPUs and CPUs: once, for everybody."""
+    if not version and context.invoked_subcommand is None:
+        raise UsageError("which command?", hint="`farm help` lists them")
     if version:
         from farm import __version__
 
@@ -69,35 +72,59 @@ def help_(
         else:
             output.say("\n".join(f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items()))
         return
-    if topic:
+    if topic and not as_json:
         raise typer.Exit(run([topic, "--help"]))
     assert context.parent is not None
-    text = context.parent.get_help()
+    text = _help_of(topic) if topic else context.parent.get_help()
     output.emit({"help": text}) if as_json else output.say(text)
+
+
+def _help_of(topic: str) -> str:
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = run([topic, "--help"])
+    if code:
+        raise typer.Exit(code)
+    return text.getvalue()
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        app(list(arguments), prog_name="farm")
+        code = app(list(arguments), prog_name="farm", standalone_mode=False)
     except FarmError as error:
         output.complain(error, as_json="--json" in arguments)
-        return int(error.exit_code)
+        code = error.exit_code
+    except TyperException as error:
+        code = _wrong_usage(error, as_json="--json" in arguments)
     except ModuleNotFoundError as error:
         missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{_extra(arguments)}]'")
         output.complain(missing, as_json="--json" in arguments)
-        return int(missing.exit_code)
+        code = missing.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        code = ExitCode.INTERRUPTED
     except SystemExit as end:
         # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
-        return int(ExitCode.INTERRUPTED) if end.code == 130 else int(end.code or 0)
+        code = ExitCode.INTERRUPTED if end.code == 130 else end.code
     except Exception:
         # An exit code of 1 would say that a cell failed.
         import traceback
 
         traceback.print_exc()
         output.note("error: the farm made a mistake: please report it with the lines above")
-        return int(ExitCode.FARM_FAULT)
-    return int(ExitCode.OK)
+        code = ExitCode.FARM_FAULT
+    return int(code or ExitCode.OK)
+
+
+def _wrong_usage(error: TyperException, *, as_json: bool) -> ExitCode:
+    """Let the framework say what is wrong, with the command's usage, and say it as a document where that was asked."""
+    show = getattr(error, "show", None)
+    show() if show else output.note(error.format_message())
+    if as_json:
+        output.emit({"error": output.document(UsageError(error.format_message()))})
+    return ExitCode.USAGE
 
 
 def _extra(arguments: Sequence[str]) -> str:

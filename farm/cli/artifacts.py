@@ -138,6 +138,11 @@ def _local_sidecar(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != program["digest"]:
+            if path.name != program["path"]:
+                raise UsageError(
+                    f"{document} describes {program['path']}, not {path.name}",
+                    hint="every fetch writes its own artifact.json: fetch each program into a folder of its own",
+                )
             raise ArtifactGone(f"{path} is not the program that {document} describes", hint="fetch it again")
     return sidecar
 

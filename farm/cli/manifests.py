@@ -79,7 +79,8 @@ def init(
         raise UsageError(f"{file} is there already", hint="choose another name, or remove it")
     text = init_manifest(model, file.parent if file else Path())
     if file:
-        file.write_text(text)
+        with output.writing(file):
+            file.write_text(text, encoding="utf-8")
     if as_json:
         output.emit({"manifest": text, "file": str(file) if file else None})
     elif file:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.errors import FarmError, ManifestError
+from farm.errors import FarmError, ManifestError, UsageError
 
 if TYPE_CHECKING:
     from farm.settings import Settings
@@ -32,6 +35,15 @@ def note(text: str = "") -> None:
 def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file that the user named into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="choose another place") from None
 
 
 def quiet_logs(settings: Settings) -> None:

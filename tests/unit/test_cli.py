@@ -137,6 +137,57 @@ def test_a_missing_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
     assert "--target" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["statu"], ["fetch", "net"], ["ls", "cells"], ["status", "--bogus"], []])
+def test_wrong_usage_is_a_document_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
+    assert error["message"] in err
+
+
+def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.authoring.lint", interrupted)
+    assert main(["lint", "farm.yaml"]) == 8
+
+
+def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "run", "--json"]) == 0
+    assert "MANIFEST" in json.loads(capsys.readouterr().out)["help"]
+
+
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = manifest(tmp_path, GOOD)
+    for command in (["run", file], ["submit", file], ["watch"]):
+        assert main([*command, "--junit", "nowhere/report.xml"]) == 2
+        assert "there is no folder nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["banana", "ftp://farm.example", "http://"])
+def test_what_is_no_address_is_a_usage_error(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", url)
+    assert main(["status"]) == 2
+    assert "is no farm's address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["logs", "../../x"], ["ls", "--ref", "a b"], ["fetch", "m@../x", "-t=a", "-p=b"]]
+)
+def test_what_cannot_be_a_name_is_not_there(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(arguments) == 4
+    assert "is named" in capsys.readouterr().err
+
+
 def test_without_a_farm_commands_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 4
     out, err = capsys.readouterr()
@@ -284,6 +335,14 @@ def test_inspect_refuses_a_program_that_its_sidecar_does_not_describe(
     (tmp_path / "net.onnx").write_bytes(b"abc")
     assert main(["inspect", str(tmp_path / "net.onnx")]) == 39
     assert "is not the program" in capsys.readouterr().err
+
+
+def test_inspect_knows_the_sidecar_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sidecar = {"blobs": {"program": {"path": "net.onnx", "digest": "00" * 32, "size": 3}}}
+    (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
+    (tmp_path / "other.onnx").write_bytes(b"abc")
+    assert main(["inspect", str(tmp_path / "other.onnx")]) == 2
+    assert "a folder of its own" in capsys.readouterr().err
 
 
 def test_inspect_without_a_sidecar_says_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

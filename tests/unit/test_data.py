@@ -224,6 +224,17 @@ def test_what_is_no_archive(content: bytes, tmp_path: Path) -> None:
     assert "numpy.savez" in caught.value.hint
 
 
+def test_nan_in_an_input_is_refused_and_minus_infinity_is_not(tmp_path: Path) -> None:
+    given = arrays()
+    given["x"][0, 0], given["y"][0, 0] = -np.inf, np.nan
+    np.savez(tmp_path / "a.npz", **given)
+    freeze(tmp_path / "a.npz", tmp_path)
+    given["x"][1, 1] = np.nan
+    np.savez(tmp_path / "a.npz", **given)
+    with pytest.raises(DataError, match="array `x` holds NaN"):
+        freeze(tmp_path / "a.npz", tmp_path)
+
+
 def test_a_folder_without_samples(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no samples"):
         freeze_data(tmp_path, MODEL, SYMBOLIC, tmp_path / "frozen")

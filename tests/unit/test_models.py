@@ -83,6 +83,7 @@ def test_what_is_no_model_says_what_it_is(content: bytes, told: str, tmp_path: P
         read_model(path)
     assert told in caught.value.message
     assert str(path) in caught.value.message
+    assert "export or download it again" in caught.value.hint
     assert caught.value.kind == "bad_model"
 
 
@@ -107,6 +108,7 @@ def test_external_data_outside_the_folder_is_never_read(location: str, tmp_path:
     with pytest.raises(UnreadableModel) as caught:
         read_model(save_net(folder / "net.onnx", external=location))
     assert "'w'" in caught.value.message
+    assert "in its folder" in caught.value.hint
 
 
 def test_external_data_that_is_missing(tmp_path: Path) -> None:

@@ -224,6 +224,30 @@ def test_lint_reads_models_and_data_and_says_all(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_new_manifest_asks_for_a_shape_that_the_model_does_not_say(tmp_path: Path) -> None:
+    path = save_net(tmp_path / "net.onnx")
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save_model(model, path)
+    text = init_manifest(path, tmp_path)
+    assert '"x": {shape: [batch]}  # float32; the model does not say its shape: write it' in text
+    (tmp_path / "farm.yaml").write_text(text)
+    assert lint(tmp_path / "farm.yaml") == []
+
+
+def test_a_new_manifest_names_a_model_called_model_by_its_folder(tmp_path: Path) -> None:
+    path = save_net(tmp_path / "swift_f0" / "model.onnx", ["N", 4], TensorProto.FLOAT)
+    assert "name: swift_f0\n" in init_manifest(path, tmp_path)
+
+
+@pytest.mark.parametrize(("path", "hint"), [("https://farm.example/x.onnx", "sha256"), ("~/x.onnx", "not expanded")])
+def test_a_path_that_is_no_path_says_what_to_write(path: str, hint: str, tmp_path: Path) -> None:
+    text = "version: 1\nname: n\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
+    (tmp_path / "farm.yaml").write_text(f"{text}  - name: m\n    source: {{path: {path}}}\n")
+    (problem,) = lint(tmp_path / "farm.yaml")
+    assert hint in problem.hint
+
+
 def test_lint_of_what_is_no_manifest(tmp_path: Path) -> None:
     (tmp_path / "farm.yaml").write_text("version: [1\n")
     (problem,) = lint(tmp_path / "farm.yaml")
