@@ -106,8 +106,7 @@ def run(arguments: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         code = ExitCode.INTERRUPTED
     except SystemExit as end:
-        # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
-        code = ExitCode.INTERRUPTED if end.code == 130 else end.code
+        code = end.code
     except Exception:
         # An exit code of 1 would say that a cell failed.
         import traceback
@@ -115,7 +114,8 @@ def run(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         output.note("error: the farm made a mistake: please report it with the lines above")
         code = ExitCode.FARM_FAULT
-    return int(code or ExitCode.OK)
+    # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
+    return int(ExitCode.INTERRUPTED if code == 130 else code or ExitCode.OK)
 
 
 def _wrong_usage(error: TyperException, *, as_json: bool) -> ExitCode:
