@@ -262,6 +262,7 @@ class EmbeddedFarm:
         if self.settings.api_url:
             self.joined = True
             return self.settings
+        self._look_for_parts()
         folder = _private_folder(self.settings.data_dir)
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         deadline = time.monotonic() + START_SECONDS
@@ -282,6 +283,13 @@ class EmbeddedFarm:
             self.stop(wait_for_others=False)
             raise
         return self.settings
+
+    def _look_for_parts(self) -> None:
+        """Refuse before anything is made where something to start is not installed."""
+        if not self.settings.redis_url.get_secret_value():
+            _valkey_binary()
+        if not (self.settings.s3_endpoint or self.settings.s3_bucket):
+            _weed_binary()
 
     def _join(self) -> bool:
         """Join the farm that another process runs in this folder; False when there is none that answers."""

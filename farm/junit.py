@@ -27,7 +27,7 @@ def render(report: Mapping[str, Any]) -> str:
         )
         properties = ET.SubElement(case, "properties")
         for name, value in _properties(cell):
-            ET.SubElement(properties, "property", name=name, value=_UNPRINTABLE.sub("?", str(value)))
+            ET.SubElement(properties, "property", name=name, value=_UNPRINTABLE.sub("?", _text(value)))
         outcome = _outcome(cell)
         if outcome:
             tag, counter, message = outcome
@@ -54,6 +54,10 @@ def _properties(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
             ("weak", facts.get("weak")),
         ]
     return [(name, value) for name, value in found if value is not None]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _outcome(cell: Mapping[str, Any]) -> tuple[str, str, str] | None:

@@ -9,6 +9,8 @@ from typing import Any
 from farm.matrix import Cell
 from farm.spec import CompileSpec
 
+_NOTHING: tuple[Any, ...] = (None, "", {})
+
 EXPLAINED = 50
 """For how many misses of one plan the last artifact's spec is read, to say what changed."""
 
@@ -110,7 +112,7 @@ def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
 
 
 def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and (before.keys() & after.keys() or not path):
         for name in sorted({*before, *after}):
             _compare(f"{path}.{name}" if path else name, before.get(name), after.get(name), found)
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
@@ -121,8 +123,15 @@ def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text
+    """One value for people: digests cut, what is not there called none, a document by its first words."""
+    match value:
+        case _ if value in _NOTHING:
+            return "none"
+        case Mapping():
+            return ", ".join(f"{name} {_short(item)}" for name, item in value.items() if item not in _NOTHING)
+        case _:
+            text = str(value)
+            return f"{text[:12]}…" if len(text) == 64 else text
 
 
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:

@@ -185,7 +185,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         "use another precision, better calibration, or a wider tolerance",
     ),
     FailureKind.REGRESSION: Policy(
-        Fault.USER, 1, "the program is slower than its baseline", "compare with `farm bench`"
+        Fault.USER, 1, "the program is slower than its baseline", "measure both again, alone on the node"
     ),
     FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "see the budget in the manifest"),
 }

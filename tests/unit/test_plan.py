@@ -1,0 +1,47 @@
+"""What a plan says of a miss: the parts of the cache key that changed, in words for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.plan import changes
+from farm.spec import CompileSpec, Device
+
+
+def spec(**changed: Any) -> CompileSpec:
+    fields: dict[str, Any] = {
+        "model": {"digest": "a" * 64, "format": "onnx"},
+        "compiler": {"name": "onnxruntime", "recipe": 1, "libraries": {}},
+        "device": Device("cpu"),
+        "toolchain": "onnxruntime1.30-aaaaaaaa",
+        "precision": "fp32",
+        "inputs": {"x": {"dtype": "float32", "shape": [1, 4]}},
+        "options": {"level": "standard"},
+        "verification": {"samples": {"generate": 8, "seed": 0, "ranges": {}}, "reference": "onnxruntime"},
+    }
+    return CompileSpec(**{**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"options": {"level": "tuned"}}, "options.level: standard -> tuned"),
+        ({"toolchain": "onnxruntime1.31-bbbbbbbb"}, "toolchain: onnxruntime1.30-aaaaaaaa -> onnxruntime1.31-bbbbbbbb"),
+        ({"salt": "again"}, "salt: none -> again"),
+        ({"model": {"digest": "b" * 64, "format": "onnx"}}, "model.digest: aaaaaaaaaaaa… -> bbbbbbbbbbbb…"),
+        ({"inputs": {"x": {"dtype": "float32", "shape": [8, 4]}}}, "inputs.x.shape: [1, 4] -> [8, 4]"),
+        (
+            {"verification": {"samples": {"digest": "c" * 64}, "reference": "onnxruntime"}},
+            "verification.samples: generate 8, seed 0 -> digest cccccccccccc…",
+        ),
+        ({"verification": None}, "verification: samples generate 8, seed 0, reference onnxruntime -> none"),
+    ],
+)
+def test_a_miss_names_what_changed(changed: dict[str, Any], said: str) -> None:
+    assert changes(spec().as_dict(), spec(**changed)) == [said]
+
+
+def test_an_equal_spec_means_that_the_artifact_went() -> None:
+    assert changes(spec().as_dict(), spec()) == ["rebuilt: the artifact is gone"]
