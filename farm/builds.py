@@ -18,11 +18,12 @@ from farm import junit
 from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
+from farm.bucket_models import BucketModels
 from farm.data import FrozenData
-from farm.errors import Conflict, NotFound, UsageError
+from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import State
 from farm.logging import get_logger
-from farm.manifest import parse_manifest
+from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import FrozenModel
 from farm.plan import Plan, make_plan
@@ -53,6 +54,7 @@ class Builds:
         self._artifacts = artifacts
         self._refs = Refs(artifacts)
         self._settings = settings
+        self._bucket_models = BucketModels(artifacts, settings.s3_sources)
         self._filling = threading.Lock()
         self._read_plan = lru_cache(maxsize=32)(self._load_plan)
 
@@ -73,14 +75,15 @@ class Builds:
             "missing_blobs": [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)],
         }
 
-    def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Any]:
+    def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Manifest]:
         self._require_index(namespace)
         file = submission.get("file") or "manifest"
         manifest = parse_manifest(submission["manifest"], file)
+        brought = {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()}
         pools = self._store.workers.pools()
         cells = expand(
             manifest,
-            {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()},
+            {**brought, **self._in_buckets(manifest)},
             {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
             in_use(((Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools), self._settings.toolchains),
             file=file,
@@ -99,6 +102,20 @@ class Builds:
             live_workers={pool["name"]: pool["live_workers"] for pool in pools},
         )
         return plan, manifest
+
+    def _in_buckets(self, manifest: Manifest) -> dict[str, FrozenModel]:
+        """Read the models that the manifest leaves to the farm. Raises ManifestError with every problem found."""
+        models: dict[str, FrozenModel] = {}
+        problems = []
+        for index, entry in enumerate(manifest.models):
+            if entry.source.s3:
+                try:
+                    models[entry.name] = self._bucket_models.freeze(entry.source.s3, entry.format, entry.source.sha256)
+                except UsageError as error:
+                    problems.append(manifest.problem(error.message, "models", index, "source", hint=error.hint))
+        if problems:
+            raise ManifestError(problems)
+        return models
 
     def _known(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """Facts of the whole artifacts among `keys`: `main` is asked first."""

@@ -528,7 +528,7 @@ class _Expansion:
             self.complain(message, combination.places["precision"], hint)
             return None
         if frozen is None and self.pools is not None:
-            hint = "the submitter reads path, package and https; s3 is not yet in this version"
+            hint = "the submitter reads path, package and https; the farm itself s3"
             self.complain(
                 f"model `{entry.name}` was not brought with the manifest", ("models", combination.index, "source"), hint
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -113,16 +113,25 @@ class FrozenModel:
         return f"{quantized[0]} nodes" if quantized else ""
 
 
-def read_model(path: Path, format: str = "onnx") -> FrozenModel:
-    """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
-
-    Raises UnreadableModel with a sentence that names the tensor or node that is wrong.
-    """
-    from farm.runner.onnx_check import BadModel, check_onnx
+def check_here(path: Path, format: str) -> Mapping[str, Any]:
+    """Check a model in this process: for models of the user who runs it. Raises BadModel."""
+    from farm.runner.onnx_check import check_onnx
     from farm.runner.tf_check import check_tf
 
+    return check_tf(path) if format == "tf" else check_onnx(path)
+
+
+def read_model(
+    path: Path, format: str = "onnx", *, check: Callable[[Path, str], Mapping[str, Any]] = check_here
+) -> FrozenModel:
+    """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
+
+    `check` says what is in the model. Raises UnreadableModel; its sentence names the tensor or node that is wrong.
+    """
+    from farm.runner.onnx_check import BadModel
+
     try:
-        found = check_tf(path) if format == "tf" else check_onnx(path)
+        found = check(path, format)
         names = [path.name, *found.get("external_files", ())]
         files = [file_reference(path.parent / name, name) for name in names]
     except BadModel as error:

@@ -169,6 +169,12 @@ class ArtifactStore(Protocol):
         Some servers also name folders that were emptied.
         """
 
+    def source_version(self, bucket: str, key: str) -> str:
+        """Return the ETag of an object in another bucket. Raises UsageError where it is not, or may not be read."""
+
+    def get_source(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
+        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
+
     def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
         """Return a URL from which anyone may download an object for a while, as a file named `filename`."""
 

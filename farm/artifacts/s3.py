@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -454,6 +454,22 @@ class S3Store:
 
     # --- outside access -------------------------------------------------------------------------------------
 
+    # --- other buckets --------------------------------------------------------------------------------------
+
+    def source_version(self, bucket: str, key: str) -> str:
+        """See `ArtifactStore.source_version`."""
+        with _reading_source(bucket, key):
+            return self._s3.head_object(Bucket=bucket, Key=key)["ETag"]
+
+    def get_source(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
+        """See `ArtifactStore.get_source`."""
+        with _reading_source(bucket, key), path.open("wb") as file:
+            found = self._s3.get_object(Bucket=bucket, Key=key, IfMatch=version)
+            if found["ContentLength"] > limit:
+                raise UsageError(f"s3://{bucket}/{key} has more than {limit} bytes")
+            for piece in found["Body"].iter_chunks(1 << 20):
+                file.write(piece)
+
     def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
         """See `ArtifactStore.presign_get`."""
         parameters = {"Bucket": self._bucket, "Key": key}
@@ -597,3 +613,18 @@ def _identity(path: Path) -> tuple[int, int, int]:
     """What changes when a file's content is replaced or written to."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@contextmanager
+def _reading_source(bucket: str, key: str) -> Iterator[None]:
+    """Turn what S3 says of a user's object into a sentence for that user."""
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        raise UsageError(
+            f"s3://{bucket}/{key} cannot be read: {code or error}",
+            hint="check the name, and that the farm's credentials may read the bucket",
+        ) from None
+    except BotoCoreError as error:
+        raise StorageUnavailable(f"s3://{bucket}/{key} cannot be reached: {type(error).__name__}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from pathlib import Path
@@ -13,7 +14,7 @@ import redis
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.client import Frozen
-from farm.errors import Conflict, NotFound, UsageError
+from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from tests.api_farm import POOL, farm, freeze_manifest, frozen, succeed, work
 
@@ -168,3 +169,56 @@ def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     farm.store.workers.leave("w1")
     assert all("no live worker serves" in cell["waiting"] for cell in farm.builds.cells("main", build["id"]))
+
+
+BUCKET_MANIFEST = """\
+version: 1
+name: from-a-bucket
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: net
+    source: {s3: "s3://models/nets/net.onnx"}
+"""
+
+
+def from_bucket(text: str = BUCKET_MANIFEST) -> dict[str, Any]:
+    return {"build_id": f"b-{secrets.token_hex(8)}", "manifest": text, "file": "m.yaml", "models": {}, "data": {}}
+
+
+@pytest.fixture
+def open_farm(farm: Farm, frozen: Frozen, s3_client: Any) -> Farm:
+    """A farm whose operator lets it read models from the bucket `models`, in which the demo net lies."""
+    with contextlib.suppress(s3_client.exceptions.BucketAlreadyOwnedByYou, s3_client.exceptions.BucketAlreadyExists):
+        s3_client.create_bucket(Bucket="models")
+    (model,) = frozen.files.values()
+    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=model.read_bytes())
+    return Farm(farm.settings.model_copy(update={"s3_sources": ("models",)}))
+
+
+def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_farm: Farm, frozen: Frozen) -> None:
+    build = open_farm.builds.submit("main", from_bucket(), by="test")
+    (cell,) = open_farm.builds.cells("main", build["id"])
+    assert cell["state"] == "queued"
+    # The same bytes have the same key, however they came.
+    brought = {cell["precision"]: cell["key"] for cell in open_farm.builds.plan("main", frozen.submission)["cells"]}
+    assert cell["key"] == brought["fp32"]
+
+
+def test_another_bucket_is_refused_with_its_line(farm: Farm) -> None:
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*reads no models from bucket models"):
+        farm.builds.submit("main", from_bucket(), by="test")
+
+
+def test_an_object_that_is_not_there_is_refused(open_farm: Farm) -> None:
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*cannot be read: 404"):
+        open_farm.builds.plan("main", from_bucket(BUCKET_MANIFEST.replace("net.onnx", "other.onnx")))
+
+
+def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm: Farm, s3_client: Any) -> None:
+    promised = BUCKET_MANIFEST.replace('net.onnx"', f'net.onnx", sha256: "{"0" * 64}"')
+    with pytest.raises(ManifestError, match="does not have the promised SHA-256"):
+        open_farm.builds.plan("main", from_bucket(promised))
+    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=b"no model at all")
+    with pytest.raises(ManifestError, match="not an ONNX model"):
+        open_farm.builds.plan("main", from_bucket())
