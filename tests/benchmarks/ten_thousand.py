@@ -36,6 +36,7 @@ from farm.client import FarmClient, freeze  # noqa: E402
 from farm.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.spec import digest_of  # noqa: E402
+from tests.helpers import wait_until  # noqa: E402
 
 MODELS, BATCHES, PRECISIONS = 50, 100, ("fp32", "fp16")
 
@@ -143,12 +144,10 @@ def main(runs: int) -> None:
                 made.append(build["id"])
 
             def wait_for_report() -> None:
-                while client.build(made[-1])["state"] != "reported":
-                    time.sleep(0.05)
+                wait_until(lambda: client.build(made[-1])["state"] == "reported", timeout=60)
 
             def wait_for_workers() -> None:
-                while not any(pool["live_workers"] for pool in client.pools()):
-                    time.sleep(0.05)
+                wait_until(lambda: any(pool["live_workers"] for pool in client.pools()), timeout=60)
 
             wait_for_workers()
             first = timed(submit)
