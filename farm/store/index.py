@@ -42,11 +42,18 @@ class Index:
         return bool(self._link.ask("EXISTS", key("index", namespace, "complete")))
 
     def fill(self, namespace: str, artifacts: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
-        """Put all artifacts of a namespace in, then call the index complete; return how many there were."""
+        """Put all artifacts of a namespace in, drop what is not among them, and call the index complete.
+
+        Returns how many there were. What is published meanwhile stays: only what was in before can be dropped.
+        """
+        gone = set(self._link.ask("HKEYS", key("index", namespace)))
         count = 0
         for lot in lots(artifacts, LOT):
             pairs = [part for cache_key, facts in lot for part in (cache_key, json.dumps(facts))]
             self._link.ask("HSET", key("index", namespace), *pairs)
+            gone.difference_update(pairs[::2])
             count += len(lot)
+        for some in lots(gone, LOT):
+            self.remove(namespace, some)
         self._link.ask("SET", key("index", namespace, "complete"), 1)
         return count

@@ -14,6 +14,7 @@ import redis
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.client import Frozen
+from farm.control import retention
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from tests.api_farm import POOL, farm, freeze_manifest, frozen, succeed, work
@@ -222,3 +223,13 @@ def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm:
     s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=b"no model at all")
     with pytest.raises(ManifestError, match="not an ONNX model"):
         open_farm.builds.plan("main", from_bucket())
+
+
+def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    facts = farm.builds.cells("main", build["id"])[0]["facts"]
+    farm.artifacts.delete_object(facts["sidecar"])
+    retention.tidy_storage(farm.store, farm.artifacts)
+    planned = farm.builds.plan("main", again(frozen).submission)["cells"]
+    assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
