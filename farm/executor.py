@@ -100,10 +100,12 @@ class Executor:
 
 def _own_folder(work: Path) -> Path:
     """Return the folder for this process's attempts, and remove those of processes that were killed."""
-    for folder in work.glob("[0-9]*"):
+    # Under the host's name: containers that share the folder do not see each other's processes.
+    ours = work / socket.gethostname()
+    for folder in ours.glob("*"):
         if not Path(f"/proc/{folder.name}").exists():
             shutil.rmtree(folder, ignore_errors=True)
-    return work / str(os.getpid())
+    return ours / str(os.getpid())
 
 
 class _Run:

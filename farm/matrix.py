@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Answers whether it chooses a cell. Empty fields choose all; patterns are those of file names."""
+    """Chooses the cells that it takes on all four axes. Empty fields take all; patterns are those of file names."""
 
     model: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
@@ -79,14 +79,21 @@ class Selector:
         """Return the selector that a manifest's entry describes."""
         return cls(entry.model, entry.target, entry.precision, entry.shape)
 
-    def chooses(self, model: str, target: Choice, precision: str, shape: str) -> bool:
-        """Whether a cell is chosen; a target by any of its names, a precision in either spelling."""
-        return (
-            _any(self.model, (model,))
-            and _any(self.target, target.names)
-            and _any(self.precision, _spellings(precision))
-            and _any(self.shape, (shape,))
-        )
+    def takes_model(self, name: str) -> bool:
+        """Whether models of this name are chosen."""
+        return _any(self.model, (name,))
+
+    def takes_target(self, target: Choice) -> bool:
+        """Whether a target is chosen, by any of its names."""
+        return _any(self.target, target.names)
+
+    def takes_precision(self, precision: str) -> bool:
+        """Whether a precision is chosen, in either spelling."""
+        return _any(self.precision, _spellings(precision))
+
+    def takes_shape(self, label: str) -> bool:
+        """Whether shapes with this label are chosen."""
+        return _any(self.shape, (label,))
 
 
 @cache
@@ -337,10 +344,9 @@ class _Expansion:
         self.compare(len(combinations), (where, position))
         selector = Selector.of(getattr(self.manifest, where)[position])
         # Each axis is asked once for each of its values, not once for each cell.
-        models = _Answers(lambda name: _any(selector.model, (name,)))
-        targets = _Answers(lambda slug: _any(selector.target, self.choices[slug].names))
-        precisions = _Answers(lambda name: _any(selector.precision, _spellings(name)))
-        shapes = _Answers(lambda label: _any(selector.shape, (label,)))
+        models, shapes = _Answers(selector.takes_model), _Answers(selector.takes_shape)
+        targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
+        precisions = _Answers(selector.takes_precision)
         chosen = [
             item
             for item in combinations

@@ -57,15 +57,6 @@ class Findings:
     gpus: list[Gpu] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def gpus_of(self, pool: Pool) -> list[Gpu]:
-        """Return the GPUs that serve a pool; none for a pool of a CPU target."""
-        return [gpu for gpu in self.gpus if gpu.device == pool.device]
-
-
-def find_pools(settings: Settings) -> list[Pool]:
-    """Return the pools that this node can serve."""
-    return survey(settings).pools
-
 
 def survey(settings: Settings, *, kfd: Path = KFD) -> Findings:
     """Look at compilers and GPUs, and return what they amount to."""

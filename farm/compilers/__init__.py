@@ -7,7 +7,7 @@ conversion or quantization changes what comes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -137,10 +137,6 @@ class Compiler:
         """Return the names of the libraries beside the toolchain that rewrite a model at this precision."""
         parts = ["*", *precision.split("-")]
         return tuple(sorted({name for part in parts for name in self.libraries.get(part, ())}))
-
-    def refuses_env(self, names: Iterable[str]) -> list[str]:
-        """Return those of the environment variables that a manifest may not set."""
-        return sorted(set(names) - self.env)
 
 
 def _resolve(options: Mapping[str, Option], given: Mapping[str, Any], what: str) -> dict[str, OptionValue]:

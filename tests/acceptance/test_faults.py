@@ -74,6 +74,7 @@ def test_nothing_is_left_running_after_the_farm_is_killed(farm: Command) -> None
     # The next run takes the build up where it was, from the same folder.
     again = farm.json("run", str(manifest))
     assert again["build"]["verdict"]["exit_code"] == 0
+    assert list((farm.folder / "data" / "work").glob("*/*/*")) == [], "the killed attempt left its files"
 
 
 def test_ctrl_c_stops_the_farm_and_says_how_to_go_on(farm: Command, tmp_path: Path) -> None:

@@ -145,12 +145,14 @@ def test_sizes_of_an_include_are_taken_one_by_one() -> None:
 def test_a_selector_takes_patterns_lists_and_every_name_of_a_target() -> None:
     target = understand_target("mi300x")
     for chosen in ("mi300x", "migraphx/mi300x", "gfx942", "migraphx-gfx942", "migraphx/*", "*300*"):
-        assert Selector(target=(chosen,)).chooses("net", target, "int8-fp16", "b8")
-    assert Selector(precision=("int8*",)).chooses("net", target, "int8-fp16", "b8")
-    assert Selector(precision=("int8+fp16",)).chooses("net", target, "int8-fp16", "b8")
-    assert Selector(model=("a", "n?t"), shape=("b[0-9]",)).chooses("net", target, "fp32", "b8")
-    assert not Selector(model=("net",), shape=("b1",)).chooses("net", target, "fp32", "b8")
-    assert not Selector(target=("onnxruntime/*",)).chooses("net", target, "fp32", "b8")
+        assert Selector(target=(chosen,)).takes_target(target)
+    assert not Selector(target=("onnxruntime/*",)).takes_target(target)
+    assert Selector(precision=("int8*",)).takes_precision("int8-fp16")
+    assert Selector(precision=("int8+fp16",)).takes_precision("int8-fp16")
+    assert Selector(model=("a", "n?t")).takes_model("net")
+    assert Selector(shape=("b[0-9]",)).takes_shape("b8")
+    assert not Selector(shape=("b1",)).takes_shape("b8")
+    assert Selector().takes_model("net")
 
 
 @pytest.mark.parametrize(
