@@ -12,6 +12,8 @@ import gc
 import hashlib
 import importlib
 import json
+import mmap
+import operator
 import os
 import re
 import sys
@@ -31,10 +33,20 @@ _PARTS = re.compile(
 )
 """Libraries whose builds make up the toolchain; not the per-Python binding."""
 
-_FEATURES = (
+_FUNCTIONS = (
     "autocast_fp8", "get_onnx_operators", "load_buffer", "quantize_bf16", "quantize_fp16", "quantize_fp8",
     "quantize_int8", "save_buffer", "to_gpu",
 )  # fmt: skip
+_KEYWORDS = {
+    "parse_onnx": (
+        "dim_params", "limit_max_iterations", "map_dyn_input_dims", "max_loop_iterations", "use_debug_symbols",
+    ),
+    "parse_onnx_buffer": ("external_data_path",),
+    "program.compile": ("exhaustive_tune",),
+}  # fmt: skip
+_VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
+"""What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
+`farm/pools.py` says what each is for."""
 
 _DTYPES = {
     "float_type": "float32", "half_type": "float16", "double_type": "float64", "bf16_type": "bfloat16",
@@ -69,7 +81,6 @@ def probe(request: Request) -> Result:
     rocm = _rocm_version() if "gpu" in targets else ""
     label = f"rocm{rocm}-migraphx{short}" if rocm else f"migraphx{short}"
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
-    parse = str(migraphx.parse_onnx.__doc__)
     return {
         "available": bool(targets),
         "reason": "" if targets else f"no target loads: {missing}",
@@ -78,13 +89,46 @@ def probe(request: Request) -> Result:
         "toolchain": f"{label}-{digest}",
         "parts": parts,
         "libraries": {},
-        "features": [name for name in _FEATURES if hasattr(migraphx, name)]
-        + [name for name in ("dim_params", "map_dyn_input_dims") if name in parse],
+        "features": _features(migraphx),
         "targets": targets,
         "missing": missing,
         "cpu_family": "",
         "rocm": rocm,
     }
+
+
+def _features(migraphx: Any) -> list[str]:
+    """Return what this MIGraphX offers of all that some release does; to be called once its targets are loaded."""
+    libraries = [path for path in _loaded_parts() if "libmigraphx" in path]
+    return sorted(
+        [name for name in _FUNCTIONS if hasattr(migraphx, name)]
+        + [name for function, names in _KEYWORDS.items() for name in names if _takes(migraphx, function, name)]
+        + [name for name, text in _VARIABLES.items() if any(_contains(path, text) for path in libraries)]
+        + ["gpu_arch"] * _cross_compiles(migraphx)
+    )
+
+
+def _takes(migraphx: Any, function: str, keyword: str) -> bool:
+    """Whether a function has a keyword; the binding writes each function's signature into its docstring."""
+    try:
+        signature = str(operator.attrgetter(function)(migraphx).__doc__)
+    except AttributeError:
+        return False
+    return re.search(rf"\b{keyword}:", signature) is not None
+
+
+def _contains(path: str, text: str) -> bool:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:  # noqa: PTH123
+        return data.find(text.encode()) >= 0
+
+
+def _cross_compiles(migraphx: Any) -> bool:
+    """Whether the gpu target can be had for an architecture that is not here."""
+    try:
+        migraphx.get_target("gpu", gpu_arch="gfx942")
+    except (TypeError, RuntimeError):  # The binding lacks the keyword; the target does not load.
+        return False
+    return True
 
 
 def _module() -> Any:

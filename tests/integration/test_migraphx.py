@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.jobs.state import FailureKind
 from farm.nodes import survey
+from farm.pools import FEATURES
 from farm.settings import load_settings
 from tests.compiling import PNET, RNET, Case, Refused, inputs_of
 
@@ -301,7 +302,13 @@ def test_node_finds_its_targets(folder: str, tmp_path: Path) -> None:
     label, _, digest = toolchain.rpartition("-")
     assert label.startswith(("migraphx", "rocm"))
     assert len(digest) == 8
-    assert "quantize_int8" in pools["migraphx/cpu"].features
+    import migraphx
+
+    features = pools["migraphx/cpu"].features
+    assert set(features) <= set(FEATURES)
+    assert {name for name in FEATURES if name.startswith("quantize_")} <= set(features)
+    assert ("dim_params" in features) == ("dim_params" in str(migraphx.parse_onnx.__doc__))
+    assert "exhaustive_tune" in features
 
 
 def test_placeholder_package_is_not_taken_for_migraphx(tmp_path: Path) -> None:
