@@ -8,11 +8,12 @@ import json
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .onnx_check import DTYPES
+from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
 from .samples import make_samples
 
@@ -87,8 +88,8 @@ def compile(request: Request, messages: Messages) -> Result:
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"])
-    _drop_overridable_constants(model)
-    _fix_shapes(model, request["inputs"])
+    drop_overridable_constants(model)
+    fix_shapes(model, request["inputs"])
     quantized: dict[str, int] = {}
     convert = _CONVERSIONS.get(precision)
     if convert:
@@ -126,7 +127,7 @@ def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: P
     session = _optimise(program, executed, "all", refusal, threads=threads)
     stored = onnx.load_model(program)
     running = onnx.load_model(executed)
-    operators = Counter(node.op_type for node in _nodes(stored.graph))
+    operators = Counter(node.op_type for node in nodes_of(stored.graph))
     if precision == "int8":
         quantized = _quantized_operators(stored)
     if precision in ("int8", "int4", "bf16") and not sum(quantized.values()):
@@ -173,42 +174,6 @@ def _optimise_original(source: Path, target: Path, level: str, threads: int) -> 
         raise
 
 
-def _drop_overridable_constants(model: Any) -> None:
-    """Make initializers constants: old exporters list them as inputs too, which keeps them from being folded."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in constants]
-    if len(kept) < len(model.graph.input):
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        model.ir_version = max(model.ir_version, 4)
-
-
-def _fix_shapes(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Write the static shapes into the model, and everywhere a dimension of that name occurs."""
-    named: dict[str, int] = {}
-    known = {value.name: value for value in model.graph.input}
-    for name, spec in inputs.items():
-        if name not in known:
-            raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(known)}")
-        shape = known[name].type.tensor_type.shape
-        sizes = spec["shape"]
-        if len(shape.dim) not in (0, len(sizes)):
-            raise Failure("bad_model", f"input '{name}' has {len(shape.dim)} dimensions, not {len(sizes)}")
-        for index, size in enumerate(sizes):
-            dimension = shape.dim[index] if index < len(shape.dim) else shape.dim.add()
-            if not isinstance(size, int):
-                continue  # stays dynamic
-            if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
-                raise Failure("bad_model", f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}")
-            if dimension.dim_param:
-                named[dimension.dim_param] = size
-            dimension.dim_value = size
-    for value in (*model.graph.output, *model.graph.value_info):
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param in named:
-                dimension.dim_value = named[dimension.dim_param]
-
-
 def _at_least_opset(model: Any, version: int) -> Any:
     import onnx
     from onnx import version_converter
@@ -248,7 +213,7 @@ def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> 
 
     model = onnx.load_model(base)
     count = 0
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         casts = []
         for tensor in graph.initializer:
             array = numpy_helper.to_array(tensor) if tensor.data_type == onnx.TensorProto.FLOAT else None
@@ -354,7 +319,7 @@ def _to_int4(base: Path, target: Path, request: Request, messages: Messages) -> 
         )
         quantizer.process()
     model = quantizer.model.model
-    count = sum(node.op_type == "MatMulNBits" for node in _nodes(model.graph))
+    count = sum(node.op_type == "MatMulNBits" for node in nodes_of(model.graph))
     _save(model, target)
     return {"MatMul": count}
 
@@ -370,19 +335,6 @@ _CONVERSIONS: dict[str, Callable[[Path, Path, Request, Messages], dict[str, int]
 # --- what a program is -----------------------------------------------------------------------------------------
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(inner)
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for inner in _graphs(graph):
-        yield from inner.node
-
-
 def _quantized_operators(model: Any) -> dict[str, int]:
     """Count the operators that work on quantized data: fed by DequantizeLinear alone, or quantized themselves.
 
@@ -390,7 +342,7 @@ def _quantized_operators(model: Any) -> dict[str, int]:
     quantized again.
     """
     counts: Counter[str] = Counter()
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
         requantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
         for node in graph.node:
@@ -404,7 +356,7 @@ def _quantized_operators(model: Any) -> dict[str, int]:
 def _weight_dtypes(model: Any) -> dict[str, int]:
     """Return the bytes of constants by dtype, most first."""
     sizes: Counter[str] = Counter()
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         tensors = [*graph.initializer]
         tensors += [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
         for tensor in tensors:
