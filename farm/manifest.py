@@ -63,7 +63,6 @@ _SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, 
 _FIELD_WORDS = {
     "toolchains": "leave it out: the farm takes the only toolchain that it knows for a target",
     "overrides": "give the model its own `options`, `limits`, … or extend cells by `include`",
-    "shapes": "use `dims`, or one model entry for each point",
     "glob": "write one entry for each model",
 }
 """Fields of later versions, and what to do until then."""
@@ -130,11 +129,14 @@ def _dimension(value: Any) -> int | str:
     return value
 
 
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
+        raise ValueError(f"{shown(value)} is not a size: write whole numbers from 0 to {MAX_DIMENSION}")
+    return value
+
+
 def _sizes(value: Any) -> tuple[int, ...]:
-    sizes = value if isinstance(value, list) else [value]
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_DIMENSION:
-            raise ValueError(f"{shown(size)} is not a size: write whole numbers from 0 to {MAX_DIMENSION}")
+    sizes = [_size(size) for size in (value if isinstance(value, list) else [value])]
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):
@@ -294,7 +296,12 @@ Options = dict[
     Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
     Annotated[bool | int | str, *_read_by(_option_value, {"type": ["boolean", "integer", "string"]})],
 ]
-Dims = dict[Annotated[str, Field(pattern=_DIM_NAME)], Sizes]
+DimName = Annotated[str, Field(pattern=_DIM_NAME)]
+Dims = dict[DimName, Sizes]
+Shapes = Annotated[
+    dict[Name, Annotated[dict[DimName, Annotated[int, *_read_by(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
+    Field(max_length=1000),
+]
 Labels = Annotated[
     dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(max_length=256)]], Field(max_length=64)
 ]
@@ -503,6 +510,8 @@ class ModelEntry(_Entry):
     """Sizes of named dimensions; the product of all is compiled."""
     batches: BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
+    shapes: Shapes = {}
+    """Named points, each with the sizes of several dimensions: `decode: {seq: 1, past: 1024}`."""
     calibration: DataUse = None
     """What int8 and fp8 are calibrated with."""
     samples: DataUse = None
@@ -806,6 +815,7 @@ def _cross_checks(document: Document) -> Iterator[Problem]:
             yield document.problem(f"model `{name}` has no targets, and the manifest has no default", path, hint=hint)
         if "batches" in model and "batch" in _mapping(model.get("dims")):
             yield document.problem("`batches` and `dims.batch` say the same thing", (*path, "batches"), key=True)
+        yield from _size_given_twice(document, model, path)
         for use in ("calibration", "samples"):
             yield from _dataset(document, model.get(use), (*path, use))
     holders: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = [((), data)]
@@ -862,9 +872,23 @@ def _slug(target: str) -> str:
 
 
 def _batch_of_zero(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    sizes = _mapping(holder.get("dims")).get("batch")
-    if 0 in (sizes if isinstance(sizes, list) else [sizes]):
-        yield document.problem("a batch has at least one sample", (*path, "dims", "batch"))
+    points = [((*path, "dims"), _mapping(holder.get("dims")))]
+    points += [((*path, "shapes", name), _mapping(point)) for name, point in _mapping(holder.get("shapes")).items()]
+    for place, point in points:
+        sizes = point.get("batch")
+        if 0 in (sizes if isinstance(sizes, list) else [sizes]):
+            yield document.problem("a batch has at least one sample", (*place, "batch"))
+
+
+def _size_given_twice(document: Document, model: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+    """Complain where a named shape and the product of `dims` both say how large a dimension is."""
+    for name, point in _mapping(model.get("shapes")).items():
+        for dimension in _mapping(point):
+            field = "batches" if dimension == "batch" and "batches" in model else "dims"
+            if field == "batches" or dimension in _mapping(model.get("dims")):
+                message = f"shape `{name}` gives `{dimension}` a size, and so does `{field}`"
+                hint = f"say it in one place: every shape is built with each size of `{field}`"
+                yield document.problem(message, (*path, "shapes", name, dimension), hint=hint, key=True)
 
 
 def _target(document: Document, text: str, path: tuple[str | int, ...]) -> Iterator[Problem]:

@@ -121,6 +121,15 @@ class _Answers(dict[str, bool]):
         return self[value]
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Sizes of all named dimensions, with their label; `name` is that of the manifest's `shapes` they come from."""
+
+    sizes: Mapping[str, int]
+    label: str
+    name: str = ""
+
+
 @dataclass(slots=True)
 class _Combination:
     """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
@@ -129,11 +138,18 @@ class _Combination:
     model: ModelEntry
     slug: str
     precision: str
-    sizes: Mapping[str, int]
-    label: str
+    point: _Point
     places: Mapping[str, Path]
     """Where in the manifest its model, target, precision and sizes are written."""
     extras: list[IncludeEntry] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.point.sizes
+
+    @property
+    def label(self) -> str:
+        return self.point.label
 
     @property
     def identifier(self) -> str:
@@ -260,7 +276,7 @@ class _Expansion:
         for index, model in enumerate(self.manifest.models):
             targets = len(model.targets or self.manifest.targets)
             precisions = len(model.precisions or self.manifest.precisions)
-            count = targets * precisions * prod(len(sizes) for sizes in model.sizes.values())
+            count = targets * precisions * _count(model, model.sizes)
             total += count
             if total > MAX_CELLS:
                 message = f"the matrix has {total:,} cells up to model `{model.name}`, more than {MAX_CELLS:,}"
@@ -271,12 +287,11 @@ class _Expansion:
     def of_model(self, index: int) -> Iterator[_Combination]:
         model = self.manifest.models[index]
         own: Path = ("models", index)
-        points = list(_points(model.sizes))
-        labels = [shape_label(point) for point in points]
+        points = list(_points(model, model.sizes))
         for (target_place, slug), (precision_place, precision) in product(self.targets(index), self.precisions(index)):
             places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
-            for point, label in zip(points, labels, strict=True):
-                yield _Combination(index, model, slug, precision, point, label, places)
+            for point in points:
+                yield _Combination(index, model, slug, precision, point, places)
 
     def slug(self, target: str) -> str:
         """Return a target's spelling in identifiers, and remember what it means."""
@@ -306,7 +321,7 @@ class _Expansion:
                 continue
             slug = self.slug(entry.target) if entry.target else ""
             candidates = [item for item in kept if item.model.name == entry.model] if entry.model else kept
-            for point in _points(entry.sizes):
+            for point in _product(entry.sizes):
                 self.compare(len(candidates), path)
                 extended = [
                     combination
@@ -331,13 +346,13 @@ class _Expansion:
         sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
         targets = [((*path, "target"), self.slug(entry.target))] if entry.target else self.targets(index)
         precisions = [((*path, "precision"), entry.precision)] if entry.precision else self.precisions(index)
-        if len(targets) * len(precisions) * prod(len(values) for values in sizes.values()) > MAX_CELLS:
+        if len(targets) * len(precisions) * _count(model, sizes) > MAX_CELLS:
             self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
             raise ManifestError(self.found())
         for (target_place, slug), (precision_place, precision) in product(targets, precisions):
             places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
-            for full in _points(sizes):
-                yield _Combination(index, model, slug, precision, full, shape_label(full), places, [entry])
+            for full in _points(model, sizes):
+                yield _Combination(index, model, slug, precision, full, places, [entry])
 
     def chosen_by(self, where: str, position: int, combinations: Sequence[_Combination]) -> list[_Combination]:
         """Return what an entry of `exclude` or `expected` chooses; complain where that is nothing."""
@@ -457,9 +472,9 @@ class _Expansion:
             inputs, used = resolve_inputs(frozen, symbolic, combination.sizes)
         except ShapeError as error:
             field: Path = tuple(error.field)
-            if field == ("dims", BATCH):
-                field = ("batches",)
-            self.complain(f"model `{entry.name}`: {error}", (*place, *field), error.hint)
+            found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
+            at = f" at {combination.label}" if combination.sizes else ""
+            self.complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
             return None
         unused = [name for name in combination.sizes if name not in used]
         for name in unused:
@@ -474,15 +489,21 @@ class _Expansion:
 
     def unused(self, combination: _Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
         named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
-        place = combination.places["sizes"]
         first = next(iter(symbolic.values()), None)
         shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
         by_name = suggestion(name, named)
         hint = f"name it in an input's shape: `inputs: {{{first.name}: {{shape: [{name}, {shown}]}}}}`" if first else ""
         both = "; ".join(part for part in (by_name, hint) if part)
-        field: Path = ("batches",) if name == BATCH and BATCH not in combination.model.dims else ("dims", name)
         message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
-        self.complain(message, (*place, *field), both, key=True)
+        self.complain(message, self.place_of_size(combination, name), both, key=True)
+
+    def place_of_size(self, combination: _Combination, name: str) -> Path:
+        """Return where the manifest says how large a dimension is."""
+        model, shape = combination.model, combination.point.name
+        if name in model.shapes.get(shape, {}):
+            return ("models", combination.index, "shapes", shape, name)
+        field: Path = ("batches",) if name == BATCH and BATCH not in model.dims else ("dims", name)
+        return (*combination.places["sizes"], *field)
 
     def fits(self, combination: _Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
         if use not in shape.checked:
@@ -781,6 +802,17 @@ def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def _points(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+def _points(model: ModelEntry, sizes: Mapping[str, Sequence[int]]) -> Iterator[_Point]:
+    """Yield the product of `sizes`, within each of the model's named shapes where it has some."""
+    for name, own in (model.shapes or {"": {}}).items():
+        for given in _product(sizes):
+            yield _Point({**own, **given}, shape_label(given, name), name)
+
+
+def _count(model: ModelEntry, sizes: Mapping[str, Sequence[int]]) -> int:
+    return max(1, len(model.shapes)) * prod(len(values) for values in sizes.values())
+
+
+def _product(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
     for values in product(*sizes.values()):
         yield dict(zip(sizes, values, strict=True))

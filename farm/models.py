@@ -318,12 +318,14 @@ def _shown(shape: Iterable[Dimension]) -> str:
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
-def shape_label(sizes: Mapping[str, int]) -> str:
-    """Return the label of a point of named sizes: `b8`, `b8-seq128`; `static` where nothing is named.
+def shape_label(sizes: Mapping[str, int], name: str = "") -> str:
+    """Return the label of a shape: `b8`, `b8-seq128`, `decode`, `decode-b8`; `static` where nothing is named.
 
-    The batch comes first, the others by name. A name that ends in a digit is parted from its size by `_`.
+    `name` is a named shape's, `sizes` are those that are not its own. The batch comes first, the others by name. A
+    dimension whose name ends in a digit is parted from its size by `_`.
     """
-    parts = [f"b{sizes[BATCH]}"] if BATCH in sizes else []
-    for name in sorted(name for name in sizes if name != BATCH):
-        parts.append(f"{name.lower()}{'_' if name[-1].isdigit() else ''}{sizes[name]}")
+    parts = [name] if name else []
+    parts += [f"b{sizes[BATCH]}"] if BATCH in sizes else []
+    for dimension in sorted(set(sizes) - {BATCH}):
+        parts.append(f"{dimension.lower()}{'_' if dimension[-1].isdigit() else ''}{sizes[dimension]}")
     return "-".join(parts) or "static"

@@ -194,6 +194,15 @@ def test_a_problem_prints_its_place_the_line_a_caret_and_a_way_out() -> None:
     ]
 
 
+def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
+    shapes = "    batches: [1]\n    dims: {past: 3}\n    shapes: {decode: {past: 1, seq: 1, batch: 0}}\n"
+    assert [problem.message for problem in problems(SMALL + shapes)] == [
+        "shape `decode` gives `past` a size, and so does `dims`",
+        "shape `decode` gives `batch` a size, and so does `batches`",
+        "a batch has at least one sample",
+    ]
+
+
 @pytest.mark.parametrize("field", ["toolchains: [rocm7.2]", "overrides: []"])
 def test_fields_of_later_versions_are_named_as_such(field: str) -> None:
     problem = only(SMALL + field + "\n")
@@ -202,7 +211,7 @@ def test_fields_of_later_versions_are_named_as_such(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["shapes: {a: {batch: 1}}", "inputs: {x: {shap: [1]}}", 'source: {glob: "*.onnx"}', "dims: {batch: 0}"]
+    "entry", ["shapes: {a: {batch: []}}", "inputs: {x: {shap: [1]}}", 'source: {glob: "*.onnx"}', "dims: {batch: 0}"]
 )
 def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
     text = SMALL.replace("    source: {path: net.onnx}\n", "") if entry.startswith("source") else SMALL

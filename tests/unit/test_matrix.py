@@ -544,6 +544,64 @@ def test_dimensions_that_the_model_names_itself_need_only_a_size() -> None:
     assert (cell.spec.inputs["x"]["shape"], cell.shape, cell.spec.batch) == ([4, 5], "n4", None)
 
 
+BLOCK = """inputs: {'past.*': {shape: [batch, 8, past, 64]}, mask: {shape: [batch, past+seq], value: 1}}
+    shapes:
+      prefill: {seq: 512, past: 0}
+      decode: {seq: 1, past: 1024}"""
+
+
+def block() -> FrozenModel:
+    return model(
+        Tensor("past.0.key", "float32", (None, 8, None, 64)),
+        Tensor("mask", "int64", ("N", None)),
+        Tensor("ids", "int64", ("batch", "seq")),
+    )
+
+
+def test_named_shapes_are_points_beside_the_product_of_sizes() -> None:
+    made = cells(manifest_text(model=f"{BLOCK}\n    batches: [1, 8]"), {"net": block()})
+    assert [cell.shape for cell in made] == ["prefill-b1", "prefill-b8", "decode-b1", "decode-b8"]
+    assert made[0].identifier == "net/onnxruntime-cpu/fp32/prefill-b1"
+    shapes = {name: spec["shape"] for name, spec in made[0].spec.inputs.items()}
+    assert shapes == {"past.0.key": [1, 8, 0, 64], "mask": [1, 512], "ids": [1, 512]}
+    assert made[3].spec.inputs["mask"] == {"dtype": "int64", "shape": [8, 1025], "batch_axis": 0}
+    assert made[3].spec.verification["samples"]["ranges"] == {"mask": {"value": 1}}
+
+
+def test_a_named_shape_has_the_key_of_its_sizes() -> None:
+    """Names are not part of a key: a point that was compiled as a product of sizes is a hit."""
+    named = cells(manifest_text(model=f"{BLOCK}\n    batches: [8]"), {"net": block()})[1]
+    text = BLOCK.split("shapes:", maxsplit=1)[0] + "dims: {seq: 1, past: 1024}\n    batches: [8]"
+    assert one(manifest_text(model=text), {"net": block()}).key == named.key
+
+
+def test_selectors_and_includes_know_named_shapes() -> None:
+    lines = [
+        "exclude: [{shape: prefill*}]",
+        "include:",
+        "  - {model: net, dims: {past: 1024}, salt: again}",
+        "  - {model: net, batches: [2]}",
+        "expected: [{shape: decode-b2, kind: accuracy}]",
+    ]
+    made = cells(manifest_text(*lines, model=f"{BLOCK}\n    batches: [1]"), {"net": block()})
+    assert [(cell.shape, cell.spec.salt) for cell in made] == [
+        ("decode-b1", "again"),
+        ("prefill-b2", ""),
+        ("decode-b2", ""),
+    ]
+    assert made[2].expected
+
+
+def test_a_named_shape_without_a_size_says_which() -> None:
+    text = told(manifest_text(model=f"{BLOCK.replace('seq: 1, ', '')}\n    batches: [1]"), {"net": block()})
+    assert "at decode-b1: input `mask`: dimension 1 of [batch, past+seq], `past+seq`, has no size" in text
+
+
+def test_a_size_that_no_input_has_is_found_where_the_shape_says_it() -> None:
+    text = told(manifest_text(model=f"{BLOCK}\n    batches: [1]".replace("1024", "1024, heads: 8")), {"net": block()})
+    assert text.startswith("farm.yaml:11:36: model `net`: no input has the dimension `heads`")
+
+
 def test_a_model_without_open_dimensions_is_static() -> None:
     cell = one(manifest_text(model="priority: 0"), {"net": model(Tensor("x", "float32", (1, 3)))})
     assert cell.identifier == "net/onnxruntime-cpu/fp32/static"
