@@ -110,7 +110,9 @@ class Builds:
         for index, entry in enumerate(manifest.models):
             if entry.source.s3:
                 try:
-                    models[entry.name] = self._bucket_models.freeze(entry.source.s3, entry.format, entry.source.sha256)
+                    models[entry.name] = self._bucket_models.freeze(
+                        entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
+                    )
                 except UsageError as error:
                     problems.append(manifest.problem(error.message, "models", index, "source", hint=error.hint))
         if problems:

@@ -165,7 +165,8 @@ class _Run:
         if not self.checked and self.compiler.name == "migraphx" and self.settings.migraphx_python:
             # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
             self._child(check_request(self.order, model))
-        program = self.folder / f"{self.order['identifier'].replace('/', '--')}{self.compiler.extension}"
+        extension = self.compiler.program_extension(self.spec["options"])
+        program = self.folder / f"{self.order['identifier'].replace('/', '--')}{extension}"
         with self._phase(Phase.COMPILING):
             compiled = self._compile(model, calibration, program)
         with self._phase(Phase.MEASURING):
@@ -431,8 +432,9 @@ def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, 
     }
 
 
-def _model(order: Mapping[str, Any], path: Path) -> dict[str, str]:
-    return {"path": str(path), "format": order["model"]["format"]}
+def _model(order: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    model = order["model"]
+    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
 
 
 def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ _URL = r"^https://[^\s]+$"
 _BUCKET_URL = r"^s3://[a-z0-9][a-z0-9.-]{1,62}/[^\s]+$"
 _PACKAGE = r"^[A-Za-z_][A-Za-z0-9_]*(/[^/\\]+)+$"
 _SHA256 = r"^[0-9a-f]{64}$"
+_OUTPUT_NODE = r"^[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,200}(:0)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
 PRECISIONS: tuple[str, ...] = tuple(
@@ -232,6 +233,7 @@ _TOLERANCES_SCHEMA = {
 
 Version = Annotated[int, *_read_by(_version, {"const": 1})]
 Name = Annotated[str, Field(pattern=_NAME)]
+OutputNode = Annotated[str, Field(pattern=_OUTPUT_NODE)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Reason = Annotated[str, Field(max_length=1000)]
 Duration = Annotated[float | None, *_read_by(parse_duration, {"type": "string", "pattern": DURATION})]
@@ -498,12 +500,22 @@ VerifyUse = Annotated[Verify, _Short(_off_or, {"const": "off"})]
 class ModelEntry(_Entry):
     """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "dependentSchemas": {"outputs": {"required": ["format"], "properties": {"format": {"const": "tf"}}}}
+        }
+    )
+
     name: Name
     """The model's name in identifiers and refs."""
     source: Source
     """Where its file is."""
     format: Literal["onnx", "tf"] = "onnx"
     """What the file is."""
+    outputs: tuple[OutputNode, ...] = Field(
+        default=(), strict=False, min_length=1, max_length=1000, json_schema_extra={"uniqueItems": True}
+    )
+    """TensorFlow: the nodes that the program returns; without them those that no other node uses."""
     inputs: dict[Annotated[str, Field(min_length=1, max_length=200)], InputEntry] = {}
     """By input name or pattern (`past_key_values.*`); static and fully named inputs need no entry."""
     dims: Dims = {}
@@ -532,6 +544,19 @@ class ModelEntry(_Entry):
     """Replaces the manifest's; larger runs earlier."""
     salt: Salt = ""
     """Replaces the manifest's."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.outputs and self.format != "tf":
+            raise ValueError("`outputs` belongs to `format: tf`: a model of another format names its own")
+        if len(set(self.output_nodes)) < len(self.outputs):
+            raise ValueError("the same output is here twice")
+        return self
+
+    @property
+    def output_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes in `outputs`: TensorFlow calls the first result of a node `name:0`."""
+        return tuple(name.removesuffix(":0") for name in self.outputs)
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:

@@ -583,11 +583,12 @@ class _Expansion:
             return plan
         tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else "off"
         plan.pool = pool.name
-        plan.model = {"format": frozen.format, "files": list(frozen.files)}
+        outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
+        plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs}
         if tuning != "off" and settings.tuning.budget:
             plan.order = {"budget": settings.tuning.budget}
         plan.spec = {
-            "model": {"digest": frozen.digest, "format": frozen.format},
+            "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
                 "name": compiler.name,
                 "recipe": pool.recipe,

@@ -113,25 +113,30 @@ class FrozenModel:
         return f"{quantized[0]} nodes" if quantized else ""
 
 
-def check_here(path: Path, format: str) -> Mapping[str, Any]:
+Check = Callable[[Path, str, Sequence[str]], Mapping[str, Any]]
+"""Takes a model's file, its format and the outputs that are wanted of it; says what is in it. Raises BadModel."""
+
+
+def check_here(path: Path, format: str, outputs: Sequence[str]) -> Mapping[str, Any]:
     """Check a model in this process: for models of the user who runs it. Raises BadModel."""
     from farm.runner.onnx_check import check_onnx
     from farm.runner.tf_check import check_tf
 
-    return check_tf(path) if format == "tf" else check_onnx(path)
+    return check_tf(path, outputs) if format == "tf" else check_onnx(path)
 
 
 def read_model(
-    path: Path, format: str = "onnx", *, check: Callable[[Path, str], Mapping[str, Any]] = check_here
+    path: Path, format: str = "onnx", outputs: Sequence[str] = (), *, check: Check = check_here
 ) -> FrozenModel:
     """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
 
-    `check` says what is in the model. Raises UnreadableModel; its sentence names the tensor or node that is wrong.
+    `outputs` are the nodes that a TensorFlow graph is cut at; without them its ends are. `check` says what is in the
+    model. Raises UnreadableModel; its sentence names the tensor or node that is wrong.
     """
     from farm.runner.onnx_check import BadModel
 
     try:
-        found = check(path, format)
+        found = check(path, format, outputs)
         names = [path.name, *found.get("external_files", ())]
         files = [file_reference(path.parent / name, name) for name in names]
     except BadModel as error:

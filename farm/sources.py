@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
-from farm.manifest import Data, Manifest, Source
+from farm.manifest import Data, Manifest, ModelEntry, Source
 from farm.models import FrozenModel, ShapeError, read_model, symbolic_inputs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class _Reader:
         self.transport = transport
         self.network = network
         self.found = Inputs()
-        self.read_before: dict[tuple[Path, str], FrozenModel] = {}
+        self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
 
     def complain(self, error: UsageError, place: Place) -> None:
         self.found.problems.append(self.manifest.problem(error.message, *place, hint=error.hint))
@@ -112,7 +112,7 @@ class _Reader:
     def read(self) -> None:
         for index, entry in enumerate(self.manifest.models):
             path = self.model_path(index)
-            model = self.model(path, entry.format, ("models", index, "source")) if path else None
+            model = self.model(path, entry, ("models", index, "source")) if path else None
             if model is None or path is None:
                 continue
             self.found.models[entry.name] = model
@@ -126,11 +126,11 @@ class _Reader:
         source = self.manifest.models[index].source
         return None if source.s3 else self.path(source, ("models", index, "source"))
 
-    def model(self, path: Path, format: str, place: Place) -> FrozenModel | None:
-        key = (path, format)
+    def model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
+        key = (path, entry.format, entry.output_nodes)
         try:
             if key not in self.read_before:
-                self.read_before[key] = read_model(path, format)
+                self.read_before[key] = read_model(*key)
         except UsageError as error:
             self.complain(error, place)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Case:
     compiler: str = "onnxruntime"
     device: str = "cpu"
     format: str = "onnx"
+    outputs: Sequence[str] = ()
     search: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=lambda: Limits(time=120))
@@ -58,7 +59,7 @@ class Case:
 
     @property
     def program(self) -> Path:
-        return self.folder / f"program{COMPILERS[self.compiler].extension}"
+        return self.folder / f"program{COMPILERS[self.compiler].program_extension(self.options)}"
 
     def run(self, action: str, **fields: Any) -> dict[str, Any]:
         request = {
@@ -67,7 +68,7 @@ class Case:
             "device": self.device,
             "threads": 1,
             "search": self.search,
-            "model": {"path": str(self.path), "format": self.format},
+            "model": {"path": str(self.path), "format": self.format, "outputs": list(self.outputs)},
             "inputs": self.inputs,
             "batch": self.batch,
             "options": COMPILERS[self.compiler].resolve_options(self.options),

@@ -42,6 +42,8 @@ class Option:
     choices: tuple[OptionValue, ...] = ()
     family_bound: tuple[OptionValue, ...] = ()
     low: int = 0
+    newer: bool = False
+    """Younger than cache keys that are out: at its default the option is left out of the spec, so that they hold."""
 
     @property
     def type(self) -> type[OptionValue]:
@@ -84,6 +86,7 @@ class Compiler:
     devices: tuple[DeviceKind, ...]
     formats: tuple[str, ...]
     extension: str
+    """Ending of a program's file, where no option says otherwise."""
     options: Mapping[str, Option]
     quantization: Mapping[str, Mapping[str, Option]]
     """Quantization options by precision; a pair has those of both halves."""
@@ -133,6 +136,10 @@ class Compiler:
         """Whether these options tie the program to the CPU family of the machine that makes it."""
         return any(options.get(name) in option.family_bound for name, option in self.options.items())
 
+    def program_extension(self, options: Mapping[str, Any]) -> str:
+        """Return the ending of a program's file."""
+        return ".json" if options.get("format") == "json" else self.extension
+
     def libraries_of(self, precision: str) -> tuple[str, ...]:
         """Return the names of the libraries beside the toolchain that rewrite a model at this precision."""
         parts = ["*", *precision.split("-")]
@@ -147,7 +154,11 @@ def _resolve(options: Mapping[str, Option], given: Mapping[str, Any], what: str)
     ]
     if problems:
         raise ValueError("; ".join(problems))
-    return {name: given.get(name, option.default) for name, option in options.items()}
+    return {
+        name: value
+        for name, option in options.items()
+        if (value := given.get(name, option.default)) != option.default or not option.newer
+    }
 
 
 def canonical_precision(text: str) -> str:
@@ -237,6 +248,12 @@ MIGRAPHX = Compiler(
         "fast_math": Option(True, "approximate functions; double and int64 become narrower inside"),
         "nhwc": Option(True, "TensorFlow: the model's 4-D inputs are NHWC (the program's own are NCHW)"),
         "max_loop_iterations": Option(10, "iterations that a Loop of unknown count may take", low=1),
+        "format": Option(
+            "msgpack",
+            "of the program's file: msgpack (.mxr), or json (.json), which people can read and is larger",
+            choices=("msgpack", "json"),
+            newer=True,
+        ),
     },
     quantization={},
     calibrated=frozenset({"int8", "fp8"}),

@@ -84,9 +84,11 @@ def check_model(request: Request) -> Result | None:
     from .onnx_check import BadModel, check_onnx
     from .tf_check import check_tf
 
-    check = check_tf if request["model"]["format"] == "tf" else check_onnx
+    model = request["model"]
     try:
-        return check(request["model"]["path"])
+        if model["format"] == "tf":
+            return check_tf(model["path"], model.get("outputs") or ())
+        return check_onnx(model["path"])
     except BadModel as error:
         raise Failure(error.kind, error.message) from None
     except ModuleNotFoundError as error:

@@ -201,7 +201,7 @@ def compile(request: Request, messages: Messages) -> Result:
         raise Failure("nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding")
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
-        migraphx.save(program, request["program"])
+        migraphx.save(program, request["program"], format=_format(request))
     result = {
         **_signature(program, request),
         "weight_dtypes": _weight_dtypes(instructions),
@@ -215,6 +215,10 @@ def compile(request: Request, messages: Messages) -> Result:
     del program
     gc.collect()
     return result
+
+
+def _format(request: Request) -> str:
+    return str(request["options"].get("format", "msgpack"))
 
 
 def _target(migraphx: Any, device: str) -> Any:
@@ -460,7 +464,7 @@ def _model_outputs(request: Request) -> list[str]:
         return list(request["outputs"])
     path = request["model"]["path"]
     if request["model"]["format"] == "tf":
-        return [str(output["name"]) for output in check_tf(path)["outputs"]]
+        return [str(output["name"]) for output in check_tf(path, request["model"].get("outputs") or ())["outputs"]]
     return onnx_outputs(path)
 
 
@@ -558,7 +562,7 @@ def load(request: Request) -> _MigraphxProgram:
     migraphx = _module()
     _target(migraphx, request["device"])
     with blamed_on_compiler("the program does not load"):
-        return _MigraphxProgram(migraphx, migraphx.load(request["program"]), request)
+        return _MigraphxProgram(migraphx, migraphx.load(request["program"], format=_format(request)), request)
 
 
 def load_reference(request: Request) -> _MigraphxProgram:

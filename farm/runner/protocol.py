@@ -16,7 +16,7 @@ A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `d
 probe
     -> available, reason, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
     features [names], targets [devices], cpu_family
-check       model {path, format}
+check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends)}
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
 reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,

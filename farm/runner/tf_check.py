@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,11 @@ DTYPES: dict[int, tuple[str, int]] = {
 _NO_OUTPUT = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
 
 
-def check_tf(path: str | os.PathLike[str]) -> dict[str, Any]:
+def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> dict[str, Any]:
     """Check a frozen GraphDef and return what it is, in the form of `check_onnx`.
 
-    Inputs are the placeholders; outputs are the nodes that no other node uses. `opset` is the graph's producer
-    version. A 4-D input has the layout of the model (mostly NHWC).
+    Inputs are the placeholders; outputs are the nodes named in `outputs`, else those that no other node uses.
+    `opset` is the graph's producer version. A 4-D input has the layout of the model (mostly NHWC).
 
     Raises BadModel with one sentence that names the node; OSError where the file cannot be read.
     """
@@ -53,18 +54,23 @@ def check_tf(path: str | os.PathLike[str]) -> dict[str, Any]:
     if status.st_size > MAX_FILE_BYTES:
         raise BadModel("the model file is larger than 2 GiB")
     try:
-        return _graph(memoryview(path.read_bytes()))
+        return _graph(memoryview(path.read_bytes()), outputs)
     except (IndexError, UnicodeDecodeError, Malformed):
         raise BadModel("the file is not a TensorFlow frozen graph, or is cut short") from None
 
 
-def _graph(data: memoryview) -> dict[str, Any]:
+def _graph(data: memoryview, outputs: Sequence[str]) -> dict[str, Any]:
     nodes, version = _nodes(data)
     used = _used(nodes)
     variables = [node for node in nodes.values() if node.op in ("Variable", "VariableV2", "VarHandleOp")]
     if variables:
         raise BadModel(f"the graph is not frozen: {variables[0].name!r} is a variable")
     sinks = [node for node in nodes.values() if node.name not in used and node.op not in _NO_OUTPUT]
+    for name in outputs:
+        if name not in nodes or nodes[name].op in _NO_OUTPUT:
+            ends = ", ".join(node.name for node in sinks[:5])
+            raise BadModel(f"the graph has no node {name!r} that could be an output; it ends in {ends}")
+    sinks = [nodes[name] for name in outputs] or sinks
     if not sinks:
         raise BadModel("the graph has no outputs")
     weights: Counter[str] = Counter()

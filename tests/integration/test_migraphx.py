@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -287,6 +288,81 @@ def test_tensorflow_reference_is_migraphx_ref(case: NewCase, frozen_graph: Path)
     assert made["origin"] == {"y": "migraphx"}
     net.compile("fp16")
     assert net.evaluate("fp16")["verification"]["errors"]["y"] < 3e-2
+
+
+def numbers(*values: int) -> bytes:
+    """An attribute that is a list of numbers."""
+    return field(1, b"".join(field(3, value) for value in values))
+
+
+def convolution_graph(path: Path, layout: str) -> Path:
+    """A frozen graph in one of TensorFlow's layouts: conv = x * w, then y = relu(conv)."""
+    float_type, data_format = field(6, 1), field(2, layout.encode())
+    weights = np.random.default_rng(1).standard_normal((2, 2, 3, 4)).astype(np.float32)
+    value = field(8, field(1, 1) + field(2, shape(*weights.shape)) + field(4, weights.tobytes()))
+    sizes = (1, 4, 5, 3) if layout == "NHWC" else (1, 3, 4, 5)
+    attributes = {
+        "data_format": data_format,
+        "strides": numbers(1, 1, 1, 1),
+        "dilations": numbers(1, 1, 1, 1),
+        "padding": field(2, b"VALID"),
+    }
+    path.write_bytes(
+        node("x", "Placeholder", dtype=float_type, shape=field(7, shape(*sizes)))
+        + node("w", "Const", dtype=float_type, value=value)
+        + node("conv", "Conv2D", "x", "w", T=float_type, **attributes)
+        + node("y", "Relu", "conv", T=float_type)
+    )
+    return path
+
+
+def convolved(x: Any) -> Any:
+    """What the graph's convolution makes of NHWC samples."""
+    weights = np.random.default_rng(1).standard_normal((2, 2, 3, 4)).astype(np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2), axis=(1, 2))
+    return np.einsum("nhwcij,ijco->nhwo", windows, weights)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_tensorflow_layouts_and_chosen_outputs(case: NewCase, tmp_path: Path, layout: str) -> None:
+    """Samples and outputs have the model's layout, the program is NCHW; a node in the middle can be an output."""
+    x = np.random.default_rng(0).standard_normal((8, 4, 5, 3)).astype(np.float32)
+    conv = convolved(x)
+    if layout == "NCHW":
+        x, conv = x.transpose(0, 3, 1, 2), conv.transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "samples.npz", x=x, conv=conv, y=np.maximum(conv, 0))
+    net = case(
+        convolution_graph(tmp_path / "net.pb", layout),
+        format="tf",
+        inputs={"x": {"dtype": "float32", "shape": [1, *x.shape[1:]]}},
+        options={"nhwc": layout == "NHWC"},
+        outputs=["y", "conv"],
+    )
+    samples = {"path": str(tmp_path / "samples.npz")}
+    made = net.reference(samples, compiler="migraphx", search=net.search, device="ref")
+    assert made["origin"] == {"y": "expected", "conv": "expected"}
+    compiled = net.compile("fp32")
+    assert compiled["inputs"][0]["shape"] == [1, 3, 4, 5]
+    assert [output["name"] for output in compiled["outputs"]] == ["y", "conv"]
+    assert max(net.evaluate("fp32")["verification"]["errors"].values()) < 1e-5
+
+
+def test_an_output_that_the_graph_does_not_have(case: NewCase, tmp_path: Path) -> None:
+    """A misspelt output is named, with those that the graph has; MIGraphX would raise a bare IndexError."""
+    graph = convolution_graph(tmp_path / "net.pb", "NHWC")
+    net = case(graph, format="tf", inputs={"x": {"dtype": "float32", "shape": [1, 4, 5, 3]}}, outputs=["logits"])
+    with pytest.raises(Refused, match="no node 'logits' that could be an output; it ends in y"):
+        net.compile("fp32")
+
+
+def test_a_program_as_json(case: NewCase) -> None:
+    """With `format: json` the program's file is text that loads back and verifies like any other."""
+    net = case(PNET, {"input_1": [1, 32, 32, 3]}, options={"format": "json"})
+    net.reference()
+    net.compile("fp16")
+    assert net.program.suffix == ".json"
+    assert json.loads(net.program.read_bytes())["migraphx_version"]
+    assert max(net.evaluate("fp16")["verification"]["errors"].values()) < 3e-2
 
 
 # --- what a node finds ---------------------------------------------------------------------------------------------

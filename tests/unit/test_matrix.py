@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -427,6 +428,27 @@ def test_what_changes_the_program_changes_the_key() -> None:
         one(manifest_text("options: {fast_math: false}", model=ONE, targets="[gfx1100]")).key,
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_an_option_younger_than_the_keys_is_in_them_only_where_it_is_used() -> None:
+    written = [one(manifest_text(line, targets="[migraphx/ref]", model="batches: [1]")).spec for line in (
+        "options: {format: msgpack}", "options: {format: json}")]  # fmt: skip
+    assert "format" not in written[0].options
+    assert written[1].options["format"] == "json"
+    assert cache_key(written[0]) == one(manifest_text(targets="[migraphx/ref]", model="batches: [1]")).key
+
+
+def test_the_outputs_of_a_tensorflow_graph_are_part_of_the_key() -> None:
+    graph = {"net": dataclasses.replace(model(), format="tf")}
+    plain, cut = (
+        one(manifest_text(f"    format: tf{line}", targets="[migraphx/ref]", model="batches: [1]"), graph)
+        for line in ("", "\n    outputs: ['y:0']")
+    )
+    assert plain.spec.model == {"digest": "0" * 64, "format": "tf"}
+    assert cut.spec.model == {"digest": "0" * 64, "format": "tf", "outputs": ["y"]}
+    assert cut.order["model"]["outputs"] == ["y"]
+    text = manifest_text("    outputs: [y]", model="batches: [1]")
+    assert "`outputs` belongs to `format: tf`" in told(text)
 
 
 def test_calibration_and_samples_are_named_by_their_digest_and_used_where_needed() -> None:
