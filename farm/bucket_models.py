@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import ArtifactStore
-from farm.child import Limits, classify, run_child
+from farm.child import Limits, Seal, classify, run_child
 from farm.errors import UsageError
 from farm.jobs.state import Fault
 from farm.models import FrozenModel, UnreadableModel, read_model
@@ -67,6 +67,7 @@ def _checked_in_child(path: Path, format: str, outputs: Sequence[str]) -> Mappin
         log_path=scratch / "log.txt",
         folder=scratch,
         limits=CHECK_LIMITS,
+        seal=Seal(read=[path.parent]),
     )
     if end.result is not None and end.ok:
         return end.result

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -67,6 +67,17 @@ class Limits:
 
 
 NO_LIMITS = Limits(log=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a sealed child may reach beside the system, its interpreter and its private folder (`farm/runner/seal.py`).
+
+    `read` and `write` are files or folders. Sockets and other processes are out of its reach.
+    """
+
+    read: Sequence[Path] = ()
+    write: Sequence[Path] = ()
 
 
 class EndedBy(StrEnum):
@@ -127,19 +138,21 @@ def run_child(
     folder: Path | None = None,
     on_message: OnMessage | None = None,
     cancelled: threading.Event | None = None,
+    seal: Seal | None = None,
     script: Path = RUNNER,
 ) -> ChildEnd:
     """Run one request (`farm/runner/protocol.py`) in a child and return how it ended.
 
     `environment` is added to the clean one that `child_environment` makes; the log is appended to `log_path`;
-    `folder` is where the child's private temporary folder is made, and removed at the end. When this returns
-    or raises, or the calling process dies in any way, no process of the child is left.
+    `folder` is where the child's private temporary folder is made, and removed at the end. Whatever opens a model that
+    nobody vouches for has a `seal`. When this returns or raises, or the calling process dies in any way, no process of
+    the child is left.
 
     Raises OSError where the child cannot be started.
     """
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
-        run = _Run(request, scratch, limits, on_message, cancelled)
+        run = _Run({**request, "seal": _sealed(seal, scratch, request)}, scratch, limits, on_message, cancelled)
         with log_path.open("ab") as log:
             start = log.tell()
             run.start([python or sys.executable, str(script)], environment or {}, log.fileno())
@@ -150,6 +163,15 @@ def run_child(
         return run.outcome(_tail(log_path, start))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dict[str, list[str]] | None:
+    if seal is None:
+        return None
+    return {
+        "read": [*map(str, seal.read), *(request.get("search") or ())],
+        "write": [*map(str, seal.write), str(scratch)],
+    }
 
 
 def child_environment(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,61 @@ def do_kill_guard(request, messages):
 
 def do_raise(request, messages):
     raise RuntimeError(request["message"])
+
+
+def do_reach(request, messages):
+    """Try to reach what a sealed child must not; say of each probe whether it was refused."""
+    worker, guard = request["worker"], os.getppid()
+    probes = {
+        "read another job's model": lambda: Path(request["other"]).read_bytes(),
+        "list other jobs": lambda: list(Path(request["other"]).parent.iterdir()),
+        "write to the node's cache": lambda: Path(request["other"]).write_bytes(b"poison"),
+        "make a file beside it": lambda: Path(request["other"]).with_name("new").write_bytes(b"poison"),
+        "change its own input": lambda: Path(request["input"]).write_bytes(b"poison"),
+        "put another in its input's place": lambda: Path(request["input"]).unlink(),
+        "change the runner's code": lambda: Path(child.__file__).open("a").close(),
+        "read the worker's environment": lambda: Path(f"/proc/{worker}/environ").read_bytes(),
+        "read the worker's memory": lambda: Path(f"/proc/{worker}/mem").open("rb").close(),
+        "trace the worker": lambda: ptrace(worker),
+        "signal the worker": lambda: os.kill(worker, signal.SIGCONT),
+        "signal its guard": lambda: os.kill(guard, signal.SIGCONT),
+        "connect to a server": lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5).close(),
+        "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
+        "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "do so through another program": lambda: subprocess.run(
+            [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {request['port']}))"],
+            check=True,
+            capture_output=True,
+        ),
+    }
+    return {"probes": {name: attempt(probe) for name, probe in probes.items()}}
+
+
+def attempt(probe):
+    try:
+        probe()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"refused: {error}"
+    return "reached"
+
+
+def ptrace(pid):
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach = 16
+    if libc.ptrace(attach, pid, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def do_work(request, messages):
+    """What a compiler does: reads its input, writes its output and temporary files, starts programs."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(Path(request["input"]).read_bytes())
+    Path(request["output"]).write_bytes(b"made")
+    Path(request["output"]).with_name("second").mkdir()
+    done = subprocess.run([sys.executable, "-c", "print(6 * 7)"], check=True, capture_output=True, text=True)
+    return {"answer": int(done.stdout)}
 
 
 if __name__ == "__main__":

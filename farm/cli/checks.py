@@ -54,6 +54,7 @@ def run_checks() -> list[Check]:
         "redis": _redis,
         "object storage": _storage,
         "compilers": _compilers,
+        "seal": lambda _: _seal(),
         "memory": _memory,
         "disk": _disk,
     }
@@ -127,6 +128,17 @@ def _compilers(settings: Settings) -> Check:
     if not found.pools:
         return Check("compilers", "absent", text, _install("worker"))
     return Check("compilers", "ok", text)
+
+
+def _seal() -> Check:
+    from farm.runner.seal import unsealable
+
+    if missing := unsealable():
+        found = f"this kernel ({os.uname().release}) does not keep a hostile model from: {', '.join(missing)}"
+        return Check(
+            "seal", "absent", found, "use Linux 6.12 or newer with Landlock on, or compile only trusted models"
+        )
+    return Check("seal", "ok", "children reach their own files only, no network, no other process")
 
 
 def _memory(settings: Settings) -> Check:

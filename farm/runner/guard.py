@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from .protocol import Failure, Messages, Request, Result, first_line
+from .seal import seal
 
 Work = Callable[[Request, Messages], Result]
 
@@ -71,6 +72,8 @@ def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> N
     messages = Messages(descriptor)
     code = 1
     try:
+        if request.get("seal"):
+            seal(request["seal"]["read"], request["seal"]["write"], gpu=bool(request.get("gpu")))
         messages.send({"result": (work or _action())(request, messages)})
         code = 0
     except Failure as failure:

@@ -11,7 +11,7 @@ and from the guard, on GUARD_FD
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
 `threads`, `gpu` (what the child is pinned to), `search` (folders to import the compiler from), `memory` (bytes,
-0 = no limit; set by `run_child`) and, by action:
+0 = no limit) and `seal` ({read: [paths], write: [paths]}, or null; both set by `run_child`) and, by action:
 
 probe
     -> available, reason, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],

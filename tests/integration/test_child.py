@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,20 +15,24 @@ from typing import Any
 
 import pytest
 
-from farm.child import ChildEnd, EndedBy, Limits, classify, run_child
+from farm.child import ChildEnd, EndedBy, Limits, Seal, classify, run_child
 from farm.jobs.state import FailureKind
+from farm.runner.seal import unsealable
 from tests.helpers import wait_until
 
 HOSTILE = Path(__file__).parents[1] / "hostile_child.py"
 
 Run = Callable[..., ChildEnd]
+needs_seal = pytest.mark.skipif(bool(unsealable()), reason=f"this kernel cannot seal {', '.join(unsealable())}")
 MINUTE = Limits(time=60)
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Run:
     def run(do: str, *, limits: Limits = MINUTE, **fields: Any) -> ChildEnd:
-        arguments = {name: fields.pop(name) for name in ("on_message", "cancelled", "environment") if name in fields}
+        arguments = {
+            name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
+        }
         return run_child(
             {"do": do, **fields},
             log_path=tmp_path / "log.txt",
@@ -286,3 +291,66 @@ def test_failing_callback_ends_the_child(hostile: Run, tmp_path: Path) -> None:
     with pytest.raises(LookupError):
         hostile("hang", pids=str(pids), on_message=fail)
     assert not left_of(pids)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """An attempt's folder with an input and a place for outputs, and what belongs to another job."""
+    for name in ("attempt/model", "attempt/made", "cache"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "attempt/model/model.onnx").write_bytes(b"a model")
+    (tmp_path / "cache/other.onnx").write_bytes(b"a secret model")
+    return {
+        "input": tmp_path / "attempt/model/model.onnx",
+        "output": tmp_path / "attempt/made/program.onnx",
+        "other": tmp_path / "cache/other.onnx",
+    }
+
+
+def sealed(places: dict[str, Path]) -> Seal:
+    return Seal(read=[places["input"].parent, HOSTILE.parent], write=[places["output"].parent])
+
+
+@needs_seal
+def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[str, Path]) -> None:
+    """Other jobs' files, the worker, its guard and every server are out of a hostile compiler's reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = hostile(
+            "reach",
+            seal=sealed(places),
+            worker=os.getpid(),
+            port=server.getsockname()[1],
+            **{name: str(path) for name, path in places.items()},
+        )
+    assert end.result is not None, end.log_tail
+    assert len(end.result["probes"]) == 16
+    assert {name: said for name, said in end.result["probes"].items() if not said.startswith("refused")} == {}
+    assert places["input"].read_bytes() == b"a model"
+    assert places["other"].read_bytes() == b"a secret model"
+
+
+def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, Path]) -> None:
+    """The probes would notice a seal that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = hostile(
+            "reach",
+            worker=os.getpid(),
+            port=server.getsockname()[1],
+            **{name: str(path) for name, path in places.items()},
+        )
+    assert end.result is not None, end.log_tail
+    reached = {name for name, said in end.result["probes"].items() if said == "reached"}
+    assert {
+        "read another job's model",
+        "write to the node's cache",
+        "connect to a server",
+        "signal its guard",
+    } <= reached
+
+
+@needs_seal
+def test_a_sealed_child_can_work(hostile: Run, places: dict[str, Path]) -> None:
+    """Inputs, outputs, temporary files and other programs are there."""
+    end = hostile("work", seal=sealed(places), **{name: str(path) for name, path in places.items()})
+    assert end.result == {"answer": 42}, end.log_tail
+    assert places["output"].read_bytes() == b"made"

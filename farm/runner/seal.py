@@ -1,0 +1,170 @@
+"""The seal of the child: what a hostile model or compiler cannot reach, whatever it runs.
+
+Mechanisms of the kernel that need no privilege, no other program and no namespace, and so also work inside containers.
+Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
+inputs to read and its own folders to write; with version 6 of its interface also no other process to signal.
+A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket, and a root's capabilities are
+dropped. None of it can be taken back, and it holds for all that the child starts.
+
+Written by hand on ctypes, because the child's interpreter has only the standard library, numpy and the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+_VERSION = 1  # flag of _CREATE_RULESET: ask for the version of the interface
+_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_CAPABILITY_VERSION = 0x20080522
+
+# Rights on files, by their bits in <linux/landlock.h>.
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_ADDED_IN = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
+_FIRST_RIGHTS = (1 << 13) - 1
+_READ = _READ_FILE | _READ_DIR
+_MAKE_DEVICES = 1 << 6 | 1 << 11
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+"""Rights that mean something on a file; a rule on a file must not name others."""
+_SCOPES_IN = 6
+_SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
+
+# AUDIT_ARCH_…, and the numbers of socket and io_uring_setup (whose rings open sockets too) on each architecture.
+_ARCHITECTURES = {"x86_64": (0xC000003E, 41, 425), "aarch64": (0xC00000B7, 198, 425)}
+_X32_BIT = 0x40000000
+_EACCES = 13
+
+_SYSTEM = (
+    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
+    "/etc/OpenCL", "/etc/amd", "/opt/rocm*",
+)  # fmt: skip
+"""What compilers and interpreters read of a system; nowhere here does a service keep a secret."""
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_GPU_DEVICES = ("/dev/kfd", "/dev/dri", "/dev/shm")  # noqa: S108 (ROCm keeps its shared memory there)
+
+FILES, NETWORK, PROCESSES = "files", "network", "processes"
+
+
+def unsealable() -> list[str]:
+    """Return what this kernel cannot keep from a child, out of files, network and processes."""
+    version = _landlock_version()
+    return [
+        *([FILES] if version < 1 else []),
+        *([NETWORK] if platform.machine() not in _ARCHITECTURES else []),
+        *([PROCESSES] if version < _SCOPES_IN else []),
+    ]
+
+
+def seal(read: Iterable[str], write: Iterable[str], *, gpu: bool) -> None:
+    """Take away from this process, and from all that it will start, what it does not need.
+
+    `read` and `write` are files or folders beside the system's and the interpreter's own; what does not exist is passed
+    over. With `gpu` the GPU's devices stay. What the kernel cannot do (`unsealable`) is not done.
+
+    Raises OSError where the kernel refuses what it says it can do. Threads that already run are not sealed.
+    """
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _drop_capabilities()
+    if FILES not in (missing := unsealable()):
+        _allow_files([*_interpreter(), *read], write, [*_DEVICES, *(_GPU_DEVICES if gpu else ())])
+    if NETWORK not in missing:
+        _forbid_sockets()
+
+
+def _interpreter() -> Iterator[str]:
+    """Yield the folders of the system, of this interpreter, and of the libraries that it was told of."""
+    for pattern in _SYSTEM:
+        yield from glob.glob(pattern)  # noqa: PTH207 (light modules only: this runs before any import)
+    # Not the whole import path: a development install names the folder of the sources, and data may lie below it.
+    yield from (sys.prefix, sys.base_prefix, os.path.dirname(__file__))  # noqa: PTH120
+    for name in ("LD_LIBRARY_PATH", "ROCM_PATH", "ROCM_HOME", "HIP_PATH", "SSL_CERT_FILE"):
+        yield from filter(None, os.environ.get(name, "").split(os.pathsep))
+
+
+def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> None:
+    version = _landlock_version()
+    rights = _FIRST_RIGHTS | sum(bit for since, bit in _ADDED_IN.items() if since <= version)
+    attributes = struct.pack("QQQ", rights, 0, _SCOPES if version >= _SCOPES_IN else 0)
+    # An older kernel knows a shorter form, and takes a longer one where the rest is zero.
+    ruleset = _syscall(_CREATE_RULESET, attributes, len(attributes), 0)
+    try:
+        for path in read:
+            _allow(ruleset, path, _READ | _EXECUTE)
+        for path in write:
+            _allow(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES))
+        for path in devices:
+            _allow(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES))
+        _syscall(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    try:
+        if not os.path.isdir(path):  # noqa: PTH112
+            rights &= _OF_FILES
+        _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+    finally:
+        os.close(place)
+
+
+def _drop_capabilities() -> None:
+    """Leave a worker that is root (in a container) no more than its user: CAP_PERFMON reads every environment."""
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    _call("capset", header, bytes(24))
+
+
+def _forbid_sockets() -> None:
+    architecture, socket, io_uring_setup = _ARCHITECTURES[platform.machine()]
+    # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
+    # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    refuse, allow = 0x00050000 | _EACCES, 0x7FFF0000
+    program = [
+        (load, 0, 0, 4),
+        (equal, 0, 4, architecture),
+        (load, 0, 0, 0),
+        (at_least, 2, 0, _X32_BIT),
+        (equal, 1, 0, socket),
+        (equal, 0, 1, io_uring_setup),
+        (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    _call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(whole), 0, 0)
+
+
+def _landlock_version() -> int:
+    """Return the version of the kernel's Landlock interface; 0 where it has none, or it is switched off."""
+    try:
+        return _syscall(_CREATE_RULESET, None, 0, _VERSION)
+    except OSError:
+        return 0
+
+
+def _syscall(number: int, *arguments: bytes | int | None) -> int:
+    return _call("syscall", number, *arguments)
+
+
+def _call(name: str, *arguments: ctypes.c_char_p | bytes | int | None) -> int:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype = ctypes.c_long
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    answer = int(function(*wide))
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+    return answer
