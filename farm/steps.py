@@ -1,0 +1,272 @@
+"""Steps: what is done to the model of one cell, from its work order: reference, check, compile, evaluate.
+
+Each runs in a child, takes local files and leaves local files. The executor looks up, fetches and publishes around
+them; `farm optimize` takes them for one model, here. Knows no store.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import farm
+from farm.child import Failure, classify, run_child
+from farm.child import Limits as ChildLimits
+from farm.compilers import COMPILERS, default_equal_share, default_tolerance
+from farm.jobs.attempt import Limits
+from farm.jobs.state import Phase
+from farm.settings import Settings
+
+OnPhase = Callable[[Phase, float | None, str], None]
+
+_ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
+"""What an unverified program is measured with."""
+
+
+class StepEnded(Exception):
+    """A step did not get to its end: `failure` says why; None where it was cancelled."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}" if failure else "cancelled")
+        self.failure = failure
+
+
+@dataclass
+class Steps:
+    """One cell on its way through the children; every step raises StepEnded where its child does not answer.
+
+    `limits` hold for all steps together. `gpu` is what the children are pinned to, `environment` is added to theirs.
+    """
+
+    order: Mapping[str, Any]
+    folder: Path
+    settings: Settings
+    limits: Limits
+    on_phase: OnPhase
+    cancelled: threading.Event
+    gpu: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log_path = self.folder / "log.txt"
+        self.sample = self.folder / "sample.npz"
+        """One sample with its right outputs; `evaluate` leaves it."""
+        self.phases: dict[str, float] = {}
+        self.peak_memory = 0
+        self.started_at = datetime.now(UTC)
+        self._started = time.monotonic()
+        self._checked = False
+        spec = self.order["spec"]
+        extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+        self.program = self.folder / f"{self.order['identifier'].replace('/', '--')}{extension}"
+        """The compiled program; `compile` leaves it."""
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Say that a phase begins, and time it."""
+        if self.cancelled.is_set():
+            raise StepEnded(None)
+        self.on_phase(phase, None, "")
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
+
+    def reference(self, model: Path, samples: Path | None, path: Path) -> None:
+        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
+        self.ask(reference_request(self.order, model, samples, path))
+        self._checked = True
+
+    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+        """Quantize, tune, compile and save the program."""
+        if not self._checked and self.order["spec"]["compiler"]["name"] == "migraphx" and self.settings.migraphx_python:
+            # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
+            self.ask(check_request(self.order, model))
+        return self.ask(compile_request(self.order, model, calibration, self.program))
+
+    def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
+        """Load the program from its file, compare it with the reference, and measure it."""
+        seconds = self.settings.measure_seconds
+        return self.ask(evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds))
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one request in a child and return its answer."""
+        left = self.limits["time"] - (time.monotonic() - self._started) if self.limits["time"] else 0.0
+        migraphx = request["compiler"] == "migraphx"
+        end = run_child(
+            {
+                **request,
+                "threads": self.settings.threads_per_slot,
+                "gpu": self.gpu,
+                "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
+            },
+            log_path=self.log_path,
+            python=self.settings.migraphx_python if migraphx else "",
+            environment={**self.environment, **self.order["spec"]["env"]},
+            limits=ChildLimits(
+                time=max(left, 0.001) if self.limits["time"] else 0.0,
+                memory=self.limits["memory"],
+                hang=self.settings.hang_seconds,
+                progress_only=request["device"].startswith("gfx"),
+            ),
+            folder=self.folder,
+            on_message=self._told,
+            cancelled=self.cancelled,
+        )
+        self.peak_memory = max(self.peak_memory, end.memory)
+        if end.result is not None and end.ok:
+            return end.result
+        raise StepEnded(classify(end))
+
+    def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
+        """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
+        spec = self.order["spec"]
+        return {
+            "schema": 1,
+            "identifier": self.order["identifier"],
+            "spec": spec,
+            "toolchain": spec["toolchain"],
+            "device": {"arch": spec["device"]["arch"], "compute_units": spec["device"]["compute_units"]},
+            "inputs": compiled["inputs"],
+            "outputs": _outputs(compiled),
+            "weight_dtypes": sorted(compiled["weight_dtypes"]),
+            "compute_dtypes": sorted(compiled["compute_dtypes"]),
+            "quantized": compiled["quantized"],
+            "offload_copy": compiled.get("offload_copy"),
+            "tuning": {"mode": spec["tuning"]["mode"]},
+            "verification": {
+                "reference": spec["verification"]["reference"],
+                **evaluated["verification"],
+            }
+            if spec["verification"]
+            else None,
+            "measurements": _measurements(evaluated["measurements"], shared=shared),
+            "peak_memory": self.peak_memory,
+            "phases": self.phases,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "node": socket.gethostname(),
+            "started": self.started_at.isoformat(timespec="seconds"),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "farm_version": farm.__version__,
+        }
+
+    def _told(self, message: Mapping[str, Any]) -> None:
+        self.on_phase(Phase(message["phase"]), message.get("progress"), message.get("detail") or "")
+
+
+# --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------
+
+
+def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the reference outputs of a work order; equal recipes share one blob."""
+    spec = order["spec"]
+    verification = spec["verification"]
+    return {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
+
+
+def reference_request(order: Mapping[str, Any], model: Path, samples: Path | None, reference: Path) -> dict[str, Any]:
+    """Ask for sample inputs and their right outputs, written to `reference`; checks the model too."""
+    verification = order["spec"]["verification"] or {"samples": _ONE_SAMPLE, "reference": "none"}
+    return _request(
+        order,
+        "reference",
+        compiler=verification["reference"],
+        device="ref" if verification["reference"] == "migraphx" else "cpu",
+        model=_model(order, model),
+        samples={"path": str(samples)} if samples else verification["samples"],
+        min_samples=verification["samples"].get("generate", 1),
+        reference=str(reference),
+    )
+
+
+def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
+    return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
+
+
+def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> dict[str, Any]:
+    """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
+    spec = order["spec"]
+    return _request(
+        order,
+        "compile",
+        model=_model(order, model),
+        calibration={"path": str(calibration)} if calibration else spec["calibration"],
+        program=str(program),
+        **{name: spec[name] for name in ("precision", "quantization", "tuning")},
+    )
+
+
+def evaluate_request(
+    order: Mapping[str, Any],
+    program: Path,
+    compiled: Mapping[str, Any],
+    reference: Path,
+    sample: Path,
+    measure_seconds: float,
+) -> dict[str, Any]:
+    """Ask for the stored program to be loaded, compared with the reference and measured."""
+    precision = order["spec"]["precision"]
+    return _request(
+        order,
+        "evaluate",
+        program=str(program),
+        model={"format": order["model"]["format"]},
+        reference=str(reference),
+        outputs=[output["name"] for output in compiled["outputs"]],
+        tolerance=default_tolerance(precision),
+        equal=default_equal_share(precision),
+        measure_seconds=measure_seconds,
+        sample=str(sample),
+    )
+
+
+def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, Any]:
+    spec = order["spec"]
+    compiler, _, device = str(order["target"]).partition("/")
+    return {
+        "action": action,
+        "compiler": compiler,
+        "device": device,
+        **{name: spec[name] for name in ("inputs", "batch", "options")},
+        **fields,
+    }
+
+
+def _model(order: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    model = order["model"]
+    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
+
+
+def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Outputs with the parameter that a program without offloaded copies takes for each."""
+    parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
+    return [{**output, "parameter": name} for output, name in zip(compiled["outputs"], parameters, strict=True)]
+
+
+def _measurements(measured: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
+    """Bring the child's figures into the sidecar's form."""
+    median = measured.get("latency")
+    return {
+        "load": measured.get("load"),
+        "first_run_cold": measured.get("cold_run"),
+        "first_run_warm": measured.get("warm_run"),
+        "latency": None
+        if median is None
+        else {
+            "median": median,
+            "p90": measured.get("p90"),
+            "p99": measured.get("p99"),
+            "repeats": measured.get("repeats", 1),
+        },
+        "throughput": measured.get("throughput"),
+        "shared": shared,
+    }
