@@ -1,0 +1,262 @@
+"""TuningDatabase: one pool's, device's and mode's tuning in object storage.
+
+    ns/<namespace>/tuning/<pool>/<device>/<mode>/head.json                {generation, snapshot, …}, moved by If-Match
+    ns/<namespace>/tuning/<pool>/<device>/<mode>/deltas/<SHA-256>.gz     what attempts committed and no head has yet
+
+The head names a snapshot, which is a blob. Nobody but `merge` and `prune` moves the head; an attempt only adds a
+delta under the name of its own bytes. A delta is deleted once a head holds it, so at every moment head and deltas
+together hold everything; since merging is a join, holding something twice changes nothing. That is why a writer may
+be killed at any step, and why two of them at once cost time only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from farm.artifacts import ArtifactStore, Entry, readable
+from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.logging import get_logger
+from farm.spec import Device
+from farm.tuning import text
+from farm.tuning.files import PROBLEM_CACHE, write_folder
+from farm.tuning.records import Snapshot
+
+log = get_logger(__name__)
+
+SNAPSHOT_LIMIT = 1 << 30
+"""Bytes of a packed snapshot that are read at most."""
+
+MOVES = 64
+"""How often a merge looks again at a head that others move: each look lets one of them through."""
+
+READERS = 8
+"""Deltas read at once."""
+
+MERGE_SECONDS = 600.0
+"""Age of a delta at which it is merged, however small; an attempt finds it before that, only more slowly."""
+
+MERGE_COUNT = 32
+"""Number of deltas at which they are merged: each costs a restore one request."""
+
+
+def device_name(device: Device) -> str:
+    """Return a device as one part of an object key: `gfx942.sramecc-on.xnack-off-304cu-8xcc`, `cpu`.
+
+    Raises UsageError for `gfx942:any`: what one device learnt is wrong on another, so it shares no tuning.
+    """
+    if device.arch.endswith(":any"):
+        raise UsageError(f"{device.arch} names no one device, so it has no tuning database")
+    arch = device.arch.replace(":", ".").replace("+", "-on")
+    name = re.sub(r"-(?=\.|$)", "-off", arch)
+    for value, unit in ((device.compute_units, "cu"), (device.xcc, "xcc"), (device.cpu_family, "")):
+        name += f"-{value}{unit}" if value else ""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a database's snapshot is. `snapshot` and `previous` are digests of blobs; `size` is in bytes, packed."""
+
+    generation: int
+    snapshot: str
+    size: int
+    previous: str | None
+    moved: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored: the snapshot, and the head's generation (0: there is none yet) with the deltas beside it."""
+
+    snapshot: Snapshot
+    generation: int
+    deltas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge came to. `unreadable` deltas are left where they are."""
+
+    generation: int
+    deltas: int
+    records: int
+    unreadable: tuple[str, ...] = ()
+
+
+class TuningDatabase:
+    """The tuning records of one pool, device and mode in a namespace. Safe to use from several threads."""
+
+    def __init__(self, artifacts: ArtifactStore, namespace: str, pool: str, device: str, mode: str) -> None:
+        """`device` is what `device_name` returns."""
+        self._artifacts = artifacts
+        self.namespace, self.pool, self.device, self.mode = namespace, pool, device, mode
+        self._prefix = f"ns/{namespace}/tuning/{pool}/{device}/{mode}/"
+
+    @property
+    def name(self) -> str:
+        """The name people give: `POOL/DEVICE/MODE`."""
+        return f"{self.pool}/{self.device}/{self.mode}"
+
+    def head(self) -> Head | None:
+        """Return where the head points; None where nothing was merged yet. Raises ArtifactGone for a damaged one."""
+        found = self._artifacts.get_object(f"{self._prefix}head.json")
+        if found is None:
+            return None
+        try:
+            document = json.loads(found.data)
+            fields = {name: document[name] for name in ("generation", "snapshot", "size", "previous", "moved")}
+            return Head(**fields, etag=found.etag)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactGone(f"the head {found.key} cannot be read: {error!r}") from None
+
+    def read(self) -> Restored:
+        """Return all that is known now: the head, and the deltas that are not merged yet."""
+        # Deltas first: one that is gone meanwhile is in the head that is read after it.
+        deltas, _ = self._deltas()
+        head, snapshot = self._merged()
+        return Restored(snapshot.join(*deltas.values()), head.generation if head else 0, len(deltas))
+
+    def restore(self, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> Restored:
+        """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read.
+
+        A namespace that is not `main` also gets what `main` knows. See `files.write_folder`.
+        """
+        own = self.read()
+        others = [self._of(name).read().snapshot for name in readable(self.namespace) if name != self.namespace]
+        snapshot = Snapshot(own.snapshot.join(*others).tables, own.snapshot.log)
+        write_folder(snapshot, folder, problem_cache=problem_cache)
+        return Restored(snapshot, own.generation, own.deltas)
+
+    def commit(self, delta: Snapshot) -> str:
+        """Add what an attempt learnt; return the delta's name. The same delta again changes nothing."""
+        data = text.pack(delta)
+        name = hashlib.sha256(data).hexdigest()
+        self._artifacts.put_object(f"{self._prefix}deltas/{name}.gz", data, content_type="application/gzip")
+        log.info("tuning committed", database=self.name, delta=name, records=len(delta))
+        return name
+
+    def merge(self) -> Merged:
+        """Bring all deltas into the head. May be killed and repeated at any step, and run beside itself.
+
+        Raises StorageUnavailable when others never stop moving the head, ArtifactGone where head or snapshot is
+        damaged.
+        """
+        return self._move(lambda snapshot: snapshot)
+
+    def merge_due(self, now: datetime) -> bool:
+        """Whether the deltas are many, large or old enough to be worth a new snapshot."""
+        entries = list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
+        if not entries:
+            return False
+        oldest = (now - min(entry.modified for entry in entries)).total_seconds()
+        if len(entries) >= MERGE_COUNT or oldest >= MERGE_SECONDS:
+            return True
+        head = self.head()
+        return sum(entry.size for entry in entries) * 8 >= (head.size if head else 0)
+
+    def prune(self, keep: Callable[[Snapshot], Snapshot]) -> Merged:
+        """Merge, and let the head hold what `keep` leaves of it. What running jobs restored before stays with them."""
+        return self._move(keep)
+
+    def delete(self) -> None:
+        """Forget the database. Its snapshots are blobs that retention finds unused."""
+        for key in list(self._artifacts.list_objects(self._prefix)):
+            self._artifacts.delete_object(key)
+
+    def waiting(self) -> list[Entry]:
+        """Return the deltas that no head holds yet."""
+        return list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
+
+    def _of(self, namespace: str) -> TuningDatabase:
+        return TuningDatabase(self._artifacts, namespace, self.pool, self.device, self.mode)
+
+    def _deltas(self) -> tuple[dict[str, Snapshot], list[str]]:
+        """Return the deltas by object key, and the keys of those that cannot be read."""
+        keys = list(self._artifacts.list_objects(f"{self._prefix}deltas/"))
+        deltas, unreadable = {}, []
+        with ThreadPoolExecutor(READERS) as readers:
+            for key, found in zip(keys, readers.map(self._artifacts.get_object, keys), strict=True):
+                if found is None:
+                    continue  # Merged and deleted meanwhile.
+                try:
+                    deltas[key] = text.unpack(found.data)
+                except UsageError as error:
+                    log.error("delta cannot be read, left as it is", key=key, error=error.message)
+                    unreadable.append(key)
+        return deltas, unreadable
+
+    def _merged(self) -> tuple[Head | None, Snapshot]:
+        for turn in range(MOVES):
+            head = self.head()
+            if head is None:
+                return None, Snapshot()
+            try:
+                return head, text.unpack(self._artifacts.read_blob(head.snapshot, SNAPSHOT_LIMIT))
+            except ArtifactGone:
+                # Retention may have taken a snapshot that the head has left meanwhile.
+                if turn or self.head() == head:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _move(self, change: Callable[[Snapshot], Snapshot]) -> Merged:
+        for turn in range(MOVES):
+            deltas, unreadable = self._deltas()
+            head, before = self._merged()
+            snapshot = change(before.join(*deltas.values()).fold(datetime.now(UTC)))
+            try:
+                generation = self._put_head(head, snapshot)
+            except Conflict:
+                time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
+                continue
+            for key in deltas:
+                self._artifacts.delete_object(key)
+            log.info("tuning merged", database=self.name, generation=generation, deltas=len(deltas))
+            return Merged(generation, len(deltas), len(snapshot), tuple(unreadable))
+        raise StorageUnavailable(f"{self._prefix}head.json was moved by others {MOVES} times while we tried")
+
+    def _put_head(self, head: Head | None, snapshot: Snapshot) -> int:
+        """Let the head point to a snapshot, and return its generation. Raises Conflict where somebody moved it."""
+        data = text.pack(snapshot)
+        digest = hashlib.sha256(data).hexdigest()
+        if head and head.snapshot == digest:
+            return head.generation
+        if head is None and not snapshot:
+            return 0
+        self._artifacts.put_blob_bytes(data)
+        new = Head(
+            generation=head.generation + 1 if head else 1,
+            snapshot=digest,
+            size=len(data),
+            previous=head.snapshot if head else None,
+            moved=datetime.now(UTC).isoformat(timespec="seconds"),
+            etag="",
+        )
+        document = {"schema": 1, **asdict(new), "records": snapshot.counts()}
+        del document["etag"]
+        self._artifacts.put_object(
+            f"{self._prefix}head.json",
+            json.dumps(document, indent=1).encode(),
+            create=head is None,
+            if_match=head.etag if head else "",
+        )
+        return new.generation
+
+
+def databases(artifacts: ArtifactStore, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:
+    """Yield the databases of these namespaces."""
+    for namespace in namespaces:
+        root = f"ns/{namespace}/tuning/"
+        for pool in artifacts.list_folders(root):
+            for device in artifacts.list_folders(f"{root}{pool}/"):
+                for mode in artifacts.list_folders(f"{root}{pool}/{device}/"):
+                    yield TuningDatabase(artifacts, namespace, pool, device, mode)

@@ -1,0 +1,374 @@
+"""The files in which MIGraphX and MIOpen keep what tuning learnt: readers and writers.
+
+Readers take what a process that was killed, or is still writing, leaves: they keep every whole record and count
+what they drop. Formats, from the sources of these libraries:
+
+- problem cache, JSON (MIGraphX `src/targets/gpu/problem_cache.cpp`, ROCm 6.3 to 7.2):
+  `[[{"name": op, "problem": X}, solution], …]`; `null` marks a problem that was seen and never decided;
+- problem cache, keyed by device (`json_problem_cache.cpp`, after 7.2): `[[device_key, [[key, solution], …]], …]`
+  with `device_key = {"cu_count", "device_name", "gfx_name", "wavefront_size"}`;
+- problem cache, SQLite (`sqlite_problem_cache.cpp`): a table `solutions(device_key, problem_key, solution)`, each
+  column the same as JSON text;
+- find-db and perf-db, text (MIOpen `src/db_record.cpp`, `src/db.cpp`): a line `KEY=ID:VALUES;ID:VALUES` for each
+  problem, of which the first counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+from farm.tuning.records import Place, Record, Snapshot, Source, Store, Table
+
+PROBLEM_CACHE = "problem_cache.json"
+"""The problem cache's name in a folder of ours: `MIGRAPHX_PROBLEM_CACHE` points there."""
+
+SQLITE_SUFFIXES = (".db", ".sqlite")
+"""By these MIGraphX knows a problem cache that is a SQLite database."""
+
+FILE_LIMIT = 1 << 30
+"""Bytes of a file that are read at most."""
+
+_MIOPEN_NAME = re.compile(
+    r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
+)
+_KINDS = {"ufdb": Store.FIND_DB, "udb": Store.PERF_DB}
+_DEVICE_KEYS = {"device_name", "gfx_name", "cu_count", "wavefront_size"}
+_LINE = re.compile(r"(?P<key>[!-<>-~]+)=(?P<contents>[ -~]+)")
+_SQLITE_STEPS = 200_000_000
+"""Steps of SQLite's machine after which a file is taken for hostile: reading a million rows takes some ten million."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What was left out of what was read: solutions that were never decided, and what is broken."""
+
+    nulls: int = 0
+    broken: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+    """Whole files, with the reason."""
+
+    def add(self, other: Dropped) -> None:
+        """Count what another file dropped too."""
+        self.nulls += other.nulls
+        self.broken += other.broken
+        self.files |= other.files
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Records that were read from real files, and what was left out."""
+
+    snapshot: Snapshot
+    dropped: Dropped
+
+
+@dataclass(frozen=True, slots=True)
+class MIOpenName:
+    """What the name of a MIOpen database says: `gfx942130.HIP.3_5_1_4dddc24.ufdb.txt`."""
+
+    store: Store
+    base: str
+    """Device and number of compute units, in MIOpen's own spelling."""
+    version: str
+    """`HIP.3_5_1_4dddc24`; MIOpen ignores the files of every other version."""
+
+
+def miopen_name(name: str) -> MIOpenName | None:
+    """Return what a file's name says; None where it is not the name of a user find-db or perf-db in text form."""
+    match = _MIOPEN_NAME.fullmatch(name)
+    return MIOpenName(_KINDS[match["kind"]], match["base"], match["version"] or "") if match else None
+
+
+# --- folders ----------------------------------------------------------------------------------------------------
+
+
+def read_folder(folder: Path, source: Source) -> Read:
+    """Read the databases in a folder, found by listing it: MIOpen's, and a problem cache in any of its forms.
+
+    A folder that is not there holds nothing. Files that are neither are not ours to read.
+    """
+    tables: list[Record] = []
+    dropped = Dropped()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        reader = _reader(path)
+        if reader:
+            try:
+                tables += reader(path, source, dropped)
+            except FileNotFoundError:
+                continue  # MIOpen replaces a file by deleting it first.
+    return Read(Snapshot.of(tables), dropped)
+
+
+def read_files(paths: Iterable[Path], source: Source) -> Read:
+    """Read folders and files that a user named. Raises UsageError for what is no tuning database."""
+    snapshot, dropped = Snapshot(), Dropped()
+    for path in paths:
+        if path.is_dir():
+            found = read_folder(path, source)
+            snapshot = snapshot.join(found.snapshot)
+            dropped.add(found.dropped)
+            continue
+        reader = _reader(path)
+        if reader is None:
+            raise UsageError(
+                f"{path} is no tuning database",
+                hint="a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt",
+            )
+        try:
+            snapshot = snapshot.join(Snapshot.of(reader(path, source, dropped)))
+        except FileNotFoundError:
+            raise UsageError(f"there is no {path}") from None
+    return Read(snapshot, dropped)
+
+
+def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> None:
+    """Write a snapshot as the files that MIGraphX and MIOpen read. What has no record gets no file: MIGraphX fails on
+    an empty problem cache and makes one where there is none.
+
+    `problem_cache` is its name; by its ending MIGraphX knows JSON from SQLite.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    caches = {file: table for (store, file), table in snapshot.tables.items() if store is Store.PROBLEM_CACHE and table}
+    # A toolchain that names devices cannot read the older form, and one that does not has no device anywhere.
+    keyed = {device: table for device, table in caches.items() if device}
+    path = folder / problem_cache
+    if caches and path.suffix in SQLITE_SUFFIXES:
+        _write_sqlite(keyed, path)
+    elif keyed:
+        path.write_text(_keyed_json(keyed))
+    elif caches:
+        path.write_text(_entries_json(caches[""]))
+    for (store, file), table in snapshot.tables.items():
+        if store is not Store.PROBLEM_CACHE and table:
+            (folder / file).write_text(_miopen_text(store, table))
+
+
+def _reader(path: Path) -> Callable[[Path, Source, Dropped], list[Record]] | None:
+    if miopen_name(path.name):
+        return _read_miopen
+    if path.suffix == ".json":
+        return _read_json
+    return _read_sqlite if path.suffix in SQLITE_SUFFIXES else None
+
+
+# --- problem cache ----------------------------------------------------------------------------------------------
+
+
+def canonical(value: Any) -> str:
+    """Return a record's one spelling of a JSON value: sorted keys, no white space, ASCII; numbers keep their type."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+    data = _bytes(path, dropped)
+    if data is None or not data.strip():
+        return []
+    try:
+        found = list(_entries(json.loads(data)))
+    except (ValueError, RecursionError, TypeError, KeyError, IndexError):
+        # Cut or damaged: what is whole in it can still be used.
+        found = list(_salvaged(data.decode("utf-8", errors="replace"), dropped))
+    return _records(found, source, dropped)
+
+
+def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: Dropped) -> list[Record]:
+    records = []
+    for device, key, solution in entries:
+        if solution is None:
+            dropped.nulls += 1
+            continue
+        try:
+            if key.keys() != {"name", "problem"}:
+                raise ValueError(key)
+            records.append(Record(Store.PROBLEM_CACHE, device, canonical(key), canonical(solution), source))
+        except (ValueError, AttributeError, RecursionError):
+            dropped.broken += 1
+    return records
+
+
+def _entries(document: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield device, key and solution of a whole problem cache. Raises for any other document."""
+    if not isinstance(document, list):
+        raise TypeError(document)
+    for first, second in document:
+        if first.keys() == _DEVICE_KEYS:
+            device = canonical(first)
+            for key, solution in second:
+                yield device, key, solution
+        elif "name" in first:
+            yield "", first, second
+        else:
+            raise KeyError(first)
+
+
+def _salvaged(text: str, dropped: Dropped) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what is whole in a problem cache that is not."""
+    decoder, device, position = json.JSONDecoder(), "", 0
+    start = re.compile(r"\[\s*(?=\{)")
+    between, end = re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
+    dropped.broken += 1
+    while match := start.search(text, position):
+        position = match.end()
+        try:
+            first, after = decoder.raw_decode(text, position)
+            if first.keys() == _DEVICE_KEYS:
+                device, position = canonical(first), after
+                continue
+            if first.keys() != {"name", "problem"}:
+                continue
+            comma = between.match(text, after)
+            solution, after = decoder.raw_decode(text, comma.end() if comma else after)
+            closed = end.match(text, after)
+            if closed:  # Else a number may have lost its last digits.
+                yield device, first, solution
+                position = closed.end()
+        except (ValueError, RecursionError):
+            continue
+
+
+def _read_sqlite(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+    if not path.exists():
+        raise FileNotFoundError(path)
+    found: list[tuple[str, Any, Any]] = []
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            # The file may come from anybody: its schema runs nothing, and no query goes on for ever.
+            database.execute("PRAGMA trusted_schema = OFF")
+            database.set_progress_handler(lambda: 1, _SQLITE_STEPS)
+            kind = database.execute("SELECT type FROM sqlite_master WHERE name = 'solutions'").fetchone()
+            if kind != ("table",):
+                dropped.files[path.name] = "it has no table `solutions`"
+                return []
+            database.text_factory = bytes
+            for row in database.execute("SELECT device_key, problem_key, solution FROM solutions"):
+                try:
+                    device, key, solution = map(json.loads, row)
+                    if device.keys() != _DEVICE_KEYS:
+                        raise ValueError(device)
+                    found.append((canonical(device), key, solution))
+                except (ValueError, TypeError, AttributeError, RecursionError):
+                    dropped.broken += 1
+    except sqlite3.Error:
+        dropped.broken += 1
+    return _records(found, source, dropped)
+
+
+def _entries_json(table: Table) -> str:
+    return "[\n" + ",\n".join([f"[{key},{entry[0]}]" for key, entry in table.items()]) + "\n]\n"
+
+
+def _keyed_json(tables: Mapping[str, Table]) -> str:
+    return "[" + ",\n".join(f"[{device},{_entries_json(table)}]" for device, table in tables.items()) + "]\n"
+
+
+def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "CREATE TABLE solutions (device_key TEXT NOT NULL, problem_key TEXT NOT NULL, solution TEXT NOT NULL,"
+            " PRIMARY KEY (device_key, problem_key)) WITHOUT ROWID"
+        )
+        for device, table in tables.items():
+            rows = ((device, key, entry[0]) for key, entry in table.items())
+            database.executemany("INSERT INTO solutions VALUES (?, ?, ?)", rows)
+
+
+# --- MIOpen -----------------------------------------------------------------------------------------------------
+
+
+def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+    named = miopen_name(path.name)
+    data = _bytes(path, dropped)
+    if data is None or named is None:
+        return []
+    records: list[Record] = []
+    seen: set[str] = set()
+    lines = data.decode("ascii", errors="replace").split("\n")
+    # A line ends in a newline; without one it may have lost its end.
+    dropped.broken += bool(lines.pop().strip("\r\n "))
+    for line in lines:
+        parsed = _parse_line(line)
+        if parsed is None:
+            dropped.broken += bool(line.strip())
+        elif parsed[0] not in seen:
+            key, items = parsed
+            seen.add(key)
+            if named.store is Store.FIND_DB:
+                value = ";".join(f"{solver}:{values}" for solver, values in items.items())
+                records.append(Record(named.store, path.name, key, value, source))
+            else:
+                records += [
+                    Record(named.store, path.name, f"{key}={solver}", values, source)
+                    for solver, values in items.items()
+                ]
+    return records
+
+
+def _parse_line(line: str) -> tuple[str, dict[str, str]] | None:
+    match = _LINE.fullmatch(line.rstrip("\r"))
+    if not match:
+        return None
+    items: dict[str, str] = {}
+    for item in match["contents"].split(";"):
+        solver, colon, values = item.partition(":")
+        if colon and solver:
+            items.setdefault(solver, values)
+    return (match["key"], items) if items else None
+
+
+def _miopen_text(store: Store, table: Table) -> str:
+    if store is Store.FIND_DB:
+        return "".join([f"{key}={entry[0]}\n" for key, entry in table.items()])
+    problems: dict[str, list[str]] = {}
+    for key, entry in table.items():
+        problem, _, solver = key.partition("=")
+        problems.setdefault(problem, []).append(f"{solver}:{entry[0]}")
+    return "".join([f"{problem}={';'.join(items)}\n" for problem, items in problems.items()])
+
+
+def _bytes(path: Path, dropped: Dropped) -> bytes | None:
+    if path.stat().st_size > FILE_LIMIT:
+        dropped.files[path.name] = f"it has more than {FILE_LIMIT >> 20} MiB"
+        return None
+    return path.read_bytes()
+
+
+def check_place(place: Place) -> str:
+    """Say what is wrong with the place of a table that came from outside; nothing where all is right."""
+    store, file = place
+    if store is not Store.PROBLEM_CACHE:
+        named = miopen_name(file)
+        return "" if named and named.store is store else f"{file!r} does not name a {store} of MIOpen"
+    return "" if not file or _is_device(file) else f"{file!r} is not a device of MIGraphX's problem cache"
+
+
+def check_record(store: Store, key: str, value: str) -> str:
+    """Say what is wrong with a record that came from outside; nothing where all is right."""
+    if store is Store.PROBLEM_CACHE:
+        parts = _parsed(key), _parsed(value)
+        whole = isinstance(parts[0], dict) and parts[0].keys() == {"name", "problem"} and parts[1] is not None
+        return "" if whole else f"no entry of a problem cache: {key[:80]}"
+    line = f"{key}={value}" if store is Store.FIND_DB else f"{key}:{value}"
+    return "" if _parse_line(line) else f"no record of a {store}: {line[:80]}"
+
+
+def _is_device(text: str) -> bool:
+    device = _parsed(text)
+    return isinstance(device, dict) and device.keys() == _DEVICE_KEYS
+
+
+def _parsed(text: str) -> Any:
+    """Return a JSON value that is in its canonical spelling, else None."""
+    try:
+        value = json.loads(text)
+        return value if canonical(value) == text else None
+    except (ValueError, RecursionError):
+        return None

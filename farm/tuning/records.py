@@ -1,0 +1,271 @@
+"""Tuning records, and how two sets of them become one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import reduce
+from typing import Any
+
+FOLD_AFTER = timedelta(days=7)
+"""Sessions that ended longer ago are kept as sums of their day only; no attempt lasts that long."""
+
+
+class Store(StrEnum):
+    """Where a record belongs, and so by which rule it is merged."""
+
+    PROBLEM_CACHE = "problem_cache"
+    """MIGraphX's problem cache. Key: canonical JSON of `{"name", "problem"}`; value: canonical JSON of the solution."""
+    FIND_DB = "find_db"
+    """MIOpen's user find-db. Key: the problem; value: its whole record, `ID:time_ms,workspace,algorithm;…`."""
+    PERF_DB = "perf_db"
+    """MIOpen's user perf-db. Key: `PROBLEM=SOLVER`; value: the solver's parameters."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Source:
+    """Who measured a record, and when (ISO 8601, UTC). `seconds`: what each record of this source took, on average."""
+
+    when: str
+    worker: str = ""
+    job: str = ""
+    toolchain: str = ""
+    seconds: float = 0.0
+
+
+Entry = tuple[str, Source]
+"""A record's value and source. A plain tuple, since there are hundreds of thousands."""
+
+Table = Mapping[str, Entry]
+"""Records of one file by key."""
+
+Place = tuple[Store, str]
+"""A table's place. The second part is the file's name for MIOpen (it carries device and version, so what another
+version measured is never mixed in), and for the problem cache the device in canonical JSON, or nothing in the form
+of ROCm 7.2 and older, which names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One thing that tuning found out."""
+
+    store: Store
+    file: str
+    key: str
+    value: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What tuning cost and saved, in operations and seconds.
+
+    `known` operations came from the database, `tuned` were tuned now, `untunable` have nothing to tune. `saved` is
+    what the known ones took when they were measured.
+    """
+
+    known: int = 0
+    tuned: int = 0
+    untunable: int = 0
+    seconds: float = 0.0
+    saved: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.known + other.known,
+            self.tuned + other.tuned,
+            self.untunable + other.untunable,
+            self.seconds + other.seconds,
+            self.saved + other.saved,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one attempt's tuning has done so far. A later state of the same session takes the earlier one's place."""
+
+    id: str
+    until: str
+    """ISO 8601, UTC."""
+    work: Work
+    worker: str = ""
+    job: str = ""
+    identifier: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the session as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Session:
+        """Read back what `as_dict` wrote."""
+        return cls(**{**document, "work": Work(**document["work"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The sum of the sessions that ended on one day."""
+
+    sessions: int = 0
+    work: Work = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The sessions, newer ones each and older ones as days; `folded` is the end of the last folded day (ISO date)."""
+
+    sessions: Mapping[str, Session] = field(default_factory=dict)
+    days: Mapping[str, Day] = field(default_factory=dict)
+    folded: str = ""
+
+    def by_day(self) -> dict[str, Day]:
+        """Return the sum of each day on which a session ended, in order."""
+        days = dict(self.days)
+        for session in self.sessions.values():
+            day = days.get(session.until[:10], Day())
+            days[session.until[:10]] = Day(day.sessions + 1, day.work + session.work)
+        return dict(sorted(days.items()))
+
+    def total(self) -> Day:
+        """Return the sum of all sessions."""
+        return reduce(
+            lambda sum_, day: Day(sum_.sessions + day.sessions, sum_.work + day.work), self.by_day().values(), Day()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a tuning database holds at one time, or what an attempt adds to it (a *delta*)."""
+
+    tables: Mapping[Place, Table] = field(default_factory=dict)
+    log: Log = field(default_factory=Log)
+
+    @classmethod
+    def of(cls, records: Iterable[Record], log: Log | None = None) -> Snapshot:
+        """Return the snapshot of these records; of several with one key it has the one that the rule prefers."""
+        tables: dict[Place, dict[str, Entry]] = {}
+        for record in records:
+            table = tables.setdefault((record.store, record.file), {})
+            _put(record.store, table, record.key, (record.value, record.source))
+        return cls(tables, log or Log())
+
+    def __iter__(self) -> Iterator[Record]:
+        for (store, file), table in self.tables.items():
+            for key, (value, source) in table.items():
+                yield Record(store, file, key, value, source)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables.values()))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or bool(self.log.sessions or self.log.days)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of records by store."""
+        counts = dict.fromkeys(map(str, Store), 0)
+        for (store, _), table in self.tables.items():
+            counts[store] += len(table)
+        return counts
+
+    def query(self, store: Store, key: str) -> list[Record]:
+        """Return what is known of a workload: its record in each file that has one."""
+        found = ((file, table.get(key)) for (kind, file), table in self.tables.items() if kind is store)
+        return [Record(store, file, key, *entry) for file, entry in found if entry]
+
+    def join(self, *others: Snapshot) -> Snapshot:
+        """Return a snapshot with every key of all of them. Associative, commutative, idempotent.
+
+        Problem cache and perf-db keep of two records with one key the one that was measured first: an existing
+        solution, or solver, is kept. The find-db keeps the whole record with the lower best time. What is left
+        equal is decided by value, so that every writer comes to the same snapshot.
+        """
+        tables = {place: dict(table) for place, table in self.tables.items()}
+        for other in others:
+            for place, table in other.tables.items():
+                mine = tables.setdefault(place, {})
+                for key, entry in table.items():
+                    _put(place[0], mine, key, entry)
+        return Snapshot(tables, _join_logs(self.log, *(other.log for other in others)))
+
+    def minus(self, before: Snapshot) -> Snapshot:
+        """Return the records that `before` does not have with this value, without a log."""
+        tables = {}
+        for place, table in self.tables.items():
+            known = before.tables.get(place, {})
+            new = {key: entry for key, entry in table.items() if key not in known or known[key][0] != entry[0]}
+            if new:
+                tables[place] = new
+        return Snapshot(tables)
+
+    def over(self, under: Snapshot) -> Snapshot:
+        """Return `under` with these records in place of its own, and its log: what a folder now holds."""
+        tables = {place: dict(table) for place, table in under.tables.items()}
+        for place, table in self.tables.items():
+            tables.setdefault(place, {}).update(table)
+        return Snapshot(tables, under.log)
+
+    def measured_by(self, source: Source) -> Snapshot:
+        """Return the same records with this source."""
+        tables = {
+            place: {key: (value, source) for key, (value, _) in table.items()} for place, table in self.tables.items()
+        }
+        return Snapshot(tables, self.log)
+
+    def only(self, wanted: Iterable[Record]) -> Snapshot:
+        """Return the snapshot with these records alone, and the log as it is."""
+        return Snapshot.of(wanted, self.log)
+
+    def fold(self, now: datetime) -> Snapshot:
+        """Return the snapshot with sessions that ended long before `now` kept as sums, so that the log stays small.
+
+        What comes later of a folded session does not count again.
+        """
+        folded = max(self.log.folded, (now.astimezone(UTC) - FOLD_AFTER).date().isoformat())
+        old = {name: session for name, session in self.log.sessions.items() if session.until[:10] < folded}
+        kept = {name: session for name, session in self.log.sessions.items() if name not in old}
+        return replace(self, log=Log(kept, Log(old, self.log.days).by_day(), folded))
+
+
+def _put(store: Store, table: dict[str, Entry], key: str, entry: Entry) -> None:
+    there = table.get(key)
+    if there is None or (there != entry and _rank(store, entry) < _rank(store, there)):
+        table[key] = entry
+
+
+def _rank(store: Store, entry: Entry) -> tuple[float, str, str, Source]:
+    value, source = entry
+    return best_time(value) if store is Store.FIND_DB else 0.0, source.when, value, source
+
+
+def best_time(record: str) -> float:
+    """Return the lowest time of a find-db record in ms; infinity where none can be read."""
+    times = [float("inf")]
+    for item in record.split(";"):
+        # Records of find-db 1.0 name the solver before its time.
+        for field_ in item.partition(":")[2].split(",")[:2]:
+            try:
+                time = float(field_)
+            except ValueError:
+                continue
+            if time > 0:
+                times.append(time)
+            break
+    return min(times)
+
+
+def _join_logs(*logs: Log) -> Log:
+    """Join logs, of which one at most is folded: deltas carry sessions only."""
+    folded = max(logs, key=lambda log: log.folded)
+    sessions: dict[str, Session] = {}
+    for log in logs:
+        for session in log.sessions.values():
+            there = sessions.get(session.id)
+            if session.until[:10] >= folded.folded and (there is None or _progress(session) > _progress(there)):
+                sessions[session.id] = session
+    return Log(sessions, folded.days, folded.folded)
+
+
+def _progress(session: Session) -> tuple[str, float, str]:
+    return session.until, session.work.seconds, str(session)
