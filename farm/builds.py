@@ -407,7 +407,7 @@ def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:
 def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
     facts = cell["facts"]
     return {
-        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "key")},
+        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes", "key")},
         **{name: facts[name] for name in ("device", "toolchain", "program", "sidecar", "seconds")},
     }
 

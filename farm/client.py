@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+from farm.family import INDEX, family_index
 
 if TYPE_CHECKING:
     import httpx
@@ -102,6 +103,15 @@ class Fetched:
     sidecar: Path
     log: Path | None
     artifact: Document
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFamily:
+    """What `fetch_family` wrote: a folder for each member, and the index."""
+
+    folder: Path
+    index: Path
+    document: Document
 
 
 class FarmClient:
@@ -315,14 +325,50 @@ class FarmClient:
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
         that was made last is taken.
 
-        Raises NotFound where nothing matches, UsageError where several do, ArtifactGone where the bytes are not those
-        that the ref names.
+        Raises NotFound where nothing matches, UsageError where several do or where the folder holds another artifact,
+        ArtifactGone where the bytes are not those that the ref names.
         """
         candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref)
+        _require_one(candidates, "shape", "--shape")
         # After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
         cell, sidecar = max(
             ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: str(found[1]["created"])
         )
+        return self._write(cell, sidecar, folder, ref=ref, log=log)
+
+    def fetch_family(
+        self,
+        name: str,
+        target: str,
+        precision: str,
+        *,
+        ref: str = "latest",
+        folder: Path,
+        toolchain: str = "",
+        log: bool = False,
+    ) -> FetchedFamily:
+        """Write a model's programs for every shape, each with its sidecar into `folder/<shape>`, and `family.json`.
+
+        All members are of one toolchain: of those that `toolchain` begins, the one with most shapes, and of several
+        such the one that made something last. Raises as `fetch`.
+        """
+        candidates = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
+        families: dict[str, list[tuple[Document, Document]]] = {}
+        for cell in candidates:
+            families.setdefault(str(cell["toolchain"]), []).append((cell, self._sidecar_of(cell)))
+        members = max(
+            families.values(), key=lambda found: (len(found), max(str(sidecar["created"]) for _, sidecar in found))
+        )
+        for cell, sidecar in members:
+            self._write(cell, sidecar, folder / _file_name(cell["shape"]), ref=ref, log=log)
+        document, index = family_index(ref, members), folder / INDEX
+        # Last, so that a serving program that finds the index finds all that it names.
+        with _into(folder), _replacing(index) as file:
+            file.write(json.dumps(document, indent=2).encode() + b"\n")
+        return FetchedFamily(folder, index, document)
+
+    def _write(self, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool) -> Fetched:
+        """Write one artifact into a folder of its own."""
         program = sidecar["blobs"]["program"]
         if program["digest"] != cell["program"]["digest"]:
             raise ArtifactGone(
@@ -330,15 +376,12 @@ class FarmClient:
                 hint="submit the manifest again: the ref moves to what is there now",
             )
         document = folder / "artifact.json"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with _into(folder):
+            _require_own_folder(document, program)
             path = self._download(program, folder)
             log_path = self._download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
             with _replacing(document) as file:
                 file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
-        except OSError as error:
-            message = f"cannot write into {folder}: {error.strerror or error}"
-            raise UsageError(message, hint="choose another folder") from None
         return Fetched(folder, path, document, log_path, sidecar)
 
     def _sidecar_of(self, cell: Document) -> Document:
@@ -427,9 +470,7 @@ class FarmClient:
         """Write a sidecar's blob into a folder, under its own name, and return its path."""
         import httpx
 
-        name = str(blob["path"])
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-            raise ArtifactGone(f"the sidecar gives a blob the file name {name!r}, which is refused")
+        name = _file_name(blob["path"])
         try:
             location = self._request("GET", f"/v1/blobs/{blob['digest']}").headers["Location"]
         except NotFound:
@@ -464,9 +505,9 @@ def choose(
     *,
     ref: str = "latest",
 ) -> list[Document]:
-    """Return the cells of a ref that fit; they differ in nothing but their toolchain.
+    """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
 
-    Raises NotFound with what is there, UsageError where shape or device would have to be guessed.
+    Raises NotFound with what is there, UsageError where the device would have to be guessed.
     """
     of_model = [cell for cell in cells if cell["model"] == name]
     if not of_model:
@@ -489,12 +530,16 @@ def choose(
             wanted += f" made by {toolchain}"
             there = sorted({f"{cell['identifier']} ({cell['toolchain']})" for cell in of_model})
         raise NotFound(f"{ref} has no {wanted}", hint=f"it has {', '.join(there[:10])}")
-    for what, option in (("shape", "--shape"), ("device", "--target")):
-        found = sorted({str(cell[what]) for cell in fitting})
-        if len(found) > 1:
-            hint = f"say {option}, one of {', '.join(found)}"
-            raise UsageError(f"{name} is there for {len(found)} {what}s", hint=hint)
+    _require_one(fitting, "device", "--target")
     return fitting
+
+
+def _require_one(cells: Sequence[Document], what: str, option: str) -> None:
+    found = sorted({str(cell[what]) for cell in cells})
+    if len(found) > 1:
+        all_of_them = ", or --family for all" if what == "shape" else ""
+        hint = f"say {option}, one of {', '.join(found)}{all_of_them}"
+        raise UsageError(f"{cells[0]['model']} is there for {len(found)} {what}s", hint=hint)
 
 
 def _plain(precision: str) -> str:
@@ -602,6 +647,35 @@ def _copy_checked(chunks: Iterator[bytes], file: Any, blob: Mapping[str, Any], n
         file.write(chunk)
     if size != blob["size"] or digest.hexdigest() != blob["digest"]:
         raise _gone(name, "is damaged in object storage: its bytes are not those that were published")
+
+
+def _file_name(name: object) -> str:
+    """Return what the farm names a file, where that is one: it becomes part of a path here."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
+        raise ArtifactGone(f"the farm names a file {name!r}, which is refused")
+    return str(name)
+
+
+@contextlib.contextmanager
+def _into(folder: Path) -> Iterator[None]:
+    """Make a folder and write into it. Raises UsageError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        message = f"cannot write into {folder}: {error.strerror or error}"
+        raise UsageError(message, hint="choose another folder") from None
+
+
+def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:
+    """Refuse to write over the sidecar of another program, which nothing would describe any more."""
+    try:
+        other = str(json.loads(document.read_text())["blobs"]["program"]["path"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return
+    if other != program["path"] and (document.parent / other).is_file():
+        message = f"{document} describes {other}, which is beside it"
+        raise UsageError(message, hint="an artifact has a folder of its own: choose another, or fetch the --family")
 
 
 def _gone(name: str, how: str) -> ArtifactGone:

@@ -45,8 +45,9 @@ Entry = TypeVar("Entry", Tuning, Verify, Limits)
 class Cell:
     """One compile that a build asks for.
 
-    `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label, `order` is what a worker
-    gets, `gates` what the build judges by, `expected` the manifest's entry if this cell must fail, `line` its place.
+    `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
+    named dimensions, `order` is what a worker gets, `gates` what the build judges by, `expected` the manifest's entry
+    if this cell must fail, `line` its place.
     """
 
     identifier: str
@@ -54,6 +55,7 @@ class Cell:
     target: str
     precision: str
     shape: str
+    sizes: Mapping[str, Json]
     spec: CompileSpec
     key: str
     pool: str
@@ -433,6 +435,7 @@ class _Expansion:
             target=str(self.choices[combination.slug].target),
             precision=combination.precision,
             shape=combination.label,
+            sizes=combination.sizes,
             spec=spec,
             key=key_of_fields({**plan.texts, **shape.texts}),
             pool=plan.pool,

@@ -35,6 +35,7 @@ class PlannedCell:
             "target": cell.target,
             "precision": cell.precision,
             "shape": cell.shape,
+            "sizes": cell.sizes,
             "key": cell.key,
             "pool": cell.pool,
             "state": self.state,

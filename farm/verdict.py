@@ -26,6 +26,8 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
     }
     gates = planned["gates"]
     cell |= {
+        # A plan of an older farm does not have it.
+        "sizes": planned.get("sizes", {}),
         "state": row.get("state", State.QUEUED),
         "hit": bool(row.get("hit")),
         "kind": row.get("kind") or None,

@@ -76,11 +76,11 @@ def frozen(tmp_path: Path) -> Frozen:
     return freeze_manifest(tmp_path, MANIFEST)
 
 
-def freeze_manifest(folder: Path, text: str) -> Frozen:
+def freeze_manifest(folder: Path, text: str, batch: int | str = 1) -> Frozen:
     import onnx
     from onnx import TensorProto, helper
 
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 4]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", value[:1], value[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "net.onnx")
     (folder / "farm.yaml").write_text(text)

@@ -36,6 +36,7 @@ def fetch(
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
     toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; else the newest.")] = "",
     log: Annotated[bool, typer.Option("--log", help="The compiler's log too.")] = False,
+    family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
@@ -43,6 +44,20 @@ def fetch(
     Writes the program and its sidecar, artifact.json, which says what it is.
     """
     model, _, ref = name.partition("@")
+    if family:
+        if shape:
+            raise UsageError("--family is every shape: leave out --shape")
+        with _client() as client:
+            made = client.fetch_family(
+                model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
+            )
+        if as_json:
+            output.emit({"index": str(made.index), **made.document})
+            return
+        for line in render.family(made.document):
+            output.say(line)
+        output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
+        return
     with _client() as client:
         found = client.fetch(
             model, target, precision, shape, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log

@@ -60,6 +60,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def rate(per_second: float | None) -> str:
+    """Return a throughput for people: `1.24e+03/s`, `8.2/s`."""
+    return "" if per_second is None else f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"
+
+
 def clock(seconds: float | None) -> str:
     """Return elapsed time that does not jump while it runs: `0:07`, `1:02:03`."""
     whole = int(seconds or 0)
@@ -221,6 +226,22 @@ def _sibling(cell: Document) -> tuple[str, str, str]:
 def _baselines(cells: Sequence[Document]) -> dict[tuple[str, str, str], Document]:
     """Facts of the fp32 cell for every model, target and shape."""
     return {_sibling(cell): cell["facts"] for cell in cells if cell["precision"] == "fp32" and cell.get("facts")}
+
+
+def family(index: Document) -> list[str]:
+    """Return the members of a family, as its index has them."""
+    rows = [("shape", "program", "latency", "throughput")]
+    for member in index["members"]:
+        shared = " shared" if member["shared"] and member["latency"] else ""
+        rows.append(
+            (
+                str(member["shape"]),
+                str(member["program"]),
+                duration(member["latency"]) + shared,
+                rate(member["throughput"]),
+            )
+        )
+    return align(rows)
 
 
 def gains(cells: Sequence[Document]) -> list[str]:

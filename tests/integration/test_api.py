@@ -15,11 +15,12 @@ from pydantic import SecretStr
 from farm.api.app import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key
+from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
-from tests.api_farm import MANIFEST, POOL, client, farm, finished, frozen, serving, url, work
+from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, serving, url, work
 
 __all__ = ["client", "farm", "frozen", "url"]
 
@@ -229,6 +230,48 @@ def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Fr
     assert json.loads(fetched.sidecar.read_text()) == client.artifact(cells[1]["key"])
     assert fetched.log is not None
     assert sorted(path.name for path in fetched.folder.iterdir()) == ["artifact.json", "log.txt", "program.onnx"]
+
+
+FAMILY = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [8, 1, 32]\n"
+
+
+def test_a_family_is_fetched_into_one_folder(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "family.json").read_text()) == family.document
+    members = family.document["members"]
+    assert [(member["shape"], member["batch"]["max"], member["sizes"]) for member in members] == [
+        ("b1", 1, {"batch": 1}),
+        ("b8", 8, {"batch": 8}),
+        ("b32", 32, {"batch": 32}),
+    ]
+    for member in members:
+        assert (tmp_path / "out" / member["program"]).read_bytes() == f"program {member['key']}".encode()
+        assert json.loads((tmp_path / "out" / member["sidecar"]).read_text())["key"] == member["key"]
+    with pytest.raises(UsageError, match="3 shapes") as caught:
+        client.fetch("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "one")
+    assert "b1, b32, b8, or --family for all" in caught.value.hint
+
+
+def test_a_fetch_does_not_write_over_another_programs_sidecar(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    first = client.fetch("net", "onnxruntime/cpu", "fp32", "b1", folder=tmp_path / "out")
+    client.fetch("net", "onnxruntime/cpu", "fp32", "b1", folder=tmp_path / "out")
+    first.program.rename(first.program.with_name("other.onnx"))
+    changed = {**first.artifact, "blobs": {"program": {"path": "other.onnx"}}}
+    first.sidecar.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=r"artifact\.json describes other\.onnx"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", "b8", folder=tmp_path / "out")
+    assert json.loads(first.sidecar.read_text()) == changed
+
+
+def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """After an upgrade built only one batch anew, the whole family is still the older toolchain's."""
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    newer = {**client.ls()[0], "toolchain": "onnxruntime1.32.0-ffffffff"}
+    Refs(farm.artifacts).add_cells("main", "latest", [newer])
+    found = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out").document
+    assert (found["toolchain"], len(found["members"])) == ("onnxruntime1.31.1-1a2b3c4d", 3)
 
 
 def test_the_second_build_is_all_hits(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

@@ -175,6 +175,10 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert "checked" in capsys.readouterr().out
     assert main(["inspect", "out/program.onnx"]) == 0
     assert capsys.readouterr().out.startswith("net/onnxruntime-cpu/fp16/static\n")
+    assert main(["fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "all", "--family"]) == 0
+    assert "all/family.json  1 program, checked" in capsys.readouterr().out
+    assert main(["inspect", "all/static/program.onnx"]) == 0
+    capsys.readouterr()
     key = json.loads(Path("out/artifact.json").read_text())["key"]
     for name in (key, key[:8]):
         assert main(["inspect", name, "--json"]) == 0
