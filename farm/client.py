@@ -53,6 +53,9 @@ SILENCE = 20.0
 POLL = 5.0
 """Seconds without a byte after which the state is read instead, once a stream has failed."""
 
+AUDIT_SILENCE = 600.0
+"""Seconds that the farm may take to read all documents without finding anything."""
+
 CHUNK = 1 << 20
 UPLOADS = 4
 BLOBS_AT_ONCE = 1000
@@ -285,6 +288,20 @@ class FarmClient:
         """Return the pools that the farm has known."""
         return self._items("/v1/pools")
 
+    # --- upkeep -------------------------------------------------------------------------------------------------
+
+    def audit(self, *, deep: bool = False) -> Iterator[Document]:
+        """Yield `{"where", "problem", "remedy"}` of everything that does not agree in the farm, last `{"counts"}`.
+
+        With `deep`, the farm reads and hashes every blob of every artifact.
+        """
+        with self._streaming("/v1/audit", timeout=AUDIT_SILENCE, params={"deep": deep}) as lines:
+            yield from map(json.loads, lines)
+
+    def gc(self, *, dry_run: bool = False) -> Document:
+        """Delete blobs that nothing has named for a day; return how many `blobs` and `bytes` those were."""
+        return self._post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
+
     # --- artifacts ----------------------------------------------------------------------------------------------
 
     def artifact(self, key: str) -> Document:
@@ -423,16 +440,21 @@ class FarmClient:
 
     def _stream(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
         """Yield name, id and data of server-sent events until the server ends the stream."""
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
+        with self._streaming(path, timeout=silence, headers=headers) as lines:
+            yield from _events(lines)
+
+    @contextlib.contextmanager
+    def _streaming(self, path: str, *, timeout: float, **options: Any) -> Iterator[Iterator[str]]:
+        """Open an answer that comes line by line, with at most `timeout` seconds of silence."""
         import httpx
 
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-        timeout = httpx.Timeout(10.0, read=silence)
         try:
-            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+            with self._http.stream("GET", path, timeout=httpx.Timeout(10.0, read=timeout), **options) as response:
                 if response.is_error:
                     response.read()
                 _checked(response)
-                yield from _events(response.iter_lines())
+                yield response.iter_lines()
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 

@@ -94,3 +94,4 @@ def require(role: Role) -> Callable[[Caller], Caller]:
 
 Reader = Annotated[Caller, Depends(require(Role.READER))]
 Submitter = Annotated[Caller, Depends(require(Role.SUBMITTER))]
+Admin = Annotated[Caller, Depends(require(Role.ADMIN))]

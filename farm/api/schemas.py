@@ -161,6 +161,13 @@ class Location(BaseModel):
     url: str
 
 
+class Collected(BaseModel):
+    """Blobs that nothing named."""
+
+    blobs: int
+    bytes: int
+
+
 class Health(BaseModel):
     """The farm answers, and so does its store."""
 

@@ -37,6 +37,8 @@ for command in (
     manifests.lint,
     manifests.schema,
     operate.doctor,
+    operate.audit,
+    operate.gc,
     operate.worker,
     operate.serve,
 ):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.cli import output, render
+from farm.cli.connection import connect
 from farm.errors import ArtifactGone, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def fetch(
     if family:
         if shape:
             raise UsageError("--family is every shape: leave out --shape")
-        with _client() as client:
+        with connect() as client:
             made = client.fetch_family(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
             )
@@ -58,7 +59,7 @@ def fetch(
             output.say(line)
         output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
         return
-    with _client() as client:
+    with connect() as client:
         found = client.fetch(
             model, target, precision, shape, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
         )
@@ -80,7 +81,7 @@ def ls(
     as_json: output.Json = False,
 ) -> None:
     """List artifacts, refs, builds, workers or pools."""
-    with _client() as client:
+    with connect() as client:
         items = _SOURCES[what](client, ref)
     if as_json:
         output.emit({"items": items})
@@ -104,7 +105,7 @@ def inspect(
     if path.exists():
         sidecar = _local_sidecar(path)
     elif re.fullmatch(r"[0-9a-f]{4,64}", what):
-        with _client() as client:
+        with connect() as client:
             sidecar = client.artifact(_whole_key(client, what))
     else:
         raise NotFound(f"no file {what}, and it is no cache key", hint="a cache key is 64 hex digits; 4 may do")
@@ -116,13 +117,6 @@ def inspect(
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
-
-
-def _client() -> FarmClient:
-    from farm.client import FarmClient
-    from farm.settings import load_settings
-
-    return FarmClient.from_settings(load_settings())
 
 
 def _whole_key(client: FarmClient, start: str) -> str:

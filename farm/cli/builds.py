@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.cli import output, render
+from farm.cli.connection import connect
 from farm.errors import ExitCode, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run(manifest: Manifest, label: Labels = None, junit: Junit = None, as_json: 
 
     _check_folder(junit)
     frozen = freeze(manifest, labels=_labels(label))
-    with _own_farm() as settings, _client(settings) as client:
+    with _own_farm() as settings, connect(settings) as client:
         build_id = _submit(client, frozen, as_json=as_json)
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
@@ -85,7 +86,7 @@ def submit(
 
     _check_folder(junit)
     frozen = freeze(manifest, labels=_labels(label))
-    with _client() as client:
+    with connect() as client:
         if dry_run:
             _show_plan(client.plan(frozen), as_json=as_json)
             return
@@ -105,14 +106,14 @@ def plan(manifest: Manifest, as_json: output.Json = False) -> None:
     from farm.client import freeze
 
     frozen = freeze(manifest)
-    with _client() as client:
+    with connect() as client:
         _show_plan(client.plan(frozen), as_json=as_json)
 
 
 def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json = False) -> None:
     """Follow a build to its verdict, and exit with it."""
     _check_folder(junit)
-    with _client() as client:
+    with connect() as client:
         build_id = str(client.build(build)["id"])
         code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
     raise typer.Exit(code)
@@ -123,7 +124,7 @@ def status(
     as_json: output.Json = False,
 ) -> None:
     """Say how a build is and why it waits, or list the newest."""
-    with _client() as client:
+    with connect() as client:
         if not build:
             builds = client.builds()
             if as_json:
@@ -153,7 +154,7 @@ def logs(
 
     While the job runs this is the log's last part, after that the whole.
     """
-    with _client() as client:
+    with connect() as client:
         if what.startswith("b-") or what == "@latest" or cell:
             row = _one_cell(client.cells(what), cell)
             identifier = str(row["identifier"])
@@ -171,7 +172,7 @@ def logs(
 
 def cancel(build: BuildId, as_json: output.Json = False) -> None:
     """End every cell of a build that has not ended. Jobs that other builds wait for go on."""
-    with _client() as client:
+    with connect() as client:
         build_id = str(client.build(build)["id"])
         count = client.cancel(build_id)
     if as_json:
@@ -194,13 +195,6 @@ def _own_farm() -> Iterator[Settings]:
     output.quiet_logs(settings)
     with EmbeddedFarm(settings, say=output.note) as found:
         yield found
-
-
-def _client(settings: Settings | None = None) -> FarmClient:
-    from farm.client import FarmClient
-    from farm.settings import load_settings
-
-    return FarmClient.from_settings(settings or load_settings())
 
 
 def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:

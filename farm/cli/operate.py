@@ -1,13 +1,17 @@
-"""Commands of who runs a farm: doctor, worker, serve."""
+"""Commands of who runs a farm: doctor, audit, gc, worker, serve."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farm.cli import output
+from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    pass
 
 
 def doctor(as_json: output.Json = False) -> None:
@@ -31,6 +35,51 @@ def doctor(as_json: output.Json = False) -> None:
                 output.say(f"      {' ' * width}  fix: {check.fix}")
     if broken:
         raise typer.Exit(int(ExitCode.FARM_FAULT))
+
+
+def audit(
+    deep: Annotated[bool, typer.Option("--deep", help="Read and hash every blob of every artifact.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Check that store, object storage and sidecars agree.
+
+    Reads only, and may run beside a working farm. What does not agree comes with what to do, and makes the exit code 6.
+    """
+    from farm.cli import render
+
+    findings: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+    with connect() as client:
+        for line in client.audit(deep=deep):
+            if "counts" in line:
+                counts = line["counts"]
+                continue
+            findings.append(line)
+            if not as_json:
+                output.say(f"{line['where']}: {render.one_line(line['problem'])}\n      fix: {line['remedy']}")
+    if as_json:
+        output.emit({"ok": not findings, "findings": findings, "counts": counts})
+    else:
+        looked = ", ".join(f"{count} {name}" for name, count in counts.items())
+        output.say(f"{render.plural(len(findings), 'finding') if findings else 'no findings'}; looked at {looked}")
+    if findings:
+        raise typer.Exit(int(ExitCode.FARM_FAULT))
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Delete blobs that nothing has named for a day: inputs of builds that were never submitted, cut-off uploads."""
+    from farm.cli import render
+
+    with connect() as client:
+        found = client.gc(dry_run=dry_run)
+    if as_json:
+        output.emit(found)
+    else:
+        said = "would go" if dry_run else "deleted"
+        output.say(f"{render.plural(found['blobs'], 'blob')} {said}, {render.size(found['bytes'])}")
 
 
 def worker(

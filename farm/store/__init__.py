@@ -11,6 +11,7 @@ import secrets
 from farm.errors import FarmFault, UsageError
 from farm.jobs.state import POLICIES
 from farm.settings import Settings
+from farm.store.audit import Audit
 from farm.store.builds import Builds
 from farm.store.events import Events, EventStreams
 from farm.store.index import Index
@@ -38,6 +39,7 @@ class Store:
         self.leader = Leader(link)
         self.index = Index(link)
         self.wakeups = Wakeups(link)
+        self.audit = Audit(link)
 
     @classmethod
     def connect(cls, settings: Settings) -> Store:

@@ -32,6 +32,10 @@ class Index:
             if facts
         }
 
+    def keys(self, namespace: str) -> set[str]:
+        """Return the cache keys of all artifacts that are known."""
+        return set(self._link.ask("HKEYS", key("index", namespace)))
+
     def remove(self, namespace: str, cache_keys: Sequence[str]) -> None:
         """Forget artifacts that are gone or broken."""
         if cache_keys:
@@ -46,7 +50,7 @@ class Index:
 
         Returns how many there were. What is published meanwhile stays: only what was in before can be dropped.
         """
-        gone = set(self._link.ask("HKEYS", key("index", namespace)))
+        gone = self.keys(namespace)
         count = 0
         for lot in lots(artifacts, LOT):
             pairs = [part for cache_key, facts in lot for part in (cache_key, json.dumps(facts))]

@@ -26,7 +26,7 @@ HEAVY = {
 
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "cancel", "fetch", "ls", "inspect", "init", "lint",
-    "schema", "doctor", "worker", "serve", "help",
+    "schema", "doctor", "audit", "gc", "worker", "serve", "help",
 ]  # fmt: skip
 
 

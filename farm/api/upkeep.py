@@ -1,0 +1,45 @@
+"""Upkeep over HTTP, for administrators: audit, garbage collection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from farm.api import schemas
+from farm.api.auth import Admin, FarmDep
+from farm.artifacts.ownership import collect
+from farm.audit import Auditor
+
+router = APIRouter(tags=["upkeep"])
+
+
+@router.get(
+    "/audit",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+)
+def audit(
+    _: Admin, farm: FarmDep, deep: Annotated[bool, Query(description="Read and hash every blob.")] = False
+) -> StreamingResponse:
+    """Say where store, object storage and sidecars disagree: one JSON object a line, the counts in the last one."""
+    auditor = Auditor(farm.store, farm.artifacts, deep=deep)
+
+    def lines() -> Iterator[str]:
+        for finding in auditor.findings():
+            yield json.dumps(finding.as_dict()) + "\n"
+        yield json.dumps({"counts": auditor.counts}) + "\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+@router.post("/gc", response_model=schemas.Collected)
+def gc(
+    _: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Delete nothing.")] = False
+) -> schemas.Document:
+    """Delete the blobs that nothing has named for a day."""
+    found = collect(farm.artifacts, dry_run=dry_run)
+    return {"blobs": len(found), "bytes": sum(entry.size for entry in found)}

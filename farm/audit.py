@@ -1,0 +1,180 @@
+"""Audit: do the store, object storage and the sidecars agree? Reads only, and says of each finding what to do.
+
+Runs beside a working farm: what is under way is looked at in one step (a build, a job) or is given time (blobs).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+
+from farm.artifacts import BLOBS, ArtifactStore, Object, artifacts_prefix, sidecar_key
+from farm.artifacts import sidecar as sidecars
+from farm.artifacts.ownership import THREADS, orphans
+from farm.artifacts.refs import Refs
+from farm.artifacts.sidecar import Blob
+from farm.errors import ArtifactGone
+from farm.spec import canonical_fields, key_of_fields
+from farm.store import Store
+
+SETTLED = timedelta(minutes=2)
+"""How long after its sidecar an artifact may be missing in the index: its attempt may have died, and be tried again."""
+
+_ENDED = {"succeeded", "failed", "cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be: where (an object's key, a build, a job), what, and what to do."""
+
+    where: str
+    problem: str
+    remedy: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding as JSON."""
+        return asdict(self)
+
+
+class Auditor:
+    """Looks through one farm. `counts` says afterwards how much was looked at."""
+
+    def __init__(self, store: Store, artifacts: ArtifactStore, *, deep: bool = False) -> None:
+        """With `deep`, every blob of an artifact is read and hashed."""
+        self._store = store
+        self._artifacts = artifacts
+        self._deep = deep
+        self.counts: dict[str, int] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield everything that is wrong, in the store first."""
+        yield from self._in_store()
+        blobs = list(self._artifacts.list_entries(BLOBS))
+        sizes = {entry.key.rpartition("/")[2]: entry.size for entry in blobs}
+        self.counts["blobs"] = len(blobs)
+        for namespace in self._artifacts.list_folders("ns/"):
+            yield from self._artifacts_of(namespace, sizes)
+            yield from self._refs_of(namespace)
+            yield from self._builds_of(namespace)
+        for entry in orphans(self._artifacts, blobs):
+            yield Finding(entry.key, "nothing names this blob", "`farm gc` removes it")
+
+    def _in_store(self) -> Iterator[Finding]:
+        self.counts |= self._store.audit.count()
+        remedy = "please report it: no script may leave this behind"
+        for _, build_id, problem in self._store.audit.builds():
+            yield Finding(f"build {build_id}", problem, remedy)
+        for _, job_id, problem in self._store.audit.jobs():
+            yield Finding(f"job {job_id}", problem, remedy)
+
+    # --- artifacts ----------------------------------------------------------------------------------------------
+
+    def _artifacts_of(self, namespace: str, sizes: Mapping[str, int]) -> Iterator[Finding]:
+        entries = list(self._artifacts.list_entries(artifacts_prefix(namespace)))
+        self.counts["artifacts"] = self.counts.get("artifacts", 0) + len(entries)
+        settled, whole = datetime.now(UTC) - SETTLED, set()
+        with ThreadPoolExecutor(THREADS) as pool:
+            read = pool.map(self._artifacts.get_object, [entry.key for entry in entries])
+            for entry, found in zip(entries, read, strict=True):
+                # A document that is gone since the listing was removed by retention.
+                if found and (problem := self._broken(namespace, found, sizes)):
+                    yield Finding(entry.key, problem, "the next build that wants it makes it again")
+                elif found and entry.modified < settled:
+                    whole.add(entry.key.rpartition("/")[2].removesuffix(".json"))
+        yield from self._index_of(namespace, whole)
+
+    def _broken(self, namespace: str, found: Object, sizes: Mapping[str, int]) -> str:
+        try:
+            sidecar = sidecars.read(found.data)
+        except ValueError as error:
+            return f"the sidecar cannot be read: {error}"
+        key = key_of_fields(canonical_fields(json.loads(found.data)["spec"]))
+        if sidecar_key(namespace, key) != found.key:
+            return f"its spec has another cache key, {key}"
+        return next((problem for blob in sidecar.blobs.required() if (problem := self._damage(blob, sizes))), "")
+
+    def _damage(self, blob: Blob, sizes: Mapping[str, int]) -> str:
+        size = sizes.get(blob.digest)
+        if size is None and not self._artifacts.has_blob(blob.digest):  # it may be younger than the listing
+            return f"the blob of {blob.path} is missing: {blob.digest}"
+        if size is not None and size != blob.size:
+            return f"the blob of {blob.path} has {size} bytes instead of {blob.size}"
+        if self._deep and not self._artifacts.verify_blob(blob.digest, blob.size):
+            return f"the blob of {blob.path} is damaged: {blob.digest}"
+        return ""
+
+    def _index_of(self, namespace: str, whole: set[str]) -> Iterator[Finding]:
+        if not self._store.index.complete(namespace):
+            return
+        known = self._store.index.keys(namespace)
+        for key in sorted(known - whole):
+            # Published since the listing, or not there at all.
+            if self._artifacts.lookup([namespace], key) is None:
+                yield Finding(
+                    f"index of {namespace}", f"it promises {key}, which is not there", "it is mended within the hour"
+                )
+        for key in sorted(whole - known):
+            yield Finding(f"index of {namespace}", f"it does not know {key}", "it is mended within the hour")
+
+    # --- refs and builds ------------------------------------------------------------------------------------------
+
+    def _refs_of(self, namespace: str) -> Iterator[Finding]:
+        refs = Refs(self._artifacts)
+        for tag in refs.list(namespace):
+            where = f"ref {tag} of {namespace}"
+            try:
+                snapshot = refs.read(namespace, tag) or {"cells": {}}
+            except ArtifactGone as error:
+                yield Finding(where, error.message, error.hint)
+                continue
+            for cell in snapshot["cells"].values():
+                if self._artifacts.get_object(cell["sidecar"]) is None:
+                    yield Finding(
+                        where, f"{cell['identifier']} leads to no artifact: {cell['sidecar']}", "build it again"
+                    )
+
+    def _builds_of(self, namespace: str) -> Iterator[Finding]:
+        prefix, marks = f"ns/{namespace}/builds/", f"ns/{namespace}/open/"
+        there: dict[str, set[str]] = {}
+        for key in self._artifacts.list_objects(prefix):
+            build_id, _, name = key.removeprefix(prefix).partition("/")
+            there.setdefault(build_id, set()).add(name)
+        open_builds = {key.removeprefix(marks) for key in self._artifacts.list_objects(marks)}
+        self.counts["reports"] = sum("report.json" in names for names in there.values())
+        for build_id, names in there.items():
+            where = f"build {build_id}"
+            if "report.json" in names:
+                yield from self._report(namespace, build_id)
+            elif "plan.json" in names and build_id not in open_builds and not self._ended_since(namespace, build_id):
+                yield Finding(where, "it was never acknowledged: it has neither a report nor a mark", "submit it again")
+
+    def _ended_since(self, namespace: str, build_id: str) -> bool:
+        """Whether a build was reported while we looked."""
+        return self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json") is not None
+
+    def _report(self, namespace: str, build_id: str) -> Iterator[Finding]:
+        """The ledger: what was accepted has finished, failed or been cancelled; what succeeded is there."""
+        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
+        plan = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
+        if found is None or plan is None:
+            return
+        try:
+            cells, planned = json.loads(found.data)["cells"], json.loads(plan.data)["cells"]
+        except (ValueError, KeyError, TypeError) as error:
+            yield Finding(f"build {build_id}", f"its report cannot be read: {error!r}", "submit it again")
+            return
+        accepted, ended = {cell["identifier"] for cell in planned}, [cell["identifier"] for cell in cells]
+        if len(ended) != len(set(ended)) or set(ended) != accepted:
+            yield Finding(
+                f"build {build_id}",
+                f"{len(accepted)} cells were accepted, but {len(ended)} reported",
+                "please report it",
+            )
+        for cell in cells:
+            if cell["state"] not in _ENDED:
+                yield Finding(
+                    f"build {build_id}", f"reported with {cell['identifier']} {cell['state']}", "please report it"
+                )

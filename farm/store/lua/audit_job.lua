@@ -1,0 +1,47 @@
+-- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
+-- keys: job:<job> with :cells :attempts, active:<namespace>:<key>, leases, delayed, pool:<pool>:waiting :handed :running
+--   :ready:<lane>, build:<build>:states :live
+-- arguments: job
+-- answer: list of sentences
+local id = job
+local job = read(id)
+local problems = {}
+local function wrong(...) problems[#problems + 1] = string.format(...) end
+if not job then return problems end
+
+for _, where in ipairs({"waiting", "handed", "running"}) do
+  local listed = call("ZSCORE", key("pool", job.pool, where), id) and true or false
+  if listed ~= (job.where == where) then
+    wrong("is %s, but %s among its pool's %s", job.where == "" and job.state or job.where,
+          listed and "listed" or "not listed", where)
+  end
+end
+local leased = call("ZSCORE", key("leases"), id) and true or false
+if leased ~= (job.state == "running") then wrong("is %s %s a lease", job.state, leased and "with" or "without") end
+
+local cells, lanes = cells_of(job), 0
+for _, cell in ipairs(cells) do
+  local state = call("HGET", key("build", cell.build, "states"), cell.identifier)
+  if cell.live and state ~= job.state then
+    wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
+  end
+  if call("ZSCORE", key("pool", job.pool, "ready", job.priority .. "|" .. cell.build), id) then lanes = lanes + 1 end
+end
+local named = call("GET", key("active", job.namespace, job.key)) == id
+if job.state == "queued" or job.state == "running" then
+  if not job.cancelling and not named then wrong("is %s, but is not the one of its key", job.state) end
+  if not job.cancelling and not any_live(cells) then wrong("is %s, but nobody wants it", job.state) end
+else
+  if named then wrong("is %s, but still the one of its key", job.state) end
+  if any_live(cells) then wrong("is %s, but has live cells", job.state) end
+end
+if job.where == "waiting" and lanes == 0 and not call("ZSCORE", key("delayed"), id) then
+  wrong("waits, but will never be handed out")
+end
+
+local published, attempts = 0, call("HGETALL", key("job", id, "attempts"))
+for i = 1, #attempts, 2 do
+  if attempts[i]:match(":end$") and cjson.decode(attempts[i + 1])["end"] == "succeeded" then published = published + 1 end
+end
+if published > 1 then wrong("succeeded %d times", published) end
+return problems
