@@ -20,7 +20,8 @@ _PICTURE, _SEQUENCE = 224, 128
 def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     """Return every problem of a manifest that shows without a server; none where it is fine.
 
-    With `models`, local models and data are read and checked as well; what only a URL has is left out.
+    With `models`, local models and data are read and checked as well; what takes a download or a run of the user's code
+    is left out.
     """
     from farm.matrix import check
     from farm.sources import Inputs, read_inputs
@@ -28,7 +29,7 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     try:
         manifest = load_manifest(path)
         with tempfile.TemporaryDirectory() as cache:
-            found = read_inputs(manifest, Path(path).parent, cache=Path(cache), network=False) if models else Inputs()
+            found = read_inputs(manifest, Path(path).parent, cache=Path(cache), quick=True) if models else Inputs()
         problems = [*found.problems, *check(manifest, found.models, found.data)]
     except ManifestError as error:
         problems = error.problems

@@ -1,17 +1,19 @@
 """Calibration data and samples: read from what users have, checked against the model, frozen as one canonical `.npz`.
 
-Nothing is unpickled, and nothing is unpacked before its declared size is known to be bounded.
+Nothing is unpickled, nothing is unpacked before its declared size is known to be bounded, and arrays go from file to
+file: no data set is in memory as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import mmap
 import re
+import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +31,11 @@ MAX_ARRAYS = 1000
 MAX_PARTS = 100_000
 """Files of one folder."""
 
+_BLOCK = 64 << 20
+"""Bytes of an array that are in memory at once."""
+_PIECE = 1 << 20
+_NPY = b"\x93NUMPY"
+"""How an `.npy` begins."""
 _ONNX_FILE = re.compile(r"(input|output)_([0-9]{1,4})\.pb")
 _KINDS = "biufV"
 """numpy's letters for bool, integers, floats, and the raw bytes in which bfloat16 is stored."""
@@ -144,15 +151,13 @@ def _listed(shape: Sequence[int | str]) -> str:
 def freeze_data(
     path: Path, model: FrozenModel, symbolic: Mapping[str, Tensor], folder: Path
 ) -> tuple[FrozenData, Path]:
-    """Read an `.npz`, a folder of them, or an ONNX folder; write it as one canonical `.npz` into `folder`.
+    """Read an `.npz`, an `.npy`, a folder of `.npz`, or an ONNX folder; write one canonical `.npz` into `folder`.
 
     `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.models.symbolic_inputs`).
     Equal arrays make equal bytes. Returns the data and the file, which is named by its digest.
 
     Raises DataError that names the file and array.
     """
-    import numpy as np
-
     parts = _parts(path, model)
     names = list(dict.fromkeys(name for part in parts for name in part.sizes))
     for part in parts:
@@ -164,27 +169,25 @@ def freeze_data(
         raise DataError(f"{path}: {total} bytes of arrays, more than {MAX_BYTES}", hint="a few hundred samples do")
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, dict[str, Any]] = {}
-    descriptor, temporary = tempfile.mkstemp(suffix=".part", dir=folder)
-    try:
-        with os.fdopen(descriptor, "w+b") as stream:
-            with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-                for name in sorted(names):
-                    array = _joined([part.load(name) for part in parts], _axis(symbolic.get(name), len(parts)), name)
-                    if name in symbolic and array.dtype.kind == "f" and array.size and np.isnan(np.min(array)):
-                        hint = "a single NaN makes every scale and error NaN: leave that sample out"
-                        raise DataError(f"{path}: array `{name}` holds NaN", hint=hint)
-                    arrays[name] = {"dtype": _dtype_name(array, symbolic.get(name)), "shape": list(array.shape)}
-                    _write(archive, name, array)
-            stream.seek(0)
-            digest, size = hashlib.sha256(), stream.seek(0, os.SEEK_END)
-            stream.seek(0)
-            while piece := stream.read(1 << 20):
-                digest.update(piece)
-        place = folder / f"{digest.hexdigest()}.npz"
-        Path(temporary).replace(place)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return FrozenData(digest.hexdigest(), size, arrays), place
+    with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as scratch:
+        made = Path(scratch) / "data.npz"
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+            for name in sorted(names):
+                file = Path(scratch) / "array.npy"
+                array = _joined(parts, name, _axis(symbolic.get(name), len(parts)), file)
+                if name in symbolic and _has_nan(array):
+                    hint = "a single NaN makes every scale and error NaN: leave that sample out"
+                    raise DataError(f"{path}: array `{name}` holds NaN", hint=hint)
+                arrays[name] = {"dtype": _dtype_name(array, symbolic.get(name)), "shape": list(array.shape)}
+                del array
+                member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                with file.open("rb") as source, archive.open(member, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, _PIECE)
+                file.unlink()
+        with made.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        place = made.replace(folder / f"{digest}.npz")
+    return FrozenData(digest, place.stat().st_size, arrays), place
 
 
 class _Part(Protocol):
@@ -194,13 +197,15 @@ class _Part(Protocol):
     sizes: dict[str, int]
     """Bytes of every array."""
 
-    def load(self, name: str) -> np.ndarray[Any, Any]:
-        """Return an array."""
+    def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
+        """Return an array, a large one mapped from a file; `scratch` is a folder for what has to be unpacked."""
 
 
 def _parts(path: Path, model: FrozenModel) -> list[_Part]:
     if path.is_file():
-        return [_Npz(path)]
+        with path.open("rb") as stream:
+            single = stream.read(len(_NPY)) == _NPY
+        return [_Npy(path, model) if single else _Npz(path)]
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
     files = sorted(path.glob("*.npz"))
@@ -214,6 +219,29 @@ def _parts(path: Path, model: FrozenModel) -> list[_Part]:
         hint = "it needs *.npz files, or input_0.pb and so on (also in folders such as test_data_set_0)"
         raise DataError(f"{path}: this folder holds no samples", hint=hint)
     return parts
+
+
+class _Npy:
+    """An `.npy` file: the array of a model's only input."""
+
+    def __init__(self, path: Path, model: FrozenModel) -> None:
+        if len(model.inputs) != 1:
+            names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs)
+            hint = f"write an .npz with numpy.savez, one array for each of {names}"
+            raise DataError(f"{path}: an .npy holds one array, the model has {len(model.inputs)} inputs", hint=hint)
+        self.path = path
+        self.sizes = {model.inputs[0].name: path.stat().st_size}
+
+    def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        try:
+            array: np.ndarray[Any, Any] = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read: {error}", hint="save a plain array of numbers") from None
+        if array.dtype.hasobject or array.dtype.kind not in _KINDS:
+            raise DataError(f"{self.path} holds {array.dtype}, not numbers", hint="save plain arrays of numbers")
+        return array
 
 
 class _Npz:
@@ -261,12 +289,20 @@ class _Npz:
             raise DataError(f"{where}: its header declares {size} bytes, the archive has {member.file_size - header}")
         return size
 
-    def load(self, name: str) -> np.ndarray[Any, Any]:
+    def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
+        import numpy as np
         from numpy.lib import format as npy
 
         try:
             with self._opened() as archive, archive.open(f"{name}.npy") as stream:
-                return npy.read_array(stream, allow_pickle=False)
+                if self.sizes[name] <= _BLOCK:
+                    return npy.read_array(stream, allow_pickle=False)
+                unpacked = scratch / "unpacked.npy"
+                with unpacked.open("wb") as file:
+                    shutil.copyfileobj(stream, file, _PIECE)
+                array: np.ndarray[Any, Any] = np.load(unpacked, mmap_mode="r", allow_pickle=False)
+                unpacked.unlink()  # Its bytes stay as long as the array.
+                return array
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{self.path}: array `{name}` cannot be read: {error}") from None
 
@@ -286,7 +322,7 @@ class _Onnx:
                     self.files[tensors[int(match[2])].name] = file
         self.sizes = {name: file.stat().st_size for name, file in self.files.items()}
 
-    def load(self, name: str) -> np.ndarray[Any, Any]:
+    def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
         from onnx import numpy_helper
@@ -314,17 +350,74 @@ def _axis(tensor: Tensor | None, parts: int) -> tuple[int, int] | None:
     return (tensor.shape.index(BATCH), -1) if BATCH in tensor.shape else (0, len(tensor.shape))
 
 
-def _joined(arrays: Sequence[np.ndarray[Any, Any]], axis: tuple[int, int] | None, name: str) -> np.ndarray[Any, Any]:
+def _joined(parts: Sequence[_Part], name: str, axis: tuple[int, int] | None, file: Path) -> np.ndarray[Any, Any]:
+    """Write what the parts have of an array into one `.npy`, little-endian and in C order; return it, mapped."""
     import numpy as np
 
-    if axis is None:
-        return arrays[0]
-    place, rank = axis
-    try:
+    place, rank = axis or (0, -1)
+
+    def load(part: _Part) -> np.ndarray[Any, Any]:
+        array = part.load(name, file.parent)
         # An input without a batch axis, and an output that is a single number, get an axis for the samples.
-        return np.concatenate([a[np.newaxis] if a.ndim == rank or not a.ndim else a for a in arrays], axis=place)
-    except (ValueError, IndexError) as error:
-        raise DataError(f"the samples of array `{name}` have different shapes: {error}") from None
+        return array[np.newaxis] if axis and (array.ndim == rank or not array.ndim) else array
+
+    found = [((array := load(part)).shape, array.dtype) for part in parts]
+    shape = list(found[0][0])
+    for other, _ in found[1:]:
+        if len(other) != len(shape) or place >= len(shape) or _without(other, place) != _without(shape, place):
+            told = f"{_listed(found[0][0])} and {_listed(other)}"
+            raise DataError(f"the samples of array `{name}` have different shapes: {told}")
+        shape[place] += other[place]
+    dtype = np.result_type(*{dtype for _, dtype in found}).newbyteorder("<")
+    whole: np.ndarray[Any, Any] = np.lib.format.open_memmap(
+        file, mode="w+", dtype=dtype, shape=tuple(shape), version=(1, 0)
+    )
+    start = 0
+    for part in parts:
+        array = load(part)
+        end = start + array.shape[place] if shape else 0
+        target = whole[(slice(None),) * place + (slice(start, end),)] if shape else whole
+        for block in _blocks(array):
+            target[block] = array[block]
+            _let_go(whole, array)
+        start = end
+    return whole
+
+
+def _without(shape: Sequence[int], axis: int) -> list[int]:
+    return [*shape[:axis], *shape[axis + 1 :]]
+
+
+def _blocks(array: np.ndarray[Any, Any]) -> Iterator[Any]:
+    """Yield indices that together take a whole array, a bounded number of bytes at once."""
+    if not array.size or not array.ndim:
+        yield ...
+        return
+    rows = max(1, _BLOCK // (array.nbytes // array.shape[0]))
+    for start in range(0, array.shape[0], rows):
+        yield slice(start, start + rows)
+
+
+def _let_go(*arrays: np.ndarray[Any, Any]) -> None:
+    """Give back the memory in which files are mapped; what was written stays with the system."""
+    for array in arrays:
+        base: Any = array
+        while getattr(base, "base", None) is not None:
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            base.madvise(mmap.MADV_DONTNEED)
+
+
+def _has_nan(array: np.ndarray[Any, Any]) -> bool:
+    import numpy as np
+
+    if array.dtype.kind != "f" or not array.size:
+        return False
+    for block in _blocks(array):
+        if np.isnan(np.min(array[block])):
+            return True
+        _let_go(array)
+    return False
 
 
 def _dtype_name(array: np.ndarray[Any, Any], tensor: Tensor | None) -> str:
@@ -332,13 +425,3 @@ def _dtype_name(array: np.ndarray[Any, Any], tensor: Tensor | None) -> str:
     if raw and tensor is not None and array.dtype.itemsize == {"bfloat16": 2}.get(tensor.dtype, 1):
         return tensor.dtype
     return str(array.dtype.newbyteorder("="))
-
-
-def _write(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
-    import numpy as np
-    from numpy.lib import format as npy
-
-    little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
-    member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-    with archive.open(member, "w", force_zip64=True) as stream:
-        npy.write_array(stream, np.asarray(little, order="C"), version=(1, 0), allow_pickle=False)

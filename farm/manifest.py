@@ -50,6 +50,7 @@ _URL = r"^https://[^\s]+$"
 _BUCKET_URL = r"^s3://[a-z0-9][a-z0-9.-]{1,62}/[^\s]+$"
 _PACKAGE = r"^[A-Za-z_][A-Za-z0-9_]*(/[^/\\]+)+$"
 _SHA256 = r"^[0-9a-f]{64}$"
+_FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _OUTPUT_NODE = r"^[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,200}(:0)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
@@ -373,12 +374,15 @@ class Source(_Entry):
         return next(name for name in ("path", "package", "https", "s3") if getattr(self, name))
 
 
+_DATA_KINDS = ("path", "package", "https", "generator", "generate")
+
+
 class Data(_Entry):
     """Calibration data or verification samples: real ones from a file, or seeded ones."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            **_one_of_schema("dataset", "path", "package", "https", "generate"),
+            **_one_of_schema("dataset", *_DATA_KINDS),
             "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
         }
     )
@@ -386,13 +390,15 @@ class Data(_Entry):
     dataset: Name = ""
     """One of the manifest's `datasets`."""
     path: Text = ""
-    """An `.npz` with one array for each input, a folder of them, or an ONNX folder (`input_0.pb`, …)."""
+    """An `.npz` with one array for each input, a folder of them, an `.npy` of the only input, or an ONNX folder."""
     package: Annotated[str, Field(pattern=_PACKAGE)] = ""
     """A file inside an installed Python package."""
     https: Annotated[str, Field(pattern=_URL)] = ""
     """URL of an `.npz`; needs `sha256`."""
     sha256: Annotated[str, Field(pattern=_SHA256)] = ""
     """SHA-256 of the file, 64 hex digits."""
+    generator: Annotated[str, Field(pattern=_FUNCTION)] = ""
+    """`module:function` of yours that yields samples, dicts of arrays; run here, when the manifest is submitted."""
     generate: Annotated[int, Field(ge=1, le=10_000)] = 0
     """So many seeded samples instead of real ones."""
     seed: Annotated[int, Field(ge=0, le=MAX_DIMENSION)] = 0
@@ -400,7 +406,7 @@ class Data(_Entry):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind = _exactly_one(self, ("dataset", "path", "package", "https", "generate"))
+        kind = _exactly_one(self, ("dataset", *_DATA_KINDS))
         if kind == "https" and not self.sha256:
             raise ValueError("`https` needs `sha256`: what a URL gives can change")
         if self.sha256 and kind != "https":
@@ -411,8 +417,8 @@ class Data(_Entry):
 
     @property
     def kind(self) -> str:
-        """`dataset`, `path`, `package`, `https` or `generate`."""
-        return next(name for name in ("dataset", "path", "package", "https", "generate") if getattr(self, name))
+        """Which of its fields says where the data is from."""
+        return next(name for name in ("dataset", *_DATA_KINDS) if getattr(self, name))
 
 
 class SharedData(Data):
@@ -420,7 +426,7 @@ class SharedData(Data):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **_one_of_schema("path", "package", "https", "generate"),
+            **_one_of_schema(*_DATA_KINDS),
             "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
             "not": {"required": ["dataset"]},
         }

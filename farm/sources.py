@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, Manifest, ModelEntry, Source
-from farm.models import FrozenModel, ShapeError, read_model, symbolic_inputs
+from farm.models import FrozenModel, ShapeError, Tensor, read_model, symbolic_inputs
 
 if TYPE_CHECKING:
     import httpx
@@ -53,7 +53,7 @@ def resolve(
 
     Raises ManifestError with every file that is not there.
     """
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, network=True)
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick=False)
     paths = {model.name: reader.model_path(index) for index, model in enumerate(manifest.models)}
     if reader.found.problems:
         raise ManifestError(reader.found.problems)
@@ -79,10 +79,13 @@ def read_inputs(
     *,
     cache: Path | None = None,
     transport: httpx.BaseTransport | None = None,
-    network: bool = True,
+    quick: bool = False,
 ) -> Inputs:
-    """Read what can be read, and list what cannot. Without `network`, what only a URL has is left out."""
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, network)
+    """Read what can be read, and list what cannot.
+
+    With `quick`, what takes a download or a run of the user's code is left out.
+    """
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick)
     reader.read()
     return reader.found
 
@@ -96,13 +99,13 @@ class _Reader:
         folder: Path,
         cache: Path,
         transport: httpx.BaseTransport | None,
-        network: bool,
+        quick: bool,
     ) -> None:
         self.manifest = manifest
         self.folder = folder
         self.cache = cache
         self.transport = transport
-        self.network = network
+        self.quick = quick
         self.found = Inputs()
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
 
@@ -141,10 +144,10 @@ class _Reader:
         key, place = f"{entry.name}/{use}", ("models", index, use)
         if described.dataset:
             key, described = described.dataset, self.manifest.datasets[described.dataset]
-        if described.generate or key in self.found.data:
+        if described.generate or key in self.found.data or (described.generator and self.quick):
             return
-        path = self.path(described, place)
-        if path is None:
+        path = None if described.generator else self.path(described, place)
+        if path is None and not described.generator:
             return
         shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
         try:
@@ -152,12 +155,25 @@ class _Reader:
         except ShapeError:
             return  # The matrix says so, with its place.
         try:
-            frozen, file = freeze_data(path, model, symbolic, self.cache / "data")
+            if path:
+                frozen, file = freeze_data(path, model, symbolic, self.cache / "data")
+            else:
+                frozen, file = self.generated(described.generator, symbolic, model)
         except UsageError as error:
             self.complain(error, place)
             return
         self.found.data[key] = frozen
         self.found.files[frozen.digest] = file
+
+    def generated(self, name: str, symbolic: Mapping[str, Tensor], model: FrozenModel) -> tuple[FrozenData, Path]:
+        """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""
+        from farm.generators import spool
+
+        place = self.cache / "data"
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(suffix=".part", dir=place) as spooled:
+            spool(name, self.folder, symbolic, model.outputs, Path(spooled))
+            return freeze_data(Path(spooled), model, symbolic, place)
 
     def path(self, source: Source | Data, place: Place) -> Path | None:
         try:
@@ -168,7 +184,7 @@ class _Reader:
                     return in_package(source.package)
                 case "https":
                     cached = _download_place(self.cache, source.https, source.sha256)
-                    if cached.is_file() or not self.network:
+                    if cached.is_file() or self.quick:
                         return cached if cached.is_file() else None
                     return download(source.https, source.sha256, cached, self.transport)
         except UsageError as error:

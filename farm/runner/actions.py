@@ -139,7 +139,9 @@ def _reference(request: Request, messages: Messages) -> Result:
         output_ranks=ranks,
         limit=max(minimum, MAX_SAMPLES),
     )
-    outputs: list[dict[str, Any]] = [dict(expected) for expected in samples.expected] or [{} for _ in samples.runs]
+    outputs: list[dict[str, Any]] = [dict(expected) for expected in samples.expected] or [
+        {} for _ in range(len(samples.runs))
+    ]
     origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
     if module and any(name not in origin for name in ranks):
         program = module.load_reference(request)

@@ -228,14 +228,20 @@ def _usage(pid: int) -> tuple[float, int]:
 
 
 def _share(pid: int) -> int:
-    """Return a process's proportional share of the memory it uses, in bytes; 0 once it is gone."""
+    """Return a process's proportional share of the memory it uses, in bytes; 0 once it is gone.
+
+    Files that it has mapped are left out: the system takes their memory back when it is short.
+    """
     try:
         text = _read(f"/proc/{pid}/smaps_rollup")
     except (FileNotFoundError, ProcessLookupError):
         return 0
     except OSError:
         return _usage(pid)[1]
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+    shares = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in text.splitlines()[1:])}
+    if "Pss_Anon" not in shares:  # before Linux 5.4
+        return shares.get("Pss", 0) * 1024
+    return (shares["Pss_Anon"] + shares["Pss_Shmem"]) * 1024
 
 
 def _read(path: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from .elf import identity
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
-from .samples import Samples, make_samples, numpy_dtype, static_shape
+from .samples import Held, Samples, aligned, make_samples, numpy_dtype, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
 
@@ -298,11 +298,11 @@ def _quantize(
         samples = make_samples(
             request["calibration"] or {}, request["inputs"], request.get("batch"), what="calibration data"
         )
-        calibration, arrays = _calibration(migraphx, program, samples, request)
+        calibration, held = _calibration(migraphx, program, samples, request)
         arguments: list[Any] = [{"dot", "convolution"}] if eight == ["int8"] else []
         with blamed_on_compiler(f"MIGraphX cannot quantize the model to {eight[0]}"):
             getattr(migraphx, f"quantize_{eight[0]}")(program, target, calibration, *arguments)
-        del calibration, arrays
+        del calibration, held
     counts = _quantized_operators(program)
     if eight and not counts:
         raise Failure("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
@@ -315,17 +315,15 @@ def _quantize(
     return counts
 
 
-def _calibration(
-    migraphx: Any, program: Any, samples: Samples, request: Request
-) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return calibration arguments and the arrays they point into, which must live as long.
+def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request) -> tuple[list[dict[str, Any]], Held]:
+    """Return calibration arguments and what they point into, which must live as long.
 
     MIGraphX fills a missing input with whatever memory holds, and takes an empty list for a fixed scale.
     """
     shapes = program.get_parameter_shapes()
     if not samples.runs:
         raise Failure("bad_calibration", "the calibration data is empty")
-    arrays: list[Any] = []
+    held = Held(len(samples.runs) * sum(aligned(shape.bytes()) for shape in shapes.values()))
     calibration = []
     for run in samples.runs:
         arguments = {}
@@ -338,10 +336,9 @@ def _calibration(
                     f"calibration for '{name}' is {array.dtype} {list(array.shape)}, "
                     f"the program wants {wanted} {static_lens(shape)}",
                 )
-            arrays.append(array)
-            arguments[name] = _argument(migraphx, array, shape)
+            arguments[name] = _argument(migraphx, held.keep(array), shape)
         calibration.append(arguments)
-    return calibration, arrays
+    return calibration, held
 
 
 def static_lens(shape: Any) -> list[int]:

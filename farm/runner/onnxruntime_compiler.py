@@ -8,7 +8,7 @@ import json
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,7 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
     return {}
 
 
-def _reader(runs: list[dict[str, Any]], messages: Messages) -> Any:
+def _reader(runs: Sequence[dict[str, Any]], messages: Messages) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -289,7 +289,8 @@ def _reader(runs: list[dict[str, Any]], messages: Messages) -> Any:
                 return None
             messages.phase("quantizing", 0.1 + 0.8 * self.next / len(runs), "calibration")
             self.next += 1
-            return runs[self.next - 1]
+            feeds: dict[str, Any] = runs[self.next - 1]
+            return feeds
 
     return Reader()
 

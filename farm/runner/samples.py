@@ -7,9 +7,12 @@ one dimension more is `[N, *shape]`. The last batch wraps around.
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +26,26 @@ LEADING = -1
 """Samples are stacked on an axis of their own, before those of the input."""
 
 
+class Runs(Sequence[Arrays]):
+    """Sets of inputs, each made when it is asked for: so many that they need not all be in memory."""
+
+    def __init__(self, number: int, make: Callable[[int], Arrays]) -> None:
+        self.number = number
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.number:
+            raise IndexError(index)
+        return self.make(index)
+
+
 class Samples:
     """Samples cut into runs: `runs[i]` is one set of inputs, `expected[i]` what the user expects of it."""
 
-    def __init__(self, runs: list[Arrays], expected: list[Arrays], batch: int) -> None:
+    def __init__(self, runs: Runs, expected: list[Arrays], batch: int) -> None:
         self.runs = runs
         self.expected = expected
         self.batch = batch
@@ -78,7 +97,7 @@ def _generated(source: Mapping[str, Any], inputs: Mapping[str, Any], batch: int 
             spec["batch_axis"] = shape.index(batch)
     # Two runs at least: samples of one batch may not be told apart in the outputs.
     count = max(2, -(-int(source["generate"]) // size))
-    return Samples([_generate(source, inputs, index) for index in range(count)], [], size)
+    return Samples(Runs(count, lambda index: _generate(source, inputs, index)), [], size)
 
 
 def _generate(source: Mapping[str, Any], inputs: Mapping[str, Any], index: int) -> Arrays:
@@ -157,12 +176,12 @@ def _from_file(
         if axis != LEADING:
             inputs[name]["batch_axis"] = axis
     number = -(-(min(total, limit) if limit else total) // size)
-    runs = [
-        {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
-        for index in range(number)
-    ]
+    runs = Runs(
+        number,
+        lambda index: {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs},
+    )
     known = {name: rank for name, rank in output_ranks.items() if name in arrays and name not in inputs}
-    expected: list[Arrays] = [{} for _ in runs]
+    expected: list[Arrays] = [{} for _ in range(number)]
     for name, rank in known.items():
         array = arrays[name]
         stacked = rank == array.ndim if rank is not None else size > 1 or array.shape[:2] != (total, 1)
@@ -177,11 +196,35 @@ def _from_file(
 
 
 def _read(path: str, what: str) -> Arrays:
+    """Return an archive's arrays, mapped from the file where they are stored as they are."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _mapped(path, archive, member) for member in archive.infolist()
+            }
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error, TypeError, AttributeError) as error:
         raise Failure("bad_calibration", f"{what}: not an .npz file of plain arrays: {error}") from None
+
+
+def _mapped(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    npy = np.lib.format
+    with archive.open(member) as stream:
+        if member.compress_type != zipfile.ZIP_STORED:
+            return npy.read_array(stream, allow_pickle=False)
+        reader = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = reader(stream)
+        header = stream.tell()
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if header + dtype.itemsize * math.prod(shape) != member.file_size:
+        raise ValueError(f"{member.filename} is cut short")
+    with open(path, "rb") as file:  # noqa: PTH123
+        file.seek(member.header_offset + 26)
+        # The archive's own record of a member: what precedes its bytes has a name and extra fields of these lengths.
+        name, extra = struct.unpack("<HH", file.read(4))
+    offset = member.header_offset + 30 + name + extra + header
+    order: Any = "F" if fortran else "C"
+    return np.memmap(path, dtype, "r", offset, shape, order) if math.prod(shape) else np.empty(shape, dtype)
 
 
 def _cast(array: Any, dtype_name: str, where: str) -> Any:
@@ -228,7 +271,31 @@ def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
     if axis == LEADING:
         # Not `ascontiguousarray`: it would make a scalar an array of one element.
         return np.asarray(array[start % count], order="C")
+    if start + size <= count:
+        return np.ascontiguousarray(array[(slice(None),) * axis + (slice(start, start + size),)])
     return np.ascontiguousarray(array.take([(start + index) % count for index in range(size)], axis=axis))
+
+
+class Held:
+    """Arrays that must live for as long as a compiler looks at them: kept in a file, so that they need no memory."""
+
+    def __init__(self, size: int) -> None:
+        """Make room for `size` bytes, each array beginning at a multiple of 64."""
+        with tempfile.TemporaryFile() as file:
+            self.room = np.memmap(file, np.uint8, "w+", shape=(max(size, 1),))
+        self.used = 0
+
+    def keep(self, array: Any) -> Any:
+        """Return an equal array that lives as long as this."""
+        place = self.room[self.used : self.used + array.nbytes].view(array.dtype).reshape(array.shape)
+        place[...] = array
+        self.used += aligned(array.nbytes)
+        return place
+
+
+def aligned(size: int) -> int:
+    """Return the room that an array of `size` bytes takes."""
+    return -(-size // 64) * 64
 
 
 # --- dtypes and shapes -----------------------------------------------------------------------------------------
@@ -258,7 +325,7 @@ def static_shape(spec: Mapping[str, Any]) -> tuple[int, ...]:
 # --- the file of reference outputs -----------------------------------------------------------------------------
 
 
-def save_runs(path: str, runs: list[Arrays], outputs: list[Arrays], meta: Mapping[str, Any]) -> None:
+def save_runs(path: str, runs: Sequence[Arrays], outputs: list[Arrays], meta: Mapping[str, Any]) -> None:
     """Write inputs and reference outputs of every run to an .npz; `load_runs` reads it back.
 
     Arrays are stored one by one, since outputs may differ in shape from run to run.

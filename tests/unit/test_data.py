@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,44 @@ def test_equal_arrays_are_equal_bytes_however_they_were_stored(tmp_path: Path) -
     other["x"] = np.asfortranarray(other["x"]).astype(">f4")
     np.savez_compressed(tmp_path / "b.npz", **other)
     assert freeze(tmp_path / "a.npz", tmp_path)[0] == freeze(tmp_path / "b.npz", tmp_path)[0]
+
+
+def test_an_npy_is_the_only_input(tmp_path: Path) -> None:
+    x = arrays()["x"]
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", x=x)
+    one = dataclasses.replace(MODEL, inputs=MODEL.inputs[:1])
+    frozen = [freeze_data(tmp_path / name, one, SYMBOLIC, tmp_path / "frozen")[0] for name in ("x.npy", "x.npz")]
+    assert frozen[0] == frozen[1]
+    with pytest.raises(DataError, match="holds one array, the model has 2 inputs") as caught:
+        freeze_data(tmp_path / "x.npy", MODEL, SYMBOLIC, tmp_path / "frozen")
+    assert "one array for each of `x`, `scale`" in caught.value.hint
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        freeze_data(tmp_path / "objects.npy", one, SYMBOLIC, tmp_path / "frozen")
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from farm import data
+from tests.unit.test_data import MODEL, SYMBOLIC
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data._BLOCK = 4 << 20
+data.freeze_data(Path(sys.argv[1]), MODEL, SYMBOLIC, Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_large_data_set_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    x = np.zeros((12 << 20, 3), dtype=np.float32)
+    np.savez(tmp_path / "a.npz", x=x, scale=np.ones(len(x), dtype=np.float32))
+    del x
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "a.npz"), str(tmp_path / "frozen")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 90 << 10, "KiB, of 192 MiB"
 
 
 def test_a_folder_of_npz_is_joined_on_the_batch_axis(tmp_path: Path) -> None:

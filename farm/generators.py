@@ -1,0 +1,142 @@
+"""Samples that a user's own function yields, named `module:function` in the manifest.
+
+It runs in the submitting client alone, from the user's own manifest, with the user's own rights, like the rest of what
+he runs in that folder; the farm gets the arrays as a blob and never sees the code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.data import MAX_BYTES, DataError
+from farm.models import BATCH, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_SAMPLES = 10_000
+"""What one generator may yield."""
+
+
+def spool(name: str, folder: Path, inputs: Mapping[str, Tensor], outputs: Sequence[Tensor], spooled: Path) -> None:
+    """Run the function `module:function` and write each dict of arrays that it yields to an `.npz` in `spooled`.
+
+    The module is looked for in `folder` (the manifest's) before what is installed. An array is one sample, or several
+    on the batch axis; `inputs` are the model's with the manifest's names for dimensions.
+
+    Raises DataError that names function, sample and array.
+    """
+    from farm.runner.samples import write_npz
+
+    total = 0
+    with _imports_from(folder):
+        for index, sample in enumerate(_samples(name, _function(name, folder))):
+            where = f"{name}, sample {index}"
+            if index == MAX_SAMPLES:
+                hint = "a few hundred samples do: itertools.islice ends a generator"
+                raise DataError(f"{name} yields more than {MAX_SAMPLES} samples", hint=hint)
+            arrays = _checked(sample, inputs, {tensor.name for tensor in outputs}, where)
+            total += sum(array.nbytes for array in arrays.values())
+            if total > MAX_BYTES:
+                raise DataError(f"{where}: more than {MAX_BYTES} bytes of arrays", hint="a few hundred samples do")
+            write_npz(str(spooled / f"{index:05}.npz"), arrays)
+    if not total:
+        raise DataError(f"{name} yields no sample", hint="at least one is needed")
+
+
+@contextmanager
+def _imports_from(folder: Path) -> Iterator[None]:
+    """Let modules be imported from a folder; forget them after, since another manifest has others of that name."""
+    known = set(sys.modules)
+    place = str(folder.resolve())
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{place}/"):
+                del sys.modules[name]
+
+
+def _function(name: str, folder: Path) -> Any:
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            hint = f"it is looked for as {folder / module_name.replace('.', '/')}.py, then among what is installed"
+            raise DataError(f"there is no module `{module_name}`", hint=hint) from None
+        raise DataError(f"module `{module_name}` cannot be imported: {_told(error)}") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_") or "none"
+        raise DataError(f"module `{module_name}` has no function `{function_name}`", hint=f"it has: {there}")
+    return function
+
+
+def _samples(name: str, function: Any) -> Iterator[Any]:
+    """Yield what the function yields; whatever its code raises becomes a DataError with the user's own line."""
+    count = 0
+    try:
+        for sample in function():
+            yield sample
+            count += 1
+    except Exception as error:
+        raise DataError(f"{name}, sample {count}: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if not frame.filename.startswith("<")), None)
+    place = f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _checked(
+    sample: Any, inputs: Mapping[str, Tensor], outputs: set[str], where: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a sample's arrays, those of inputs with a batch axis."""
+    import numpy as np
+
+    if not isinstance(sample, Mapping):
+        hint = 'yield {"input": array}'
+        raise DataError(f"{where} is {type(sample).__name__}, not a dict of arrays by input name", hint=hint)
+    missing = [name for name in inputs if name not in sample]
+    unknown = [str(name) for name in sample if name not in inputs and name not in outputs]
+    if missing or unknown:
+        wrong = f"there is no array for input `{missing[0]}`" if missing else f"the model has no `{unknown[0]}`"
+        raise DataError(f"{where}: {wrong}", hint=f"the model's inputs are {', '.join(inputs)}")
+    arrays = {str(name): np.asarray(value) for name, value in sample.items()}
+    for name, tensor in inputs.items():
+        arrays[name] = _fitting(arrays[name], tensor, f"{where}, input `{name}`")
+    return arrays
+
+
+def _fitting(array: np.ndarray[Any, Any], tensor: Tensor, where: str) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    if str(array.dtype) != tensor.dtype:
+        hint = f"yield array.astype({tensor.dtype!r})"
+        raise DataError(f"{where} is {array.dtype}, the model wants {tensor.dtype}", hint=hint)
+    if not array.size:
+        raise DataError(f"{where} is empty, its shape is {list(array.shape)}")
+    if tensor.shape is None:
+        return array
+    axis = tensor.shape.index(BATCH) if BATCH in tensor.shape else None
+    if axis is not None and array.ndim == len(tensor.shape) - 1:
+        array = np.expand_dims(array, axis)
+    sizes = array.shape[1:] if axis is None and array.ndim == len(tensor.shape) + 1 else array.shape
+    if len(sizes) != len(tensor.shape) or any(
+        isinstance(wanted, int) and wanted != size for size, wanted in zip(sizes, tensor.shape, strict=True)
+    ):
+        wanted = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+        raise DataError(f"{where} has shape {list(array.shape)}, the model wants [{wanted}]")
+    return array
