@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
-from farm.compilers import COMPILERS, Compiler, DeviceKind, default_tolerance
+from farm.compilers import COMPILERS, OFF, Compiler, DeviceKind, default_tolerance
 from farm.data import DataError, FrozenData, check_data
 from farm.devices import Choice, understand_target
 from farm.errors import ManifestError, Problem
@@ -584,11 +584,11 @@ class _Expansion:
         )
         if pool is None or frozen is None:
             return plan
-        tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else "off"
+        tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else OFF
         plan.pool = pool.name
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs}
-        if tuning != "off" and settings.tuning.budget:
+        if tuning != OFF and settings.tuning.budget:
             plan.order = {"budget": settings.tuning.budget}
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
@@ -599,7 +599,7 @@ class _Expansion:
                     name: pool.libraries[name] for name in compiler.libraries_of(precision) if name in pool.libraries
                 },
             },
-            "device": choice.device(pool, family_bound=compiler.family_bound(options)),
+            "device": choice.device(pool, family_bound=compiler.family_bound(options, tuning)),
             "toolchain": pool.toolchain,
             "precision": precision,
             "options": options,

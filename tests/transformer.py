@@ -1,4 +1,4 @@
-"""A transformer block with a KV cache, as decoders are exported: prefill has no past yet, decode adds one token."""
+"""A text encoder such as exporters write it: symbolic batch and sequence, shapes computed in the graph."""
 
 from __future__ import annotations
 
@@ -8,82 +8,59 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-HEADS, HEAD = 2, 8
-HIDDEN = HEADS * HEAD
+HEADS = 4
 
 
-def write_block(path: Path) -> Path:
-    """Write attention over past and new tokens with a mask, then a feed-forward layer, and return its path.
+def save_encoder(path: Path, layers: int = 3, width: int = 32, *, classes: int = 5, seed: int = 0) -> Path:
+    """Write an encoder with `layers` equal layers; its input `ids` is int64 [batch, seq], and it has one output."""
+    random = np.random.default_rng(seed)
+    nodes: list[onnx.NodeProto] = []
+    tensors: list[onnx.TensorProto] = []
 
-    Inputs are `x` [batch, seq, 16], `past_key_values.0.key` and `.value` [batch, 2, past, 8] and `attention_mask`
-    [batch, past + seq] (1: may be looked at); outputs `y`, `present.0.key` and `present.0.value`.
-    """
-    random = np.random.default_rng(0)
-    weights = {
-        name: (random.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
-        for name, shape in {
-            **{f"w_{part}": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "o")},
-            "w_up": (HIDDEN, 4 * HIDDEN),
-            "w_down": (4 * HIDDEN, HIDDEN),
-        }.items()
-    }
-    constants = {
-        "split": np.array([0, 0, HEADS, HEAD], dtype=np.int64),
-        "join": np.array([0, 0, HIDDEN], dtype=np.int64),
-        "mask_axes": np.array([1, 2], dtype=np.int64),
-        "scale": np.array(HEAD**-0.5, dtype=np.float32),
-        "one": np.array(1, dtype=np.float32),
-        "far": np.array(-1e4, dtype=np.float32),
-    }
-    node = helper.make_node
-    nodes = []
-    for part in ("q", "k", "v"):
-        nodes += [
-            node("MatMul", ["x", f"w_{part}"], [f"{part}_flat"]),
-            node("Reshape", [f"{part}_flat", "split"], [f"{part}_split"]),
-            node("Transpose", [f"{part}_split"], [f"{part}_new"], perm=[0, 2, 1, 3]),
-        ]
-    nodes += [
-        node("Concat", ["past_key_values.0.key", "k_new"], ["present.0.key"], axis=2),
-        node("Concat", ["past_key_values.0.value", "v_new"], ["present.0.value"], axis=2),
-        node("Transpose", ["present.0.key"], ["k_turned"], perm=[0, 1, 3, 2]),
-        node("MatMul", ["q_new", "k_turned"], ["scores_raw"]),
-        node("Mul", ["scores_raw", "scale"], ["scores_scaled"]),
-        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        node("Sub", ["one", "mask"], ["hidden"]),
-        node("Mul", ["hidden", "far"], ["penalty_flat"]),
-        node("Unsqueeze", ["penalty_flat", "mask_axes"], ["penalty"]),
-        node("Add", ["scores_scaled", "penalty"], ["scores"]),
-        node("Softmax", ["scores"], ["weights"], axis=-1),
-        node("MatMul", ["weights", "present.0.value"], ["mixed"]),
-        node("Transpose", ["mixed"], ["mixed_turned"], perm=[0, 2, 1, 3]),
-        node("Reshape", ["mixed_turned", "join"], ["mixed_flat"]),
-        node("MatMul", ["mixed_flat", "w_o"], ["attended"]),
-        node("Add", ["x", "attended"], ["residual"]),
-        node("MatMul", ["residual", "w_up"], ["up"]),
-        node("Relu", ["up"], ["active"]),
-        node("MatMul", ["active", "w_down"], ["down"]),
-        node("Add", ["residual", "down"], ["y"]),
-    ]
-    value, floats = helper.make_tensor_value_info, TensorProto.FLOAT
-    past, present = ["batch", HEADS, "past", HEAD], ["batch", HEADS, "past + seq", HEAD]
+    def op(kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        names = [f"v{len(nodes)}_{index}" for index in range(outputs)]
+        nodes.append(helper.make_node(kind, inputs, names, **attributes))
+        return names[0]
+
+    def weight(*shape: int) -> str:
+        return constant((random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
+
+    def constant(value: np.ndarray) -> str:  # type: ignore[type-arg]
+        tensors.append(numpy_helper.from_array(np.asarray(value), f"c{len(tensors)}"))
+        return tensors[-1].name
+
+    def numbers(*values: int) -> str:
+        return constant(np.array(values, np.int64))
+
+    def norm(x: str) -> str:
+        centred = op("Sub", x, op("ReduceMean", x, axes=[-1], keepdims=1))
+        variance = op("ReduceMean", op("Mul", centred, centred), axes=[-1], keepdims=1)
+        return op("Div", centred, op("Sqrt", op("Add", variance, constant(np.float32(1e-5)))))
+
+    def heads(x: str, source: str) -> str:
+        shape = op("Shape", source)
+        batch = op("Unsqueeze", op("Gather", shape, constant(np.int64(0))), numbers(0))
+        sequence = op("Unsqueeze", op("Gather", shape, constant(np.int64(1))), numbers(0))
+        sizes = op("Concat", batch, sequence, numbers(HEADS), numbers(width // HEADS), axis=0)
+        return op("Transpose", op("Reshape", x, sizes), perm=[0, 2, 1, 3])
+
+    x = op("Gather", weight(100, width), "ids")
+    for _ in range(layers):
+        query, key, value = (heads(op("MatMul", x, weight(width, width)), x) for _ in range(3))
+        scores = op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2]))
+        weights = op("Softmax", op("Div", scores, constant(np.float32(np.sqrt(width // HEADS)))), axis=-1)
+        mixed = op("Transpose", op("MatMul", weights, value), perm=[0, 2, 1, 3])
+        x = norm(op("Add", x, op("MatMul", op("Reshape", mixed, numbers(0, 0, width)), weight(width, width))))
+        hidden = op("Relu", op("Add", op("MatMul", x, weight(width, 4 * width)), weight(4 * width)))
+        x = norm(op("Add", x, op("MatMul", hidden, weight(4 * width, width))))
+    first = op("Gather", x, constant(np.int64(0)), axis=1)
+    nodes.append(helper.make_node("Gemm", [first, weight(width, classes), weight(classes)], ["logits"]))
     graph = helper.make_graph(
         nodes,
-        "block",
-        [
-            value("x", floats, ["batch", "seq", HIDDEN]),
-            value("past_key_values.0.key", floats, past),
-            value("past_key_values.0.value", floats, past),
-            value("attention_mask", TensorProto.INT64, ["batch", "past + seq"]),
-        ],
-        [
-            value("y", floats, ["batch", "seq", HIDDEN]),
-            value("present.0.key", floats, present),
-            value("present.0.value", floats, present),
-        ],
-        [numpy_helper.from_array(array, name) for name, array in {**weights, **constants}.items()],
+        "encoder",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "seq"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        tensors,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
     return path

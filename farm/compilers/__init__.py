@@ -17,6 +17,9 @@ OptionValue = bool | int | str
 NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
 
+OFF = "off"
+"""The tuning mode that looks for nothing: what the compiler does by itself, and the baseline of all others."""
+
 TOLERANCES: Mapping[str, float] = {
     "native": 3e-2,
     "fp32": 1e-3,
@@ -65,13 +68,29 @@ _TYPE_NAMES: Mapping[type, str] = {bool: "true or false", int: "a whole number",
 
 
 @dataclass(frozen=True, slots=True)
+class TuningMode:
+    """What a tuning mode sets in the children that tune, and in no other: environment and compile arguments.
+
+    `{database}` in a value stands for the job's private folder, into which the mode's shared database was restored.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def environment_in(self, database: str) -> dict[str, str]:
+        """Return the environment for a database in this folder."""
+        return {name: value.format(database=database) for name, value in self.environment.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceKind:
     """Devices of one kind (`gfx…`, `cpu`, `ref`): what can be asked of them."""
 
     pattern: str
     """Matches the device part of a target (`fnmatch`)."""
     precisions: tuple[str, ...]
-    tuning: tuple[str, ...] = ("off",)
+    tuning: Mapping[str, TuningMode] = field(default_factory=dict)
+    """The modes beside `off`; each has a shared database of its own, since a hit stops tuning for good."""
     min_samples: int = 8
     """Distinct samples that verification runs at least."""
     gpu: bool = False
@@ -96,6 +115,10 @@ class Compiler:
     """Libraries beside the toolchain that rewrite the model, by precision; `*` is every precision."""
     env: frozenset[str] = frozenset()
     """Environment variables that a manifest may set; they are part of the cache key."""
+    tuning_binds: bool = False
+    """Whether what tuning chooses depends on the CPU family."""
+    find_enforce: str = ""
+    """The variable that `tuning.miopen_find_enforce` sets; empty where there is none."""
     portable: bool = True
     """Whether a program made for one device runs on every device of the same target."""
 
@@ -132,9 +155,11 @@ class Compiler:
         """
         return _resolve(self.quantization_options(precision), given, f"quantization option of {precision}")
 
-    def family_bound(self, options: Mapping[str, Any]) -> bool:
-        """Whether these options tie the program to the CPU family of the machine that makes it."""
-        return any(options.get(name) in option.family_bound for name, option in self.options.items())
+    def family_bound(self, options: Mapping[str, Any], tuning: str) -> bool:
+        """Whether options and tuning mode tie the program to the CPU family of the machine that makes it."""
+        return (tuning != OFF and self.tuning_binds) or any(
+            options.get(name) in option.family_bound for name, option in self.options.items()
+        )
 
     def program_extension(self, options: Mapping[str, Any]) -> str:
         """Return the ending of a program's file."""
@@ -180,7 +205,14 @@ def default_equal_share(precision: str) -> float:
 ONNXRUNTIME = Compiler(
     name="onnxruntime",
     recipe=1,
-    devices=(DeviceKind("cpu", (NATIVE, "fp32", "fp16", "bf16", "int8", "int4")),),
+    devices=(
+        DeviceKind(
+            "cpu",
+            (NATIVE, "fp32", "fp16", "bf16", "int8", "int4"),
+            tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
+        ),
+    ),
+    tuning_binds=True,
     formats=("onnx",),
     extension=".onnx",
     options={
@@ -216,6 +248,23 @@ ONNXRUNTIME = Compiler(
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
 )
 
+# Both stores in the job's private folder: MIGraphX's problem cache and MIOpen's user databases.
+_QUICK = {
+    "MIOPEN_USER_DB_PATH": "{database}",
+    "MIOPEN_CUSTOM_CACHE_DIR": "{database}/kernels",
+    "MIOPEN_FIND_ENFORCE": "3",
+    "MIGRAPHX_PROBLEM_CACHE": "{database}/problem_cache.json",
+    # With it MIGraphX (ROCm 7.0 and newer) writes its cache after every operation, else when a program is done.
+    "MIGRAPHX_TRACE_BENCHMARKING": "1",
+}
+# Enforcement 3 skips what the system database holds, so that is put where nothing is but what was tuned here.
+_EXHAUSTIVE = {**_QUICK, "MIOPEN_SYSTEM_DB_PATH": "{database}"}
+_MIGRAPHX_TUNING = {
+    "quick": TuningMode(_QUICK),
+    "exhaustive": TuningMode(_EXHAUSTIVE, {"exhaustive_tune": True}),
+    "full": TuningMode({**_EXHAUSTIVE, "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE": "1"}, {"exhaustive_tune": True}),
+}
+
 # GPU_HIP_FLAGS is left out: compiler flags can pull any readable file of the worker into a kernel.
 _MIGRAPHX_RESULT_ENV = """
     ENABLE_NHWC DISABLE_MLIR ENABLE_CK SET_GEMM_PROVIDER MLIR_USE_SPECIFIC_OPS ENABLE_MLIR_INPUT_FUSION
@@ -236,7 +285,7 @@ MIGRAPHX = Compiler(
     name="migraphx",
     recipe=1,
     devices=(
-        DeviceKind("gfx*", _MIGRAPHX_PRECISIONS, tuning=("off", "quick", "exhaustive", "full"), gpu=True),
+        DeviceKind("gfx*", _MIGRAPHX_PRECISIONS, tuning=_MIGRAPHX_TUNING, gpu=True),
         DeviceKind("cpu", _MIGRAPHX_PRECISIONS),
         # One inference of a small net takes 12 s on ref.
         DeviceKind("ref", _MIGRAPHX_PRECISIONS, min_samples=2),
@@ -258,6 +307,7 @@ MIGRAPHX = Compiler(
     quantization={},
     calibrated=frozenset({"int8", "fp8"}),
     env=frozenset(f"MIGRAPHX_{name}" for name in _MIGRAPHX_RESULT_ENV.split()),
+    find_enforce="MIOPEN_FIND_ENFORCE",
     portable=False,
 )
 

@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from .protocol import Failure, Messages, Request, Result
@@ -44,6 +45,9 @@ class CompilerModule(Protocol):
     def compile(self, request: Request, messages: Messages) -> Result:
         """Quantize, compile, save."""
 
+    def tune(self, request: Request, messages: Messages) -> Result:
+        """Learn what is fast for one slice, into the databases of the request and the environment."""
+
     def load(self, request: Request) -> Program:
         """Load a compiled program from its file."""
 
@@ -67,6 +71,8 @@ def run_action(request: Request, messages: Messages) -> Result:
         "probe": _probe,
         "check": _check,
         "reference": _reference,
+        "slice": _slice,
+        "tune": _tune,
         "compile": _compile,
         "evaluate": _evaluate,
     }
@@ -117,6 +123,18 @@ def _compile(request: Request, messages: Messages) -> Result:
     result["size"] = os.stat(request["program"]).st_size  # noqa: PTH116
     result["peak_memory"] = _peak_memory()
     return result
+
+
+def _slice(request: Request, messages: Messages) -> Result:
+    from .slicing import write_slices
+
+    messages.phase("tuning", 0.0, "cutting the model into slices")
+    check_model(request)
+    return write_slices(request["model"]["path"], request["inputs"], Path(request["slices"]))
+
+
+def _tune(request: Request, messages: Messages) -> Result:
+    return compiler_module(request).tune(request, messages)
 
 
 def _reference(request: Request, messages: Messages) -> Result:

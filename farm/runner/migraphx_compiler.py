@@ -178,19 +178,7 @@ def compile(request: Request, messages: Messages) -> Result:
     migraphx = _module()
     options, precision = request["options"], request["precision"].split("-")
     gpu = request["device"].startswith("gfx")
-    target = _target(migraphx, request["device"])
-    messages.phase("compiling", None, "parsing")
-    program = _parse(migraphx, request)
-    quantized = _quantize(migraphx, program, target, precision, request, messages)
-    mode = request["tuning"].get("mode", "off")
-    messages.phase("tuning" if gpu and mode != "off" else "compiling")
-    with blamed_on_compiler(f"MIGraphX cannot compile the model for {request['device']}"):
-        program.compile(
-            target,
-            offload_copy=options["offload_copy"],
-            fast_math=options["fast_math"],
-            exhaustive_tune=mode in ("exhaustive", "full"),
-        )
+    program, quantized = _compiled(migraphx, request, messages)
     instructions = list(_instructions(program))
     if any(instruction.operator == "gpu::precompile_op" for instruction in instructions):
         raise Failure(
@@ -219,6 +207,33 @@ def compile(request: Request, messages: Messages) -> Result:
 
 def _format(request: Request) -> str:
     return str(request["options"].get("format", "msgpack"))
+
+
+def tune(request: Request, messages: Messages) -> Result:
+    """Compile one slice for what that leaves in the databases that the environment names; nothing is saved."""
+    program, _ = _compiled(_module(), request, messages)
+    # The problem cache is written when the program's context goes.
+    del program
+    gc.collect()
+    return {}
+
+
+def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any, dict[str, int]]:
+    """Parse, quantize and compile; return the program and the operators that work on 8 bits."""
+    options, device = request["options"], request["device"]
+    target = _target(migraphx, device)
+    messages.phase("compiling", None, "parsing")
+    program = _parse(migraphx, request)
+    quantized = _quantize(migraphx, program, target, request["precision"].split("-"), request, messages)
+    messages.phase("compiling")
+    with blamed_on_compiler(f"MIGraphX cannot compile the model for {device}"):
+        program.compile(
+            target,
+            offload_copy=options["offload_copy"],
+            fast_math=options["fast_math"],
+            exhaustive_tune=bool(request["tuning"].get("exhaustive_tune")),
+        )
+    return program, quantized
 
 
 def _target(migraphx: Any, device: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
@@ -82,8 +83,9 @@ def compile(request: Request, messages: Messages) -> Result:
     import onnx
 
     precision, program = request["precision"], Path(request["program"])
-    tuned = request["options"].get("level") == "tuned"
     threads = int(request.get("threads") or 1)
+    choice = _choice(request, threads)
+    level = "all" if request["options"].get("level") == "tuned" else choice.level if choice else "basic"
     scratch = Path(tempfile.mkdtemp())
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
     with blamed_on_compiler("the model cannot be read", "bad_model"):
@@ -102,18 +104,42 @@ def compile(request: Request, messages: Messages) -> Result:
         converted = scratch / "converted.onnx"
         quantized = convert(base, converted, request, messages)
         messages.phase("compiling")
-        if tuned:
+        if level != "basic":
             # Folding constants would turn half-size weights back into fp32; ONNX Runtime does it when loading.
             refusal = f"ONNX Runtime refuses its {precision} program"
-            _optimise(converted, program, "all", refusal, threads=threads, fold=False)
+            _optimise(converted, program, level, refusal, threads=threads, fold=False)
         else:
             converted.replace(program)
     else:
         plain = _save(model, scratch / "fixed.onnx")
         del model
         messages.phase("compiling")
-        _optimise_original(plain, program, "all" if tuned else "basic", threads)
-    return _accept(program, precision, quantized, scratch, threads)
+        _optimise_original(plain, program, level, threads)
+    result = _accept(program, precision, quantized, scratch, threads)
+    return {**result, "session": choice._asdict()} if choice else result
+
+
+def _choice(request: Request, threads: int) -> onnxruntime_tuning.Candidate | None:
+    """Return how the tuning database says that this program is best run; None where it was not tuned."""
+    slices = request["tuning"].get("slices")
+    return onnxruntime_tuning.choose(Path(request["database"]), slices, threads) if slices else None
+
+
+def tune(request: Request, messages: Messages) -> Result:
+    """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
+    program = Path(tempfile.mkdtemp()) / "slice.onnx"
+    plain = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
+    compile(plain, messages)
+    feeds = make_samples(request["calibration"], request["inputs"], None, what="samples").runs[0]
+
+    def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any]:
+        session = _SessionProgram(str(program), candidate, "the slice does not load")
+        return lambda: session.run(feeds)
+
+    threads = int(request.get("threads") or 1)
+    seconds = onnxruntime_tuning.time_candidates(request["tuning"]["mode"], threads, load)
+    onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
+    return {"candidates": len(seconds)}
 
 
 def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: Path, threads: int) -> Result:
@@ -147,7 +173,7 @@ def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: P
 def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: int, fold: bool = True) -> Any:
     """Run ONNX Runtime's graph optimisation from one file into another and return the session.
 
-    `basic` keeps to standard ONNX; `all` uses ONNX Runtime's own operators and this CPU's layouts.
+    `basic` keeps to standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
     import onnxruntime
 
@@ -155,8 +181,7 @@ def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: 
     options.log_severity_level = QUIET
     options.optimized_model_filepath = str(target)
     options.intra_op_num_threads = threads
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if level == "basic" else levels.ORT_ENABLE_ALL
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     disabled = None if fold else ["ConstantFolding"]
     with blamed_on_compiler(refusal):
         return onnxruntime.InferenceSession(
@@ -424,14 +449,17 @@ def _strides(shape: list[int]) -> list[int]:
 class _SessionProgram:
     """A model or program in an ONNX Runtime session."""
 
-    def __init__(self, path: str, threads: int, refusal: str) -> None:
+    def __init__(self, path: str, how: onnxruntime_tuning.Candidate, refusal: str) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = QUIET
-        options.intra_op_num_threads = threads
+        options.graph_optimization_level = getattr(
+            onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{how.level.upper()}"
+        )
+        options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
         with blamed_on_compiler(refusal):
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.outputs = [value.name for value in self.session.get_outputs()]
@@ -452,15 +480,21 @@ class _SessionProgram:
 
 
 def load(request: Request) -> _SessionProgram:
-    """Load a compiled program."""
-    return _SessionProgram(request["program"], int(request.get("threads") or 1), "the program does not load")
+    """Load a compiled program, the way its tuning found best."""
+    session = request.get("session")
+    how = onnxruntime_tuning.Candidate(**session) if session else _default(request)
+    return _SessionProgram(request["program"], how, "the program does not load")
+
+
+def _default(request: Request) -> onnxruntime_tuning.Candidate:
+    return onnxruntime_tuning.default(int(request.get("threads") or 1))
 
 
 def load_reference(request: Request) -> _SessionProgram:
     """Load the original model, unchanged; its own precision (fp32) is the reference."""
     return _SessionProgram(
         request["model"]["path"],
-        int(request.get("threads") or 1),
+        _default(request),
         "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)",
     )
 

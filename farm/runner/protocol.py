@@ -22,13 +22,19 @@ reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or 
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,
             options, reference (path to write); the compiler "none" makes samples without outputs
     -> samples, runs, origin {output: "expected" or the compiler's name}, outputs [{name, dtype, shape}]
-compile     model, inputs, batch, precision, options, quantization, tuning {mode, …}, calibration (as samples,
-            or null), program (path to write)
+slice       model, inputs, slices (folder to write to)
+    -> slices [{path, signature, operations, count, inputs}], operations; see `slicing.py`
+tune        as compile, of one slice: without program, with database (the private folder of the job's tuning
+            databases) and key (what ONNX Runtime's records of the slice are kept under)
+    -> {}
+compile     model, inputs, batch, precision, options, quantization, tuning {mode, exhaustive_tune?, slices?
+            [{key, count}]}, calibration (as samples, or null), program (path to write), database (folder, where
+            it was tuned)
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
-    offload_copy, output_parameters
+    offload_copy, output_parameters, session (how to run it best, where that was tuned)
 evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
-            tolerance, equal, measure_seconds, sample (path to write, or null)
+            tolerance, equal, measure_seconds, sample (path to write, or null), session (optional)
     -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs},
     measurements {load, cold_run, warm_run, latency, latency_device, p50, p90, p99, repeats, throughput,
     batch}, peak_memory

@@ -61,9 +61,10 @@ def test_defaults_are_filled_in_and_mistakes_named() -> None:
         MIGRAPHX.resolve_options({"fast_math": 1})
 
 
-def test_only_the_tuned_level_is_bound_to_a_cpu_family() -> None:
-    assert not ONNXRUNTIME.family_bound({"level": "standard"})
-    assert ONNXRUNTIME.family_bound({"level": "tuned"})
+def test_what_is_tuned_is_bound_to_a_cpu_family() -> None:
+    assert not ONNXRUNTIME.family_bound({"level": "standard"}, "off")
+    assert ONNXRUNTIME.family_bound({"level": "tuned"}, "off")
+    assert ONNXRUNTIME.family_bound({"level": "standard"}, "quick")
 
 
 def test_pairs_have_what_both_halves_have() -> None:
