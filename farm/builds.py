@@ -30,6 +30,7 @@ from farm.plan import Plan, make_plan
 from farm.pools import Pool, in_use
 from farm.settings import Settings
 from farm.store import Store
+from farm.sweep import draw, sweeps_of
 from farm.verdict import judge_cell, verdict_of
 
 log = get_logger(__name__)
@@ -314,6 +315,7 @@ class Builds:
         report["build"]["state"] = "reported"
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
+        self._draw(folder, report)
         passed = [_snapshot_cell(cell) for cell in report["cells"] if _passed(cell)]
         if passed:
             self._refs.add_cells(namespace, LATEST, passed)
@@ -321,6 +323,16 @@ class Builds:
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
         log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+
+    def _draw(self, folder: str, report: Document) -> None:
+        """Put a picture of the build's sweeps beside its report."""
+        if report["sweeps"]:
+            try:
+                picture = draw(report["sweeps"], report["build"]["name"])
+            except UsageError as error:
+                log.warning("sweep not drawn", build=report["build"]["id"], error=error.message, hint=error.hint)
+                return
+            self._artifacts.put_object(f"{folder}/sweep.svg", picture, content_type="image/svg+xml")
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -336,7 +348,8 @@ class Builds:
             cell["waiting"] = self._waiting(cell)
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
-        return {"schema": 1, "build": _build_document({**planned["build"], **row, **live}), "cells": cells}
+        build = _build_document({**planned["build"], **row, **live})
+        return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
     def _stored_report(self, namespace: str, build_id: str) -> Document:
         report = self._read_report(namespace, build_id)
@@ -388,6 +401,7 @@ def _planned_document(planned: Any) -> Document:
         "priority": cell.priority,
         "gates": cell.gates,
         "expected": cell.expected,
+        "sweep": cell.sweep,
         "facts": planned.facts,
     }
 

@@ -212,6 +212,12 @@ def _data_use(value: Any) -> Any:
     return {"dataset": value} if isinstance(value, str) else value
 
 
+def _sweep_use(value: Any) -> Any:
+    if value is None:
+        raise ValueError("has no value: write batches to try, such as [1, 8, 32]")
+    return {"batches": value} if isinstance(value, list) else value
+
+
 def _tuning_use(value: Any) -> Any:
     return {"mode": value} if isinstance(value, str) else value
 
@@ -223,6 +229,13 @@ def _off_or(value: Any) -> Any:
 
 
 _SIZE_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_DIMENSION}
+_BATCHES_SCHEMA = {
+    "type": "array",
+    "items": {**_SIZE_SCHEMA, "minimum": 1},
+    "minItems": 1,
+    "maxItems": 1000,
+    "uniqueItems": True,
+}
 _PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200}
 _POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0}
 _TOLERANCES_SCHEMA = {
@@ -258,13 +271,7 @@ BatchSizes = Annotated[
     tuple[int, ...],
     *_read_by(
         _batch_sizes,
-        {
-            "type": "array",
-            "items": {**_SIZE_SCHEMA, "minimum": 1},
-            "minItems": 1,
-            "maxItems": 1000,
-            "uniqueItems": True,
-        },
+        _BATCHES_SCHEMA,
     ),
 ]
 Patterns = Annotated[
@@ -503,6 +510,20 @@ TuningUse = Annotated[Tuning, _Short(_tuning_use, {"enum": ["off", "quick", "exh
 VerifyUse = Annotated[Verify, _Short(_off_or, {"const": "off"})]
 
 
+class Sweep(_Entry):
+    """Batches that are built and measured to find the best one."""
+
+    batches: BatchSizes
+    """What is tried."""
+    metric: Literal["throughput", "latency"] = "throughput"
+    """What the best batch has most (samples a second) or least (time of one run) of."""
+    max_latency: Duration = None
+    """Only batches whose run takes no longer (median) may be the best."""
+
+
+SweepUse = Annotated[Sweep | None, _Short(_sweep_use, _BATCHES_SCHEMA)]
+
+
 class ModelEntry(_Entry):
     """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
 
@@ -530,6 +551,8 @@ class ModelEntry(_Entry):
     """Short for `dims: {batch: […]}`."""
     shapes: Shapes = {}
     """Named points, each with the sizes of several dimensions: `decode: {seq: 1, past: 1024}`."""
+    sweep: SweepUse = None
+    """Instead of `batches`: each is measured, and the report names the best."""
     calibration: DataUse = None
     """What int8 and fp8 are calibrated with."""
     samples: DataUse = None
@@ -567,7 +590,8 @@ class ModelEntry(_Entry):
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Sizes of all named dimensions, the batch first."""
-        return ({"batch": self.batches} if self.batches else {}) | self.dims
+        batches = self.sweep.batches if self.sweep else self.batches
+        return ({"batch": batches} if batches else {}) | self.dims
 
 
 class SelectorEntry(_Entry):
@@ -844,8 +868,11 @@ def _cross_checks(document: Document) -> Iterator[Problem]:
         if "targets" not in model and "targets" not in data:
             hint = "write `targets: [onnxruntime/cpu]`"
             yield document.problem(f"model `{name}` has no targets, and the manifest has no default", path, hint=hint)
-        if "batches" in model and "batch" in _mapping(model.get("dims")):
-            yield document.problem("`batches` and `dims.batch` say the same thing", (*path, "batches"), key=True)
+        said = [name for name in ("batches", "sweep") if name in model]
+        said += ["dims.batch"] if "batch" in _mapping(model.get("dims")) else []
+        if len(said) > 1:
+            message = f"`{said[0]}` and `{said[1]}` say the same thing"
+            yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
         for use in ("calibration", "samples"):
             yield from _dataset(document, model.get(use), (*path, use))
@@ -915,8 +942,9 @@ def _size_given_twice(document: Document, model: Mapping[str, Any], path: tuple[
     """Complain where a named shape and the product of `dims` both say how large a dimension is."""
     for name, point in _mapping(model.get("shapes")).items():
         for dimension in _mapping(point):
-            field = "batches" if dimension == "batch" and "batches" in model else "dims"
-            if field == "batches" or dimension in _mapping(model.get("dims")):
+            fields = [name for name in ("batches", "sweep") if dimension == "batch" and name in model]
+            field = next(iter(fields), "dims")
+            if fields or dimension in _mapping(model.get("dims")):
                 message = f"shape `{name}` gives `{dimension}` a size, and so does `{field}`"
                 hint = f"say it in one place: every shape is built with each size of `{field}`"
                 yield document.problem(message, (*path, "shapes", name, dimension), hint=hint, key=True)

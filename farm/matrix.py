@@ -47,7 +47,7 @@ class Cell:
 
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
     named dimensions, `order` is what a worker gets, `gates` what the build judges by, `expected` the manifest's entry
-    if this cell must fail, `line` its place.
+    if this cell must fail, `sweep` what is sought among its siblings of other batches, `line` its place.
     """
 
     identifier: str
@@ -64,6 +64,7 @@ class Cell:
     priority: int
     gates: Mapping[str, Json]
     expected: Mapping[str, Json] | None
+    sweep: Mapping[str, Json] | None
     line: int
 
 
@@ -444,6 +445,7 @@ class _Expansion:
             priority=plan.priority,
             gates=plan.gates,
             expected=expected,
+            sweep=_sought(combination.model),
             line=plan.line,
         )
 
@@ -505,7 +507,9 @@ class _Expansion:
         model, shape = combination.model, combination.point.name
         if name in model.shapes.get(shape, {}):
             return ("models", combination.index, "shapes", shape, name)
-        field: Path = ("batches",) if name == BATCH and BATCH not in model.dims else ("dims", name)
+        field: Path = ("dims", name)
+        if name == BATCH and BATCH not in model.dims:
+            field = ("sweep", "batches") if model.sweep else ("batches",)
         return (*combination.places["sizes"], *field)
 
     def fits(self, combination: _Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
@@ -791,6 +795,10 @@ class _Settings:
 def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
     given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
     return kind.model_construct(**given)
+
+
+def _sought(model: ModelEntry) -> Mapping[str, Json] | None:
+    return {"metric": model.sweep.metric, "max_latency": model.sweep.max_latency} if model.sweep else None
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:

@@ -1,13 +1,13 @@
-"""Durations and sizes as people write them: `90s`, `4h`, `1.5d`; `512MiB`, `32GiB`."""
+"""Durations and sizes as people write them: `10ms`, `90s`, `4h`, `1.5d`; `512MiB`, `32GiB`."""
 
 from __future__ import annotations
 
 import re
 
-DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(s|m|h|d)$"
+DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,

@@ -26,8 +26,9 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
     }
     gates = planned["gates"]
     cell |= {
-        # A plan of an older farm does not have it.
+        # A plan of an older farm does not have these.
         "sizes": planned.get("sizes", {}),
+        "sweep": planned.get("sweep"),
         "state": row.get("state", State.QUEUED),
         "hit": bool(row.get("hit")),
         "kind": row.get("kind") or None,

@@ -121,9 +121,15 @@ def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json 
 
 def status(
     build: Annotated[str, typer.Argument(metavar="BUILD", help="A build; without one, the newest are listed.")] = "",
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
     """Say how a build is and why it waits, or list the newest."""
+    if picture and not build:
+        raise UsageError("--picture draws one build's sweeps: say which build", hint="@latest is the newest")
+    _check_folder(picture)
     with connect() as client:
         if not build:
             builds = client.builds()
@@ -133,6 +139,8 @@ def status(
                 _say_all(_build_lines(builds) if builds else ["no builds yet: farm submit MANIFEST"])
             return
         found = client.report(build)
+    if picture:
+        _draw(found, picture)
     if as_json:
         output.emit(found)
         return
@@ -293,6 +301,18 @@ def _check_folder(file: Path | None) -> None:
     """Refuse a file that cannot be written before hours of work, not after them."""
     if file and not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint="make it, or choose another")
+
+
+def _draw(report: dict[str, Any], file: Path) -> None:
+    from farm.sweep import draw
+
+    if not report.get("sweeps"):
+        raise NotFound(
+            f"build {report['build']['id']} has no batch sweep", hint="`sweep:` in the manifest asks for one"
+        )
+    drawn = draw(report["sweeps"], str(report["build"]["name"]))
+    with output.writing(file):
+        file.write_bytes(drawn)
 
 
 def _labels(given: Sequence[str] | None) -> dict[str, str]:

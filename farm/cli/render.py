@@ -289,6 +289,28 @@ def legend(cells: Sequence[Document]) -> list[str]:
     return lines
 
 
+def sweeps(cells: Sequence[Document]) -> list[str]:
+    """Return a table for every batch sweep, with the best batch marked; nothing where there is no sweep."""
+    from farm.sweep import sweeps_of, title
+
+    lines: list[str] = []
+    for found in sweeps_of(cells):
+        limit = f" within {duration(found['max_latency'])}" if found["max_latency"] else ""
+        lines.append(f"sweep of {title(found)}: best {found['metric']}{limit}")
+        rows = [("batch", "latency", "throughput", "")]
+        for point in found["points"]:
+            remark = "best" if point["identifier"] == found["best"] else ""
+            rows.append((str(point["batch"]), duration(point["latency"]), rate(point["throughput"]), remark))
+        lines += align(rows, "  ")
+        if not found["best"]:
+            lines.append(f"  no batch was measured{limit}")
+        elif found["weak"]:
+            lines.append(
+                "  weak: measured beside other attempts, another batch may be best; cpu_slots = 1 measures alone"
+            )
+    return lines
+
+
 def failures(cells: Sequence[Document], build_id: str) -> list[str]:
     """Return at most eight lines for every cell that failed: where, what, whose fault, what to try, its log."""
     failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
@@ -317,7 +339,13 @@ def remarks(cells: Sequence[Document]) -> list[str]:
 
 def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
     """Return everything that the end of a build has to say."""
-    blocks = [table(cells), [*gains(cells), *legend(cells)], failures(cells, str(build["id"])), remarks(cells)]
+    blocks = [
+        table(cells),
+        [*gains(cells), *legend(cells)],
+        sweeps(cells),
+        failures(cells, str(build["id"])),
+        remarks(cells),
+    ]
     verdict = build.get("verdict") or {"text": counts(cells)}
     blocks.append([f"{build['name']} {build['id']}: {verdict['text']}"])
     lines: list[str] = []

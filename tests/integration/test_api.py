@@ -16,6 +16,7 @@ from farm.api.app import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key
 from farm.artifacts.refs import Refs
+from farm.cli import main
 from farm.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
@@ -272,6 +273,25 @@ def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: 
     Refs(farm.artifacts).add_cells("main", "latest", [newer])
     found = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out").document
     assert (found["toolchain"], len(found["members"])) == ("onnxruntime1.31.1-1a2b3c4d", 3)
+
+
+def test_a_sweep_is_in_the_report_and_drawn_beside_it(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FAMILY.replace("batches: [8, 1, 32]", "sweep: [8, 1, 32]")
+    build_id = finished(farm, client, freeze_manifest(tmp_path, text, batch="batch"))
+    (sweep,) = client.report(build_id)["sweeps"]
+    assert [point["throughput"] for point in sweep["points"]] == pytest.approx([1000, 8000, 32000])
+    assert sweep["best"] == "net/onnxruntime-cpu/fp32/b32"
+    stored = farm.artifacts.get_object(f"ns/main/builds/{build_id}/sweep.svg")
+    assert stored is not None
+    assert b"net onnxruntime/cpu fp32" in stored.data
+    assert json.loads(farm.artifacts.get_object(f"ns/main/builds/{build_id}/report.json").data)["sweeps"] == [sweep]
+
+    monkeypatch.setenv("FARM_API_URL", client.url)
+    monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+    assert main(["status", build_id, "--picture", str(tmp_path / "curve.svg")]) == 0
+    assert (tmp_path / "curve.svg").read_bytes() == stored.data
 
 
 def test_the_second_build_is_all_hits(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

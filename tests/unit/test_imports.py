@@ -24,7 +24,7 @@ HOMES = {
 }
 """One library, one room."""
 
-PURE = ["spec", "pools", "jobs/state", "matrix", "plan", "verdict", "verification", "tuning/records"]
+PURE = ["spec", "pools", "jobs/state", "matrix", "plan", "verdict", "verification", "family", "sweep", "tuning/records"]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
 
 

@@ -203,6 +203,16 @@ def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
     ]
 
 
+def test_a_sweep_takes_the_place_of_batches() -> None:
+    assert (
+        problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0].message
+        == "`batches` and `sweep` say the same thing"
+    )
+    swept = parse_manifest(SMALL + "    sweep: [1, 8]\n").models[0]
+    assert (swept.sizes, swept.sweep and swept.sweep.metric) == ({"batch": (1, 8)}, "throughput")
+    assert "has no value" in only(SMALL + "    sweep:\n").message
+
+
 @pytest.mark.parametrize("field", ["toolchains: [rocm7.2]", "overrides: []"])
 def test_fields_of_later_versions_are_named_as_such(field: str) -> None:
     problem = only(SMALL + field + "\n")

@@ -572,6 +572,9 @@ BLOCK = """inputs: {'past.*': {shape: [batch, 8, past, 64]}, mask: {shape: [batc
       decode: {seq: 1, past: 1024}"""
 
 
+FIXED = Tensor("x", "float32", (1, 3))
+
+
 def block() -> FrozenModel:
     return model(
         Tensor("past.0.key", "float32", (None, 8, None, 64)),
@@ -612,6 +615,15 @@ def test_selectors_and_includes_know_named_shapes() -> None:
         ("decode-b2", ""),
     ]
     assert made[2].expected
+
+
+def test_a_sweep_builds_the_cells_of_its_batches() -> None:
+    plain = cells(manifest_text(model="batches: [1, 8]"))
+    swept = cells(manifest_text(model="sweep: {batches: [1, 8], max-latency: 10ms}"))
+    assert [(cell.identifier, cell.key) for cell in swept] == [(cell.identifier, cell.key) for cell in plain]
+    assert [cell.sweep for cell in plain] == [None, None]
+    assert swept[1].sweep == {"metric": "throughput", "max_latency": 0.01}
+    assert "farm.yaml:8:13: model" in told(manifest_text(model="sweep: {batches: [8]}"), {"net": model(FIXED)})
 
 
 def test_a_named_shape_without_a_size_says_which() -> None:

@@ -1,0 +1,76 @@
+"""Batch sweeps: which batch is best, and how sure that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.cli import render
+from farm.sweep import draw, sweeps_of
+
+
+def cell(batch: int, latency: float | None, **more: Any) -> dict[str, Any]:
+    sought = {"metric": more.pop("metric", "throughput"), "max_latency": more.pop("max_latency", None)}
+    sizes = {"batch": batch, **more.pop("sizes", {})}
+    facts = {"latency": latency, "shared": more.pop("shared", False)}
+    return {
+        "identifier": f"net/onnxruntime-cpu/fp32/b{batch}",
+        "model": "net",
+        "target": "onnxruntime/cpu",
+        "precision": "fp32",
+        "state": "succeeded",
+        "sizes": sizes,
+        "sweep": sought,
+        "facts": facts,
+        **more,
+    }
+
+
+def best(*cells: dict[str, Any]) -> str | None:
+    (found,) = sweeps_of(cells)
+    return found["best"] and found["best"].rpartition("/")[2]
+
+
+def test_the_best_batch_by_what_is_sought() -> None:
+    curve = {8: 0.004, 1: 0.001, 32: 0.020}
+    assert best(*(cell(batch, seconds) for batch, seconds in curve.items())) == "b8"
+    assert best(*(cell(batch, seconds, metric="latency") for batch, seconds in curve.items())) == "b1"
+    assert best(*(cell(batch, seconds, max_latency=0.003) for batch, seconds in curve.items())) == "b1"
+    assert best(*(cell(batch, seconds, max_latency=1e-4) for batch, seconds in curve.items())) is None
+
+
+def test_of_equal_batches_the_smallest_is_best() -> None:
+    assert best(cell(4, 0.004), cell(2, 0.002)) == "b2"
+
+
+def test_what_failed_its_gate_or_was_not_measured_cannot_be_best() -> None:
+    assert best(cell(1, 0.01), cell(8, 0.01, state="failed"), cell(4, None)) == "b1"
+
+
+def test_other_sizes_and_precisions_are_sweeps_of_their_own() -> None:
+    cells = [cell(batch, 0.01, sizes={"seq": seq}) for batch in (1, 2) for seq in (16, 64)]
+    found = sweeps_of([*cells, cell(1, 0.01, precision="fp16"), cell(9, 0.01, sweep=None)])
+    assert [(sweep["sizes"], len(sweep["points"])) for sweep in found] == [({"seq": 16}, 2), ({"seq": 64}, 2), ({}, 1)]
+
+
+def test_a_sweep_on_shared_measurements_is_called_weak() -> None:
+    lines = render.sweeps([cell(1, 0.001), cell(8, 0.004, shared=True, max_latency=0.005)])
+    assert lines == [
+        "sweep of net onnxruntime/cpu fp32: best throughput",
+        "  batch  latency  throughput",
+        "  1      1 ms     1,000/s",
+        "  8      4 ms     2,000/s     best",
+        "  weak: measured beside other attempts, another batch may be best; cpu_slots = 1 measures alone",
+    ]
+    assert "weak" not in "".join(render.sweeps([cell(1, 0.001), cell(8, 0.004)]))
+    assert render.sweeps([cell(1, 0.5, max_latency=0.01)])[-1] == "  no batch was measured within 10 ms"
+
+
+@pytest.mark.parametrize(("metric", "axis"), [("throughput", "samples a second"), ("latency", "latency in ms")])
+def test_the_picture_has_a_line_for_every_sweep(metric: str, axis: str) -> None:
+    cells = [cell(batch, 0.001 * batch, metric=metric, precision=name) for batch in (1, 4) for name in ("fp32", "int8")]
+    picture = draw(sweeps_of(cells), "nightly").decode()
+    assert picture.lstrip().startswith("<?xml")
+    for text in ("net onnxruntime/cpu fp32", "net onnxruntime/cpu int8", axis, "nightly"):
+        assert text in picture
