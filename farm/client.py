@@ -314,7 +314,7 @@ class FarmClient:
         if not blob:
             raise NotFound(f"the artifact {key} was published without a log")
         with tempfile.TemporaryDirectory() as folder:
-            return self._download(blob, Path(folder)).read_bytes()
+            return self.download(blob, Path(folder)).read_bytes()
 
     def refs(self) -> list[str]:
         """Return the tags of the refs."""
@@ -395,8 +395,8 @@ class FarmClient:
         document = folder / "artifact.json"
         with _into(folder):
             _require_own_folder(document, program)
-            path = self._download(program, folder)
-            log_path = self._download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
+            path = self.download(program, folder)
+            log_path = self.download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
             with _replacing(document) as file:
                 file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
         return Fetched(folder, path, document, log_path, sidecar)
@@ -488,7 +488,7 @@ class FarmClient:
 
         _retry(once)
 
-    def _download(self, blob: Mapping[str, Any], folder: Path) -> Path:
+    def download(self, blob: Mapping[str, Any], folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path."""
         import httpx
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from farm.cli import output, render
 from farm.cli.connection import connect
-from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 
 if TYPE_CHECKING:
     from farm.client import FarmClient
@@ -94,66 +95,116 @@ def ls(
 
 
 def inspect(
-    what: Annotated[str, typer.Argument(metavar="KEY|FILE", help="A cache key, an artifact.json, or a program.")],
+    what: Annotated[str, typer.Argument(metavar="FILE|KEY|CELL", help="A program, an artifact.json, or one stored.")],
+    program: Annotated[
+        bool, typer.Option("--program", help="Of one stored: download the program, look inside.")
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Show what an artifact is.
+    """Show what a compiled program is; its compiler is not needed.
 
-    What was compiled and for which device, how fast it is and how accurate. A program is checked against its sidecar.
+    A file (.mxr, MIGraphX's .json, .onnx) is read and held against the artifact.json beside it, and every disagreement
+    ends with exit code 39. An artifact.json, a cache key (or its start) or a cell of a ref (`net/migraphx-cpu/fp16/b8`,
+    `…@prod`) shows what is recorded of the artifact.
     """
     path = Path(what)
     if path.exists():
-        sidecar = _local_sidecar(path)
-    elif re.fullmatch(r"[0-9a-f]{4,64}", what):
-        with connect() as client:
-            sidecar = client.artifact(_whole_key(client, what))
-    else:
-        raise NotFound(f"no file {what}, and it is no cache key", hint="a cache key is 64 hex digits; 4 may do")
-    if as_json:
-        output.emit(sidecar)
+        sidecar, file = _beside(path)
+        _show_inspected(sidecar, file, as_json=as_json)
         return
-    for line in describe(sidecar):
-        output.say(line)
+    with connect() as client:
+        sidecar = client.artifact(_key_of(client, what))
+        if not program:
+            _show_inspected(sidecar, None, as_json=as_json)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            _show_inspected(sidecar, client.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json)
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
 
 
-def _whole_key(client: FarmClient, start: str) -> str:
-    if len(start) == 64:
-        return start
-    keys = sorted({str(cell["key"]) for cell in client.ls() if str(cell["key"]).startswith(start)})
+def _key_of(client: FarmClient, what: str) -> str:
+    """Return the cache key that a key, the start of one, or a cell of a ref means."""
+    if re.fullmatch(r"[0-9a-f]{64}", what):
+        return what
+    name, _, ref = what.partition("@")
+    cells = client.ls(ref or "latest") if "/" in name or re.fullmatch(r"[0-9a-f]{4,63}", name) else []
+    keys = sorted(
+        {str(cell["key"]) for cell in cells if cell["identifier"] == name or str(cell["key"]).startswith(name)}
+    )
     if not keys:
-        raise NotFound(f"no key in latest starts with {start}", hint="`farm ls --json` has the keys")
+        hint = "a file; or a cell or the start of a cache key, as `farm ls --json` lists them"
+        raise NotFound(f"no file {what}, and {ref or 'latest'} has no such cell or key", hint=hint)
     if len(keys) > 1:
-        raise UsageError(f"{start} is the start of {len(keys)} keys", hint=", ".join(key[:16] for key in keys[:5]))
+        raise UsageError(f"{what} means {len(keys)} artifacts", hint=", ".join(key[:16] for key in keys[:5]))
     return keys[0]
 
 
-def _local_sidecar(path: Path) -> dict[str, Any]:
-    """Read a sidecar, or the one beside a program, whose bytes are then checked."""
-    folder = path if path.is_dir() else path.parent
-    document = path if path.suffix == ".json" else folder / "artifact.json"
-    try:
-        sidecar: dict[str, Any] = json.loads(document.read_text())
-        program = sidecar["blobs"]["program"]
-    except FileNotFoundError:
-        raise NotFound(f"no {document}", hint="`farm fetch` writes it beside the program") from None
-    except (ValueError, KeyError, TypeError):
-        raise ArtifactGone(f"{document} is not a sidecar", hint="fetch it again") from None
-    if path.is_file() and path != document:
-        import hashlib
+_LARGEST_SIDECAR = 16 << 20
 
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != program["digest"]:
-            if path.name != program["path"]:
-                raise UsageError(
-                    f"{document} describes {program['path']}, not {path.name}",
-                    hint="every fetch writes its own artifact.json: fetch each program into a folder of its own",
-                )
-            raise ArtifactGone(f"{path} is not the program that {document} describes", hint="fetch it again")
+
+def _beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
+    """Return the sidecar that a path names or that lies beside it, and the program; either may be missing."""
+    if path.is_dir() or path.name == _SIDECAR:
+        return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None
+    if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
+        # MIGraphX writes programs as .json too, and a sidecar may have another name.
+        with suppress(ArtifactGone):
+            return _read_sidecar(path), None
+    document = path.with_name(_SIDECAR)
+    if not document.exists():
+        return None, path
+    sidecar = _read_sidecar(document)
+    if sidecar["blobs"]["program"]["path"] != path.name:
+        output.note(f"{document} describes {sidecar['blobs']['program']['path']}, not {path.name}: not compared")
+        return None, path
+    return sidecar, path
+
+
+_SIDECAR = "artifact.json"
+
+
+def _read_sidecar(path: Path) -> dict[str, Any]:
+    try:
+        sidecar: dict[str, Any] = json.loads(path.read_bytes())
+        if not isinstance(sidecar["blobs"]["program"]["path"], str):
+            raise TypeError
+    except FileNotFoundError:
+        raise NotFound(f"no {path}", hint="`farm fetch` writes it beside the program") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactGone(f"{path} is not a sidecar", hint="fetch it again") from None
     return sidecar
+
+
+def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_json: bool) -> None:
+    from farm.inspection import disagreements, faults, inspect_program
+
+    found, wrong = None, []
+    if file:
+        try:
+            found = inspect_program(file)
+        except UsageError as error:
+            if sidecar is None:
+                raise
+            wrong.append(error.message)
+        wrong += disagreements(sidecar, found, file) if sidecar else []
+    broken = faults(found) if found else []
+    if as_json:
+        inside = {"found": found, "disagreements": wrong, "faults": broken} if file else {}
+        output.emit({**(sidecar or {}), **inside})
+    else:
+        lines = describe(sidecar) if sidecar else []
+        if found and file:
+            lines += [*([""] if lines else []), *describe_program(file.name, found)]
+        for line in lines:
+            output.say(line)
+    for line in [*wrong, *broken]:
+        output.note(f"wrong: {render.one_line(line)}")
+    if wrong or broken:
+        raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
 
 def describe(sidecar: Mapping[str, Any]) -> list[str]:
@@ -193,6 +244,46 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
     build = f", build {sidecar['build']}" if sidecar.get("build") else ""
     rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
     return [str(sidecar["identifier"]), *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+
+
+OPERATOR_ROWS = 30
+
+
+def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
+    """Return for people what a program's file holds."""
+    rows = [("format", f"{program['format']}, {render.size(program['size'])}")]
+    if program["format"] == "onnx":
+        rows.append(
+            ("opset", ", ".join(f"{domain or 'ai.onnx'} {opset}" for domain, opset in program["opsets"].items()))
+        )
+    else:
+        rows.append(("made by", f"MIGraphX {program['migraphx_version']}, file version {program['file_version']}"))
+        copies = {True: ", copies its inputs and outputs", False: ", leaves copies to the caller", None: ""}
+        state = f"{', '.join(program['targets'])}{copies[program['offload_copy']]}" if program["compiled"] else "none"
+        rows.append(("compiled for", state))
+    rows += [("input", _port(port)) for port in program["inputs"]]
+    rows += [("output", _port({"name": "-", **port})) for port in program["outputs"]]
+    weights = program["weights"]
+    parts = ", ".join(f"{render.size(count)} {dtype}" for dtype, count in weights.items())
+    rows.append(
+        (
+            "weights",
+            f"{render.size(sum(weights.values()))}{f': {parts}' if len(weights) > 1 else ''}" if parts else "none",
+        )
+    )
+    for code in program.get("code_objects", ()):
+        kernels = render.plural(code["count"], "code object")
+        rows.append(("kernels", f"{kernels} for {', '.join(code['arches'])}, {render.size(code['size'])}"))
+    for solution in program.get("solutions", ()):
+        rows.append(("library", f"{solution['operator']} solution {solution['solution']}, {solution['count']} times"))
+    if program.get("trailing"):
+        rows.append(("behind it", f"{program['trailing']} bytes that belong to no program"))
+    for module, content in program["modules"].items():
+        counts = sorted(content["operators"].items(), key=lambda item: (-item[1], item[0]))
+        rows += [(f"in {module}", f"{count} {operator}") for operator, count in counts[:OPERATOR_ROWS]]
+        if len(counts) > OPERATOR_ROWS:
+            rows.append((f"in {module}", f"and {len(counts) - OPERATOR_ROWS} more: --json has all"))
+    return [name, *render.align([(render.one_line(what, 40), render.one_line(text)) for what, text in rows], "  ")]
 
 
 def _port(port: Mapping[str, Any]) -> str:

@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import mxr
 from .elf import identity
+from .mxr import dtype_name
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, static_shape
 from .tf_check import check_tf
@@ -47,13 +49,6 @@ _KEYWORDS = {
 _VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
 """What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
 `farm/pools.py` says what each is for."""
-
-_DTYPES = {
-    "float_type": "float32", "half_type": "float16", "double_type": "float64", "bf16_type": "bfloat16",
-    "fp8e4m3fn_type": "float8e4m3fn", "fp8e4m3fnuz_type": "float8e4m3fnuz", "fp8e5m2_type": "float8e5m2",
-    "fp8e5m2fnuz_type": "float8e5m2fnuz",
-}  # fmt: skip
-"""MIGraphX's names of types that are not numpy's with `_type` behind."""
 
 _EIGHT_BIT = ("int8", "fp8")
 _HALF = ("fp16", "bf16")
@@ -180,16 +175,13 @@ def compile(request: Request, messages: Messages) -> Result:
     gpu = request["device"].startswith("gfx")
     program, quantized = _compiled(migraphx, request, messages)
     instructions = list(_instructions(program))
-    if any(instruction.operator == "gpu::precompile_op" for instruction in instructions):
-        raise Failure(
-            "compiler_error", "the tuning database has an undecided solution: gpu::precompile_op is left over"
-        )
     if not gpu and "fp8" in precision and not any("fp8" in instruction.type for instruction in instructions):
         # `cpu` computes all in float32, and drops a conversion and its way back as if they did not round.
         raise Failure("nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding")
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
+    _refuse_broken(request["program"], request["device"])
     result = {
         **_signature(program, request),
         "weight_dtypes": _weight_dtypes(instructions),
@@ -207,6 +199,19 @@ def compile(request: Request, messages: Messages) -> Result:
 
 def _format(request: Request) -> str:
     return str(request["options"].get("format", "msgpack"))
+
+
+def _refuse_broken(path: str, device: str) -> None:
+    """Read the finished program back, and refuse what MIGraphX saves without an error and nobody can run."""
+    try:
+        found = mxr.read(path)
+    except mxr.Malformed as error:
+        raise Failure("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
+    if found["left_over"]:
+        raise Failure("compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over")
+    foreign = mxr.foreign_arches(found, device)
+    if foreign:
+        raise Failure("compiler_error", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
 def tune(request: Request, messages: Messages) -> Result:
@@ -434,7 +439,7 @@ def _weight_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for instruction in instructions:
         if instruction.operator.endswith("literal"):
-            dtype = _DTYPES.get(instruction.type, instruction.type.removesuffix("_type"))
+            dtype = dtype_name(instruction.type)
             sizes[dtype] += instruction.elements * (
                 1 if "8" in dtype and "int" not in dtype else numpy_dtype(dtype).itemsize
             )
@@ -450,9 +455,7 @@ _MOVERS = re.compile(
 
 
 def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
-    counts = Counter(
-        _DTYPES.get(i.type, i.type.removesuffix("_type")) for i in instructions if not _MOVERS.match(i.operator)
-    )
+    counts = Counter(dtype_name(i.type) for i in instructions if not _MOVERS.match(i.operator))
     return dict(counts.most_common())
 
 
@@ -500,8 +503,7 @@ def _described(name: str, shape: Any) -> dict[str, Any]:
 
 
 def _dtype(shape: Any) -> str:
-    name = str(shape.type_string())
-    return _DTYPES.get(name, name.removesuffix("_type"))
+    return dtype_name(str(shape.type_string()))
 
 
 # --- run -------------------------------------------------------------------------------------------------------

@@ -173,14 +173,19 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
 
     assert main(["fetch", "net@latest", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
     assert "checked" in capsys.readouterr().out
-    assert main(["inspect", "out/program.onnx"]) == 0
-    assert capsys.readouterr().out.startswith("net/onnxruntime-cpu/fp16/static\n")
+    # The test's worker publishes bytes that are no program, and that is said.
+    assert main(["inspect", "out/program.onnx"]) == 39
+    shown = capsys.readouterr()
+    assert shown.out.startswith("net/onnxruntime-cpu/fp16/static\n")
+    assert "is no ONNX program" in shown.err
     assert main(["fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "all", "--family"]) == 0
     assert "all/family.json  1 program, checked" in capsys.readouterr().out
-    assert main(["inspect", "all/static/program.onnx"]) == 0
+    assert main(["inspect", "all/static/artifact.json"]) == 0
     capsys.readouterr()
     key = json.loads(Path("out/artifact.json").read_text())["key"]
-    for name in (key, key[:8]):
+    assert main(["inspect", key, "--program"]) == 39
+    assert "is no ONNX program" in capsys.readouterr().err
+    for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):
         assert main(["inspect", name, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["key"] == key
 

@@ -18,6 +18,7 @@ import farm
 from farm.cli import main
 from farm.errors import EXIT_CODES
 from farm.nodes import Findings
+from tests.gpu_programs import sidecar_of, write_mxr
 
 HEAVY = {
     "boto3", "botocore", "celery", "fastapi", "httpx", "kombu", "numpy", "onnx", "onnxruntime", "pydantic", "redis",
@@ -330,24 +331,45 @@ def test_serve_refuses_to_answer_everybody(capsys: pytest.CaptureFixture[str]) -
 def test_inspect_refuses_a_program_that_its_sidecar_does_not_describe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sidecar = {"blobs": {"program": {"path": "net.onnx", "digest": "00" * 32, "size": 3}}}
+    write_mxr(tmp_path / "net.mxr")
+    sidecar = sidecar_of(tmp_path / "net.mxr") | {"offload_copy": True, "toolchain": "migraphx2.16-0123abcd"}
+    sidecar["inputs"] = [
+        {"name": "x", "dtype": "float16", "shape": [1, 3]},
+        {"name": "y", "dtype": "bool", "shape": []},
+    ]
+    sidecar["blobs"]["program"]["digest"] = "00" * 32
     (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
-    (tmp_path / "net.onnx").write_bytes(b"abc")
-    assert main(["inspect", str(tmp_path / "net.onnx")]) == 39
-    assert "is not the program" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "net.mxr"), "--json"]) == 39
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in sorted(json.loads(out)["disagreements"])] == [
+        "digest", "input x", "input y", "offload_copy", "version",
+    ]  # fmt: skip
+    assert "input x: the sidecar says float16 [1, 3], the file float32 [1, 3]" in err
 
 
 def test_inspect_knows_the_sidecar_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sidecar = {"blobs": {"program": {"path": "net.onnx", "digest": "00" * 32, "size": 3}}}
+    write_mxr(tmp_path / "other.mxr")
+    sidecar = sidecar_of(tmp_path / "other.mxr")
+    sidecar["blobs"]["program"]["path"] = "net.mxr"
     (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
-    (tmp_path / "other.onnx").write_bytes(b"abc")
-    assert main(["inspect", str(tmp_path / "other.onnx")]) == 2
-    assert "a folder of its own" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "other.mxr")]) == 0
+    assert "not compared" in capsys.readouterr().err
 
 
-def test_inspect_without_a_sidecar_says_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "net.onnx").write_bytes(b"abc")
-    assert main(["inspect", str(tmp_path / "net.onnx")]) == 4
+def test_inspect_shows_a_program_without_a_sidecar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mxr(tmp_path / "net.mxr")
+    assert main(["inspect", str(tmp_path / "net.mxr")]) == 0
+    shown = capsys.readouterr().out
+    for words in ("MIGraphX 2.15.0", "gpu, leaves copies to the caller", "gfx942:sramecc+:xnack-", "solution 85"):
+        assert words in shown
+
+
+def test_inspect_of_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("net.onnx", "net.mxr", "net.json"):
+        (tmp_path / name).write_bytes(b"abc")
+        assert main(["inspect", str(tmp_path / name)]) == 2
+        assert "is it whole?" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path)]) == 4
     assert "farm fetch" in capsys.readouterr().err
 
 

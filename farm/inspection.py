@@ -1,0 +1,123 @@
+"""What is in a compiled program's file, read without its compiler, and where its sidecar says something else."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from farm.errors import NotFound, UsageError
+from farm.runner import mxr
+
+Document = dict[str, Any]
+
+
+def inspect_program(path: Path) -> Document:
+    """Return what a program's file holds: `farm.runner.mxr.read`'s answer, or as much of it as an ONNX file has.
+
+    A MIGraphX program is read in passing, whatever its size; an ONNX program (2 GiB at most) in memory.
+
+    Raises UsageError where it is neither, NotFound where there is no such file.
+    """
+    try:
+        return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
+    except mxr.Malformed as error:
+        raise UsageError(f"{path} is no MIGraphX program: {error}", hint=_HINT) from None
+    except FileNotFoundError:
+        raise NotFound(f"no file {path}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+_HINT = "a compiled program is .mxr or .json (MIGraphX) or .onnx (ONNX Runtime); is it whole?"
+
+
+def _inspect_onnx(path: Path) -> Document:
+    from farm.runner.onnx_check import BadModel, check_onnx
+
+    try:
+        found = check_onnx(path)
+    except BadModel as error:
+        raise UsageError(f"{path} is no ONNX program: {error.message}", hint=_HINT) from None
+    return {
+        "format": "onnx",
+        "size": path.stat().st_size,
+        "opsets": found["opsets"],
+        "inputs": found["inputs"],
+        "outputs": found["outputs"],
+        "modules": {"main": {"operators": dict(sorted(found["operators"].items()))}},
+        "weights": found["weight_dtypes"],
+    }
+
+
+def faults(program: Mapping[str, Any]) -> list[str]:
+    """Return why a MIGraphX program will not run anywhere, one sentence each."""
+    found = []
+    if count := program.get("left_over"):
+        found.append(f"{count} undecided {mxr.LEFT_OVER}: tuning ended without a solution, the program does not run")
+    if names := program.get("unknown"):
+        found.append(f"operators that the parser did not know: {', '.join(names)}; what they give is garbage")
+    return found
+
+
+def disagreements(sidecar: Mapping[str, Any], program: Mapping[str, Any] | None, path: Path) -> list[str]:
+    """Return where a program's file (None where it cannot be read) is not what its sidecar says, one sentence each."""
+    blob = sidecar["blobs"]["program"]
+    found = []
+    if (size := path.stat().st_size) != blob["size"]:
+        found.append(f"size: the sidecar says {blob['size']} bytes, the file has {size}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != blob["digest"]:
+        found.append(f"digest: the sidecar says {blob['digest'][:16]}…, the file has {digest[:16]}…")
+    if program:
+        found += _ports(sidecar, program)
+        if program["format"] != "onnx":
+            found += _migraphx(sidecar, program)
+    return found
+
+
+def _migraphx(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterator[str]:
+    arch = str(sidecar.get("device", {}).get("arch", ""))
+    wanted = "gpu" if arch.startswith("gfx") else arch
+    if not program["compiled"]:
+        yield f"target: the sidecar says {wanted}, the file is not compiled"
+    elif wanted and wanted not in program["targets"]:
+        yield f"target: the sidecar says {wanted}, the file {', '.join(program['targets'])}"
+    if foreign := mxr.foreign_arches(program, arch):
+        yield f"architecture: the sidecar says {arch}, the file has kernels for {', '.join(foreign)}"
+    copies = sidecar.get("offload_copy")
+    if None not in (copies, program["offload_copy"]) and copies != program["offload_copy"]:
+        yield f"offload_copy: the sidecar says {copies}, the file {program['offload_copy']}".lower()
+    said = re.search(r"migraphx(\d+\.\d+)", str(sidecar.get("toolchain", "")))
+    version = program["migraphx_version"]
+    if said and version.split(".")[:2] != said[1].split("."):
+        yield f"version: the sidecar says MIGraphX {said[1]}, the file {version}"
+
+
+def _ports(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterator[str]:
+    said = {port["name"]: port for port in sidecar.get("inputs", ())}
+    there = {port["name"]: port for port in program["inputs"]}
+    for name in said.keys() | there.keys():
+        yield from _port(f"input {name}", said.get(name), there.get(name))
+    # MIGraphX keeps no names of outputs: they are compared by position.
+    outputs, in_file = sidecar.get("outputs", ()), program["outputs"]
+    if len(outputs) != len(in_file):
+        yield f"outputs: the sidecar says {len(outputs)}, the file has {len(in_file)}"
+        return
+    for one, other in zip(outputs, in_file, strict=True):
+        yield from _port(f"output {one['name']}", one, other)
+
+
+def _port(what: str, said: Mapping[str, Any] | None, there: Mapping[str, Any] | None) -> Iterator[str]:
+    if said is None or there is None:
+        yield f"{what}: only {'the file' if said is None else 'the sidecar'} has it"
+    elif _described(said) != _described(there):
+        yield f"{what}: the sidecar says {_described(said)}, the file {_described(there)}"
+
+
+def _described(port: Mapping[str, Any]) -> str:
+    shape = port["shape"]
+    return f"{port['dtype']} {'of any shape' if shape is None else list(shape)}"

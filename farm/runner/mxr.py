@@ -1,0 +1,559 @@
+"""A MIGraphX program (`.mxr`) read without MIGraphX, by the child that saved it and by `farm inspect` alike.
+
+The file is one msgpack map, or one JSON object: `version`, `migraphx_version`, `targets`, `contexts`, and `modules`
+with their nodes. Weights and kernels lie in the nodes as binary values: arrays of bin chunks in msgpack, `{"bytes":
+[numbers]}` in JSON. They are passed over by their length, so gigabytes of them cost no memory, and in msgpack no time.
+
+Written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before it lets go of it, and
+children have no such package. The file is not trusted: whatever it holds ends in an answer or in `Malformed`, after at
+most `MAX_VALUES` values, and never with more than one node in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+from .elf import gpu_arches
+
+MAX_NODES = 200_000
+MAX_VALUES = 20_000_000
+"""Values of a whole file: one is a number, a text, a list, a map or a chunk of bytes."""
+MAX_NODE_VALUES = 500_000
+MAX_TEXT = 1 << 20
+"""Bytes of one text; one of more than 64 counts as several values."""
+MAX_NAME = 500
+"""Characters of a name that is kept: of an operator, a module, a node."""
+MAX_RANK = 64
+MAX_DEPTH = 32
+HEAD = 4096
+"""Bytes of a binary value that are kept: enough for the header of an ELF file or of an offload bundle."""
+
+LEFT_OVER = "gpu::precompile_op"
+"""An operator that was never decided: MIGraphX saves such a program without an error, and it does not run."""
+
+_DTYPES = {
+    "float_type": "float32", "half_type": "float16", "double_type": "float64", "bf16_type": "bfloat16",
+    "fp8e4m3fn_type": "float8e4m3fn", "fp8e4m3fnuz_type": "float8e4m3fnuz", "fp8e5m2_type": "float8e5m2",
+    "fp8e5m2fnuz_type": "float8e5m2fnuz",
+}  # fmt: skip
+"""MIGraphX's names of types that are not numpy's with `_type` behind."""
+
+
+class Malformed(Exception):
+    """The file is no MIGraphX program, or a damaged one; the message says where."""
+
+
+class Binary(NamedTuple):
+    """A binary value: how long it is, and how it begins."""
+
+    size: int
+    head: bytes
+
+
+def dtype_name(migraphx_type: str) -> str:
+    """Return our name of a MIGraphX type: `float_type` -> `float32`."""
+    return _DTYPES.get(migraphx_type, migraphx_type.removesuffix("_type"))
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a program is; sizes in bytes, nothing of its weights or kernels.
+
+    `format` (`msgpack`, `json`), `size`, `trailing` (bytes behind the program), `file_version`, `migraphx_version`,
+    `targets`, `contexts`, `compiled`; of the main module `inputs` (`{"name", "dtype", "shape", "strides"}`, a
+    dynamic dimension is `1..4`), `outputs` and `output_parameters` (`main:#output_0`); `modules` by name with their
+    `operators` and counts; `code_objects` (`{"arches", "count", "size"}`), `solutions` (`{"operator", "solution",
+    "count"}`) and `weights` (bytes by dtype); `offload_copy` (None where there is no GPU to copy to); `left_over`
+    (count of undecided operators), `unknown` (operators that the parser did not know).
+
+    Raises Malformed, OSError.
+    """
+    with open(path, "rb") as file:  # noqa: PTH123
+        reader = _reader(file)
+        found = _Program(reader)
+        found.read()
+        return {"format": reader.format, "size": reader.size, "trailing": reader.trailing(), **found.summary()}
+
+
+def foreign_arches(program: Mapping[str, Any], device: str) -> list[str]:
+    """Return the architectures of those kernels that a device (`gfx90a`, `gfx90a:sramecc+:xnack-`) does not run.
+
+    A feature that either of the two does not name fits, and so do generic architectures and what cannot be told.
+    """
+    foreign = [
+        code["arches"] for code in program["code_objects"] if not any(_fits(arch, device) for arch in code["arches"])
+    ]
+    return sorted({arch for arches in foreign for arch in arches})
+
+
+def _fits(arch: str, device: str) -> bool:
+    name, *features = arch.split(":")
+    if not name.startswith("gfx") or name.endswith("generic"):
+        return True
+    wanted, *others = device.split(":")
+    signs = {feature[:-1]: feature[-1:] for feature in others}
+    return name == wanted and all(signs.get(feature[:-1], feature[-1:]) == feature[-1:] for feature in features)
+
+
+# --- the container ----------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Walks through one document: `members` and `items` step through it, `value` takes the next value whole."""
+
+    format = ""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        self.left = MAX_VALUES
+        self.left_of_value = 0
+
+    def members(self) -> Iterator[str]:
+        """Yield the keys of a map; the caller takes exactly one value after each."""
+        raise NotImplementedError
+
+    def items(self) -> Iterator[int]:
+        """Yield the positions of a list; the caller takes exactly one value after each."""
+        raise NotImplementedError
+
+    def take(self, depth: int) -> Any:
+        """Return the next value."""
+        raise NotImplementedError
+
+    def trailing(self) -> int:
+        """Return how many bytes come behind the document."""
+        raise NotImplementedError
+
+    def value(self) -> Any:
+        """Return the next value: None, bool, int, float, str, Binary, or lists and dicts of them."""
+        self.left_of_value = MAX_NODE_VALUES
+        return self.take(0)
+
+    def spend(self, depth: int, count: int = 1) -> None:
+        self.left -= count
+        self.left_of_value -= count
+        if self.left < 0:
+            raise Malformed(f"it has more than {MAX_VALUES} values")
+        if self.left_of_value < 0:
+            raise Malformed(f"one node has more than {MAX_NODE_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise Malformed(f"values lie more than {MAX_DEPTH} deep in one another")
+
+
+def _reader(file: BinaryIO) -> _Reader:
+    start = file.read(16)
+    if not start:
+        raise Malformed("the file is empty")
+    if start.lstrip().startswith(b"{"):
+        return _Json(file)
+    if start[0] & 0xF0 == 0x80 or start[0] in (0xDE, 0xDF):
+        return _Msgpack(file)
+    raise Malformed("it is neither a msgpack map nor a JSON object")
+
+
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
+    0xD3: ">q",
+}  # fmt: skip
+
+
+class _Msgpack(_Reader):
+    """https://github.com/msgpack/msgpack/blob/master/spec.md; extension types do not occur in programs."""
+
+    format = "msgpack"
+
+    def members(self) -> Iterator[str]:
+        for _ in range(self.count(self.byte(), 0x80, 0xDE, "a map")):
+            self.left_of_value = MAX_NODE_VALUES
+            yield self.key()
+
+    def items(self) -> Iterator[int]:
+        yield from range(self.count(self.byte(), 0x90, 0xDC, "a list"))
+
+    def take(self, depth: int) -> Any:  # noqa: PLR0911 (one for each kind of value)
+        self.spend(depth)
+        code = self.byte()
+        if code <= 0x7F:
+            return code
+        if code >= 0xE0:
+            return code - 0x100
+        if code <= 0x8F or code in (0xDE, 0xDF):
+            count = self.count(code, 0x80, 0xDE, "a map")
+            return {self.key(): self.take(depth + 1) for _ in range(count)}
+        if code <= 0x9F or code in (0xDC, 0xDD):
+            return _joined([self.take(depth + 1) for _ in range(self.count(code, 0x90, 0xDC, "a list"))])
+        if code <= 0xBF or 0xD9 <= code <= 0xDB:
+            return self.text(code)
+        if code in _CONSTANTS:
+            return _CONSTANTS[code]
+        if code in _NUMBERS:
+            return struct.unpack(_NUMBERS[code], self.exactly(struct.calcsize(_NUMBERS[code])))[0]
+        if 0xC4 <= code <= 0xC6:
+            return self.binary(self.number(1 << (code - 0xC4)))
+        raise Malformed(f"byte {self.file.tell() - 1} is {code:#x}, which begins no value that a program has")
+
+    def key(self) -> str:
+        self.spend(0)
+        code = self.byte()
+        if not (0xA0 <= code <= 0xBF or 0xD9 <= code <= 0xDB):
+            raise Malformed(f"the key at byte {self.file.tell() - 1} is not text")
+        return self.text(code)
+
+    def text(self, code: int) -> str:
+        size = code & 0x1F if code <= 0xBF else self.number(1 << (code - 0xD9))
+        if size > MAX_TEXT:
+            raise Malformed(f"the text at byte {self.file.tell()} has {size} bytes")
+        self.spend(0, size >> 6)
+        try:
+            return self.exactly(size).decode()
+        except UnicodeDecodeError:
+            raise Malformed(f"the text before byte {self.file.tell()} is not UTF-8") from None
+
+    def binary(self, size: int) -> Binary:
+        head = self.exactly(min(size, HEAD))
+        # Past the end a seek succeeds too.
+        if self.file.tell() + size - len(head) > self.size:
+            raise Malformed(f"it is cut: a value of {size} bytes goes beyond its end")
+        self.file.seek(size - len(head), os.SEEK_CUR)
+        return Binary(size, head)
+
+    def count(self, code: int, short: int, long: int, what: str) -> int:
+        if code & 0xF0 == short:
+            return code & 0x0F
+        if code in (long, long + 1):
+            return self.number(2 if code == long else 4)
+        raise Malformed(f"{what} should begin at byte {self.file.tell() - 1}")
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.exactly(size), "big")
+
+    def byte(self) -> int:
+        return self.exactly(1)[0]
+
+    def exactly(self, size: int) -> bytes:
+        data = self.file.read(size)
+        if len(data) < size:
+            raise Malformed(f"it is cut at byte {self.size}")
+        return data
+
+    def trailing(self) -> int:
+        return self.size - self.file.tell()
+
+
+def _joined(values: list[Any]) -> Any:
+    """Return the chunks of one binary value as one; any other list as it is."""
+    if values and all(isinstance(value, Binary) for value in values):
+        return Binary(sum(chunk.size for chunk in values), values[0].head)
+    return values
+
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SCALAR = re.compile(rb"-?[0-9][0-9.eE+-]*|true|false|null")
+_BYTES = re.compile(rb'\{\s*"bytes"\s*:\s*\[')
+_RUN = re.compile(rb"[0-9, \t\r\n]*")
+
+
+class _Json(_Reader):
+    """JSON through a window: of the numbers of a binary value only the first are looked at, the rest are counted."""
+
+    format = "json"
+    chunk = 1 << 20
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.window = b""
+        self.place = 0
+
+    def members(self) -> Iterator[str]:
+        for _ in self.separated(b"{", b"}"):
+            self.left_of_value = MAX_NODE_VALUES
+            yield self.key()
+
+    def items(self) -> Iterator[int]:
+        yield from self.separated(b"[", b"]")
+
+    def take(self, depth: int) -> Any:
+        self.spend(depth)
+        start = self.peek()
+        if start == b'"':
+            return self.text()
+        if start == b"{":
+            self.more(64)
+            if self.take_match(_BYTES):
+                return self.binary()
+            return {self.key(): self.take(depth + 1) for _ in self.separated(b"{", b"}")}
+        if start == b"[":
+            return [self.take(depth + 1) for _ in self.separated(b"[", b"]")]
+        self.more(64)
+        token = self.take_match(_SCALAR)
+        try:
+            return json.loads(token)
+        except ValueError:
+            raise Malformed(f"no value begins at byte {self.at()}") from None
+
+    def key(self) -> str:
+        self.spend(0)
+        if self.peek() != b'"':
+            raise Malformed(f"the key at byte {self.at()} is not text")
+        key = self.text()
+        self.expect(b":")
+        return key
+
+    def text(self) -> str:
+        while not (token := self.take_match(_TEXT)):
+            if len(self.window) - self.place > MAX_TEXT:
+                raise Malformed(f"the text at byte {self.at()} has more than {MAX_TEXT} bytes")
+            if not self.more(len(self.window) - self.place + 1):
+                raise Malformed(f"it is cut at byte {self.size}")
+        self.spend(0, len(token) >> 6)
+        try:
+            return str(json.loads(token))
+        except ValueError:
+            raise Malformed(f"the text before byte {self.at()} is damaged") from None
+
+    def binary(self) -> Binary:
+        commas, start = 0, b""
+        while True:
+            run = self.take_match(_RUN)
+            commas += run.count(b",")
+            if len(start) < 8 * HEAD:
+                start += run
+            if self.place < len(self.window) or not self.more(1):
+                break
+        self.expect(b"]")
+        self.expect(b"}")
+        numbers = start.split(b",", HEAD)[:HEAD]
+        if numbers == [b""] or not start.strip():
+            return Binary(0, b"")
+        try:
+            # A number that the window cut is the last one, and past the head.
+            return Binary(commas + 1, bytes(int(number) for number in numbers))
+        except ValueError:
+            raise Malformed(f"the bytes before byte {self.at()} are not numbers from 0 to 255") from None
+
+    def separated(self, opening: bytes, closing: bytes) -> Iterator[int]:
+        self.expect(opening)
+        index = 0
+        while self.peek() != closing:
+            if index:
+                self.expect(b",")
+            yield index
+            index += 1
+        self.expect(closing)
+
+    def expect(self, character: bytes) -> None:
+        if self.peek() != character:
+            raise Malformed(f"byte {self.at()} should be {character.decode()}")
+        self.place += 1
+
+    def peek(self) -> bytes:
+        while True:
+            self.take_match(_SPACE)
+            if self.place < len(self.window):
+                return self.window[self.place : self.place + 1]
+            if not self.more(1):
+                raise Malformed(f"it is cut at byte {self.size}")
+
+    def take_match(self, pattern: re.Pattern[bytes]) -> bytes:
+        found = pattern.match(self.window, self.place)
+        if not found:
+            return b""
+        self.place = found.end()
+        return found.group()
+
+    def more(self, wanted: int) -> bool:
+        """Have so many bytes in the window, if the file has them; say whether."""
+        if len(self.window) - self.place < wanted:
+            self.window = self.window[self.place :] + self.file.read(max(self.chunk, wanted))
+            self.place = 0
+        return len(self.window) - self.place >= wanted
+
+    def at(self) -> int:
+        return self.file.tell() - len(self.window) + self.place
+
+    def trailing(self) -> int:
+        rest = self.size - self.at()
+        return rest if rest > 64 or self.window[self.place :].strip() else 0
+
+
+# --- the program ------------------------------------------------------------------------------------------------
+
+
+class _Program:
+    """What has been seen of a program; nodes come one by one."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self.reader = reader
+        self.fields: dict[str, Any] = {}
+        self.modules: dict[str, Counter[str]] = {}
+        self.nodes = 0
+        self.inputs: list[dict[str, Any]] = []
+        self.output_parameters: list[str] = []
+        self.outputs: list[dict[str, Any]] = []
+        self.shapes: dict[str, dict[str, Any]] = {}
+        self.code_objects: Counter[tuple[str, ...]] = Counter()
+        self.code_bytes: Counter[tuple[str, ...]] = Counter()
+        self.solutions: Counter[tuple[str, int]] = Counter()
+        self.weights: Counter[str] = Counter()
+
+    def read(self) -> None:
+        seen = set()
+        for key in self.reader.members():
+            if key in seen:
+                raise Malformed(f"the field {key!r} is there twice")
+            seen.add(key)
+            if key == "modules":
+                self.read_modules()
+            else:
+                self.fields[key] = self.reader.value()
+            if len(seen) > 100:
+                raise Malformed("it has more than 100 fields")
+        for name in ("version", "modules"):
+            if name not in seen:
+                raise Malformed(f"it has no field {name!r}: no MIGraphX program")
+        _checked(self.fields, "version", int, "the program")
+        if "main" not in self.modules:
+            raise Malformed("it has no main module")
+
+    def read_modules(self) -> None:
+        for name in self.reader.members():
+            if name in self.modules or len(name) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
+                raise Malformed(f"it has a module too many, {name[:80]!r}")
+            self.modules[name] = Counter()
+            for key in self.reader.members():
+                if key != "nodes":
+                    self.reader.value()
+                    continue
+                for index in self.reader.items():
+                    self.nodes += 1
+                    if self.nodes > MAX_NODES:
+                        raise Malformed(f"it has more than {MAX_NODES} nodes")
+                    self.add(name, self.reader.value(), f"node {index} of module {name!r}")
+
+    def add(self, module: str, node: Any, place: str) -> None:
+        if not isinstance(node, dict):
+            raise Malformed(f"{place} is not a map")
+        operator = _checked(node, "name", str, place)
+        inner = node.get("operator")
+        if operator.endswith("::op") and isinstance(inner, dict):
+            # `ref::op` and `cpu::op` hold the operator that they run; MIGraphX's own listing shows that one.
+            operator = operator[:-2] + _checked(inner, "name", str, place)
+        self.modules[module][operator] += 1
+        for part in (*_maps(node.get("operator")), *_maps(node.get("literal"))):
+            self.add_part(operator, part, place)
+        if module == "main":
+            self.add_to_main(operator, node, place)
+
+    def add_part(self, operator: str, part: Mapping[str, Any], place: str) -> None:
+        code, data = part.get("code_object"), part.get("data")
+        if isinstance(code, Binary):
+            arches = tuple(arch[:MAX_NAME] for arch in gpu_arches(code.head)) or ("unknown",)
+            self.code_objects[arches] += 1
+            self.code_bytes[arches] += code.size
+        if isinstance(data, Binary) and isinstance(part.get("shape"), dict):
+            self.weights[dtype_name(_checked(part["shape"], "type", str, place))] += data.size
+        for field in ("solution_id", "solution_idx"):
+            if isinstance(part.get(field), int):
+                self.solutions[operator, part[field]] += 1
+
+    def add_to_main(self, operator: str, node: Mapping[str, Any], place: str) -> None:
+        if operator == "@return":
+            inputs = _checked(node, "inputs", list, place)
+            unknown = [name for name in inputs if not isinstance(name, str) or name not in self.shapes]
+            if unknown:
+                raise Malformed(f"{place} returns {unknown[0]!r}, which no node before it gives")
+            self.outputs = [self.shapes[name] for name in inputs]
+            return
+        shape = _shape(_checked(node, "shape", dict, place), place)
+        self.shapes[_checked(node, "output", str, place)] = shape
+        if operator == "@param":
+            name = _checked(_checked(node, "operator", dict, place), "parameter", str, place)
+            if "#output_" in name:
+                self.output_parameters.append(name)
+            else:
+                self.inputs.append({"name": name, **shape})
+        # Where nothing is returned in so many words, the last node is the result.
+        self.outputs = [shape]
+
+    def summary(self) -> dict[str, Any]:
+        targets = [
+            _checked(target if isinstance(target, dict) else {}, "name", str, "a target")
+            for target in _checked(self.fields, "targets", list, "the program", [])
+        ]
+        operators = sum(self.modules.values(), Counter())
+        copies = any(operators[name] for name in ("hip::copy_to_gpu", "hip::copy_from_gpu"))
+        return {
+            "file_version": self.fields["version"],
+            "migraphx_version": _checked(self.fields, "migraphx_version", str, "the program", ""),
+            "targets": targets,
+            "contexts": _checked(self.fields, "contexts", list, "the program", []),
+            "compiled": bool(targets),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "output_parameters": sorted(self.output_parameters, key=_position),
+            "modules": {name: {"operators": dict(sorted(found.items()))} for name, found in self.modules.items()},
+            "code_objects": [
+                {"arches": list(arches), "count": count, "size": self.code_bytes[arches]}
+                for arches, count in sorted(self.code_objects.items())
+            ],
+            "solutions": [
+                {"operator": operator, "solution": solution, "count": count}
+                for (operator, solution), count in sorted(self.solutions.items())
+            ],
+            "weights": dict(self.weights.most_common()),
+            "offload_copy": copies if "gpu" in targets else None,
+            "left_over": operators[LEFT_OVER],
+            "unknown": sorted(name.partition(":")[2] for name in operators if name.startswith("unknown:")),
+        }
+
+
+_KINDS = {int: "a whole number", str: "text", list: "a list", dict: "a map"}
+_MISSING = object()
+
+
+def _checked(document: Mapping[str, Any], name: str, kind: type, place: str, default: Any = _MISSING) -> Any:
+    value = document.get(name, default)
+    if value is _MISSING:
+        raise Malformed(f"{place} has no {name!r}")
+    if kind is str and isinstance(value, str) and len(value) > MAX_NAME:
+        raise Malformed(f"{name!r} of {place} has {len(value)} characters")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise Malformed(f"{name!r} of {place} is not {_KINDS[kind]}")
+    return value
+
+
+def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a map and all that lie in it; operators hold operators."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if type(value) is list else ():
+        yield from _maps(inner)
+
+
+def _shape(shape: Mapping[str, Any], place: str) -> dict[str, Any]:
+    dtype = dtype_name(_checked(shape, "type", str, place))
+    dynamic = _checked(shape, "dynamic_dimensions", list, place, [])
+    if not dynamic:
+        lens, strides = (_checked(shape, name, list, place, []) for name in ("lens", "strides"))
+        if len(lens) > MAX_RANK or not all(type(size) is int for size in (*lens, *strides)):
+            raise Malformed(f"the shape of {place} is not made of at most {MAX_RANK} whole numbers")
+        return {"dtype": dtype, "shape": lens, "strides": strides}
+    sizes: list[Any] = []
+    for size in dynamic[:MAX_RANK]:
+        low, high = (_checked(size if isinstance(size, dict) else {}, end, int, place) for end in ("min", "max"))
+        sizes.append(f"{low}..{high}" if low < high else low)
+    return {"dtype": dtype, "shape": sizes, "strides": None}
+
+
+def _position(parameter: str) -> tuple[int, str]:
+    number = parameter.rpartition("_")[2]
+    return (int(number) if number.isdecimal() and len(number) < 10 else -1, parameter)

@@ -1,0 +1,133 @@
+"""GPU programs made up for tests: no GPU, and no MIGraphX for one, wrote these files.
+
+Their form is what MIGraphX 2.15 and 2.16 write for `cpu` and `ref`; what is particular to GPUs (operators, code
+objects, solutions) follows MIGraphX's sources, `src/targets/gpu/include/migraphx/gpu/`: `code_object_op.hpp`,
+`convolution.hpp`, `hip_gemm.hpp`, `hip.hpp`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+SHAPE = {"sub_shapes": [], "dynamic_dimensions": [], "dyn_strides": []}
+
+
+def shape(*lens: int, dtype: str = "float_type") -> dict[str, Any]:
+    strides = [1] * len(lens)
+    for axis in reversed(range(len(lens) - 1)):
+        strides[axis] = strides[axis + 1] * lens[axis + 1]
+    return {"type": dtype, "lens": list(lens), "strides": strides, **SHAPE}
+
+
+def elf(flags: int) -> bytes:
+    """The header of a code object: ELF64, machine 224, `e_flags` as given."""
+    head = bytearray(64)
+    head[:5] = b"\x7fELF\x02"
+    struct.pack_into("<H", head, 18, 224)
+    struct.pack_into("<I", head, 48, flags)
+    return bytes(head) + b"\xcc" * 5000
+
+
+def bundle(*targets: str) -> bytes:
+    """An offload bundle: magic, count, then offset, size, length of id and id of each entry."""
+    entries = [struct.pack("<QQQ", 4096, 64, len(name)) + name.encode() for name in targets]
+    return b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries)) + b"".join(entries) + b"\xcc" * 5000
+
+
+GFX942 = elf(0x4C | 0x200 | 0xC00)
+
+
+def node(
+    output: str, name: str, operator: Any, lens: tuple[int, ...], inputs: tuple[str, ...] = (), **more: Any
+) -> Any:
+    kind = {"output": output, "name": name, "shape": shape(*lens), "normalized": False, "operator": operator}
+    return {**kind, "inputs": list(inputs), **more}
+
+
+def program(code: bytes = GFX942, *, offload_copy: bool = False, left_over: bool = False) -> dict[str, Any]:
+    """A convolution by MIOpen, a product by hipBLASLt and a kernel of MIGraphX's own."""
+    weights = {"shape": shape(1, 3), "data": bytes(12)}
+    convolution = {"op": {"name": "convolution", "operator": {"group": 1}}, "solution_object": b"s" * 40, "algo": 1}
+    kernel = {"code_object": code, "symbol_name": "add_kernel", "global": 64, "local": 64, "expected_inputs": []}
+    nodes = [
+        node("x", "@param", {"parameter": "x"}, (1, 3)),
+        node("@1", "hip::hip_copy_literal", {"literal": weights, "id": "main:@literal:0"}, (1, 3)),
+        node("@2", "gpu::convolution", {**convolution, "solution_id": 85}, (1, 3), ("x", "@1")),
+        node("@3", "gpu::hip_gemm", {"op": {"alpha": 1.0}, "solution_idx": 7}, (1, 3), ("@2", "@1")),
+    ]
+    out = node("main:#output_0", "@param", {"parameter": "main:#output_0"}, (1, 3))
+    if offload_copy:
+        nodes[0]["output"], copied = "@0", node("x", "hip::copy_to_gpu", [], (1, 3), ("@0",))
+        nodes.insert(1, copied)
+        out = node("@9", "hip::hip_allocate_memory", {"shape": shape(1, 3)}, (1, 3))
+    nodes += [out, node("@4", "gpu::code_object", kernel, (1, 3), ("@3", out["output"]))]
+    if left_over:
+        nodes.append(node("@5", "gpu::precompile_op", {"op": {"name": "gpu::mlir_op"}}, (1, 3), ("@4",)))
+    if offload_copy:
+        nodes.append(node("@6", "hip::copy_from_gpu", [], (1, 3), ("@4",)))
+    nodes.append(node("@7", "@return", [], (1, 3), (nodes[-1]["output"],)))
+    return {
+        "version": 7,
+        "migraphx_version": "2.15.0",
+        "targets": [{"name": "gpu"}],
+        "contexts": [{"events": 0, "streams": 1}],
+        "modules": {"main": {"name": "main", "nodes": nodes}},
+    }
+
+
+def pack(value: Any) -> bytes:
+    """msgpack the way MIGraphX writes it: binary values are lists of chunks."""
+    match value:
+        case None | True | False:
+            return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+        case int():
+            return bytes([value]) if 0 <= value < 128 else b"\xd3" + struct.pack(">q", value)
+        case float():
+            return b"\xcb" + struct.pack(">d", value)
+        case str():
+            return b"\xd9" + bytes([len(value)]) + value.encode()
+        case bytes():
+            half = len(value) // 2
+            parts = [value[:half], value[half:]] if half else [value]
+            return bytes([0x90 + len(parts)]) + b"".join(b"\xc6" + struct.pack(">I", len(one)) + one for one in parts)
+        case list():
+            return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
+        case dict():
+            return (
+                b"\xde"
+                + struct.pack(">H", len(value))
+                + b"".join(pack(part) for item in value.items() for part in item)
+            )
+    raise TypeError(value)
+
+
+def as_json(value: Any) -> bytes:
+    """JSON the way MIGraphX writes it: keys sorted, binary values as numbers."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda data: {"bytes": list(data)}).encode()
+
+
+def write_mxr(path: Path, document: dict[str, Any] | None = None) -> Path:
+    content = program() if document is None else document
+    path.write_bytes(as_json(content) if path.suffix == ".json" else pack(content))
+    return path
+
+
+def sidecar_of(path: Path) -> dict[str, Any]:
+    """The sidecar that describes `program()` in that file."""
+    blob = {"path": path.name, "digest": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+    port = {"dtype": "float32", "shape": [1, 3]}
+    return {
+        "key": "0" * 64,
+        "identifier": "net/migraphx-gfx942/fp32/static",
+        "spec": {"model": {}, "compiler": {"name": "migraphx"}, "precision": "fp32"},
+        "blobs": {"program": blob},
+        "toolchain": "rocm7.2-migraphx2.15-01234567",
+        "device": {"arch": "gfx942:sramecc+:xnack-"},
+        "inputs": [{"name": "x", **port}],
+        "outputs": [{"name": "y", **port}],
+        "offload_copy": False,
+    }
