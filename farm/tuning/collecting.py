@@ -9,7 +9,7 @@ from pathlib import Path
 from farm.logging import get_logger
 from farm.tuning.database import TuningDatabase
 from farm.tuning.files import Dropped, read_folder
-from farm.tuning.records import Log, Session, Snapshot, Source, Store, Work
+from farm.tuning.records import Log, Session, Snapshot, Source, Work
 
 log = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Collector:
     def collect(self, work: Work) -> int:
         """Commit the records that are new since the last call, if any; return how many those are.
 
-        `work` is what this attempt's tuning has done so far; the number of operations tuned is counted here.
+        `work` is what this attempt's tuning has done so far.
         """
         return self._collect(work, ended=False)
 
@@ -75,9 +75,7 @@ class Collector:
         if new:
             spent = max(work.seconds - self._session.work.seconds, 0.0) / len(new)
             new = new.measured_by(replace(self._source, when=now, seconds=round(spent, 3)))
-        # A solver's parameters are no operation: its find-db record counts.
-        operations = len(new) - new.counts()[Store.PERF_DB]
-        session = replace(self._session, until=now, work=replace(work, tuned=self._session.work.tuned + operations))
+        session = replace(self._session, until=now, work=work)
         self._database.commit(Snapshot(new.tables, Log({session.id: session})))
         self._known, self._session = new.over(self._known), session
         return len(new)

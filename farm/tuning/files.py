@@ -10,7 +10,8 @@ what they drop. Formats, from the sources of these libraries:
 - problem cache, SQLite (`sqlite_problem_cache.cpp`): a table `solutions(device_key, problem_key, solution)`, each
   column the same as JSON text;
 - find-db and perf-db, text (MIOpen `src/db_record.cpp`, `src/db.cpp`): a line `KEY=ID:VALUES;ID:VALUES` for each
-  problem, of which the first counts.
+  problem, of which the first counts;
+- the farm's own (`OBJECTS`), a JSON object.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from farm.tuning.records import Place, Record, Snapshot, Source, Store, Table
 
 PROBLEM_CACHE = "problem_cache.json"
 """The problem cache's name in a folder of ours: `MIGRAPHX_PROBLEM_CACHE` points there."""
+
+OBJECTS = {Store.ONNXRUNTIME: "onnxruntime.json", Store.SLICES: "slices.json"}
+"""Stores of our own, and their files in a folder: one JSON object each, `{key: value}`."""
 
 SQLITE_SUFFIXES = (".db", ".sqlite")
 """By these MIGraphX knows a problem cache that is a SQLite database."""
@@ -147,13 +151,17 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     elif caches:
         path.write_text(_entries_json(caches[""]))
     for (store, file), table in snapshot.tables.items():
-        if store is not Store.PROBLEM_CACHE and table:
+        if store in OBJECTS:
+            write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
+        elif store is not Store.PROBLEM_CACHE and table:
             (folder / file).write_text(_miopen_text(store, table))
 
 
 def _reader(path: Path) -> Callable[[Path, Source, Dropped], list[Record]] | None:
     if miopen_name(path.name):
         return _read_miopen
+    if path.name in OBJECTS.values():
+        return _read_object
     if path.suffix == ".json":
         return _read_json
     return _read_sqlite if path.suffix in SQLITE_SUFFIXES else None
@@ -281,6 +289,29 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
             database.executemany("INSERT INTO solutions VALUES (?, ?, ?)", rows)
 
 
+# --- the farm's own ---------------------------------------------------------------------------------------------
+
+
+def write_object(folder: Path, store: Store, values: Mapping[str, Any]) -> None:
+    """Write a store of our own. A reader sees the file before or after, never half of it."""
+    partial = folder / f"{OBJECTS[store]}.partial"
+    partial.write_text(
+        "{" + ",\n".join(f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items()) + "}\n"
+    )
+    partial.replace(folder / OBJECTS[store])
+
+
+def _read_object(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+    store = next(store for store, name in OBJECTS.items() if name == path.name)
+    data = _bytes(path, dropped)
+    try:
+        values = json.loads(data or b"{}")
+        return [Record(store, "", key, canonical(value), source) for key, value in values.items()]
+    except (ValueError, AttributeError, RecursionError):
+        dropped.broken += 1
+        return []
+
+
 # --- MIOpen -----------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +375,8 @@ def _bytes(path: Path, dropped: Dropped) -> bytes | None:
 def check_place(place: Place) -> str:
     """Say what is wrong with the place of a table that came from outside; nothing where all is right."""
     store, file = place
+    if store in OBJECTS:
+        return "" if not file else f"{store} has one table, not one for {file!r}"
     if store is not Store.PROBLEM_CACHE:
         named = miopen_name(file)
         return "" if named and named.store is store else f"{file!r} does not name a {store} of MIOpen"
@@ -356,6 +389,9 @@ def check_record(store: Store, key: str, value: str) -> str:
         parts = _parsed(key), _parsed(value)
         whole = isinstance(parts[0], dict) and parts[0].keys() == {"name", "problem"} and parts[1] is not None
         return "" if whole else f"no entry of a problem cache: {key[:80]}"
+    if store in OBJECTS:
+        whole = re.fullmatch(r"[0-9a-f]{64}", key) is not None and isinstance(_parsed(value), dict)
+        return "" if whole else f"no record of {store}: {key[:80]}"
     line = f"{key}={value}" if store is Store.FIND_DB else f"{key}:{value}"
     return "" if _parse_line(line) else f"no record of a {store}: {line[:80]}"
 

@@ -22,6 +22,10 @@ class Store(StrEnum):
     """MIOpen's user find-db. Key: the problem; value: its whole record, `ID:time_ms,workspace,algorithm;…`."""
     PERF_DB = "perf_db"
     """MIOpen's user perf-db. Key: `PROBLEM=SOLVER`; value: the solver's parameters."""
+    ONNXRUNTIME = "onnxruntime"
+    """What ONNX Runtime's candidates took. Key: the slice; value: canonical JSON of `{candidate: seconds}`."""
+    SLICES = "slices"
+    """Slices that were tuned to their end. Key: the slice; value: canonical JSON of `{"operations", "seconds"}`."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,10 +64,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What tuning cost and saved, in operations and seconds.
+    """What tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
 
-    `known` operations came from the database, `tuned` were tuned now, `untunable` have nothing to tune. `saved` is
-    what the known ones took when they were measured.
+    `known` operations came from the database, `tuned` were tuned now, `untunable` left nothing to keep. `saved` is
+    what the known ones took when they were tuned.
     """
 
     known: int = 0
