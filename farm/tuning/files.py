@@ -46,6 +46,7 @@ _MIOPEN_NAME = re.compile(
 _KINDS = {"ufdb": Store.FIND_DB, "udb": Store.PERF_DB}
 _DEVICE_KEYS = {"device_name", "gfx_name", "cu_count", "wavefront_size"}
 _LINE = re.compile(r"(?P<key>[!-<>-~]+)=(?P<contents>[ -~]+)")
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _SQLITE_STEPS = 200_000_000
 """Steps of SQLite's machine after which a file is taken for hostile: reading a million rows takes some ten million."""
 
@@ -172,7 +173,7 @@ def _reader(path: Path) -> Callable[[Path, Source, Dropped], list[Record]] | Non
 
 def canonical(value: Any) -> str:
     """Return a record's one spelling of a JSON value: sorted keys, no white space, ASCII; numbers keep their type."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _encode(value)
 
 
 def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:

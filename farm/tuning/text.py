@@ -1,10 +1,12 @@
 """A snapshot as text: how it is stored and travels.
 
-Lines of tab-separated fields, so that a head of 50 MB is read in a moment, and by people with `gzip -dc`:
+Lines of tab-separated fields (no key or value has a tab or a newline), so that a head of 50 MB is read in a
+moment, and by people with `gzip -dc`:
 
     {"schema": 1, "sources": [[when, worker, job, toolchain, seconds], …], "sessions": […], "days": {…}, "folded": ""}
-    @<store> TAB <file>                            the records of one table follow
+    @@ TAB <store> TAB <file>                      the records of one table follow
     <number of its source> TAB <key> TAB <value>
+    @@ TAB end                                     without it, the text was cut
 
 Tables, and keys in them, are sorted, so that equal snapshots are equal bytes.
 """
@@ -22,6 +24,8 @@ from farm.tuning.files import check_place, check_record
 from farm.tuning.records import Day, Entry, Log, Place, Session, Snapshot, Source, Store, Work
 
 SCHEMA = 1
+
+_MARK, _END = "\n@@\t", "end"
 
 TEXT_LIMIT = 2 << 30
 """Bytes of unpacked text that are read at most."""
@@ -56,26 +60,26 @@ def write(snapshot: Snapshot) -> str:
         "days": {name: [day.sessions, list(astuple(day.work))] for name, day in sorted(log.days.items())},
         "folded": log.folded,
     }
-    lines = [json.dumps(header, sort_keys=True)]
+    parts = [json.dumps(header, sort_keys=True)]
     for (store, file), table in sorted(snapshot.tables.items()):
-        lines.append(f"@{store}\t{file}")
-        lines += [f"{numbers[source]}\t{key}\t{value}" for key, (value, source) in sorted(table.items())]
-    lines.append("")
-    return "\n".join(lines)
+        lines = [f"{numbers[source]}\t{key}\t{value}" for key, (value, source) in sorted(table.items())]
+        parts.append("\n".join([f"{store}\t{file}", *lines]))
+    return _MARK.join([*parts, _END])
 
 
 def read(data: bytes) -> Snapshot:
     """Read back what `write` wrote. Raises UsageError for anything else."""
     try:
-        header, *lines = data.decode().split("\n")
-        if lines.pop():
+        header, *parts, end = data.decode().split(_MARK)
+        if end != _END:
             raise ValueError("it is cut")
         document = json.loads(header)
         if document["schema"] != SCHEMA:
             raise ValueError(f"its schema is {document['schema']}, this farm reads {SCHEMA}")
-        return Snapshot(_tables(lines, [Source(*fields) for fields in document["sources"]]), _log(document))
+        sources = {str(number): Source(*fields) for number, fields in enumerate(document["sources"])}
+        return Snapshot(dict(_table(part, sources) for part in parts), _log(document))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise UsageError(f"not a snapshot of a tuning database: {error}") from None
+        raise UsageError(f"not a snapshot of a tuning database: {error!r}") from None
 
 
 def check(snapshot: Snapshot) -> None:
@@ -88,18 +92,14 @@ def check(snapshot: Snapshot) -> None:
             raise UsageError(f"not a snapshot of a tuning database: {wrong}")
 
 
-def _tables(lines: list[str], sources: list[Source]) -> dict[Place, dict[str, Entry]]:
-    by_number = {str(number): source for number, source in enumerate(sources)}
-    tables: dict[Place, dict[str, Entry]] = {}
-    table: dict[str, Entry] = {}
-    for line in lines:
-        number, key, *rest = line.split("\t")
-        if rest:
-            (value,) = rest
-            table[key] = value, by_number[number]
-        else:
-            table = tables.setdefault((Store(number.removeprefix("@")), key), {})
-    return tables
+def _table(part: str, sources: dict[str, Source]) -> tuple[Place, dict[str, Entry]]:
+    store, file = part.partition("\n")[0].split("\t")
+    # All lines at once: a loop over them takes three times as long.
+    fields = part.replace("\n", "\t").split("\t")[2:]
+    if len(fields) != 3 * part.count("\n"):
+        raise ValueError("a line has not three fields")
+    values = zip(fields[2::3], map(sources.__getitem__, fields[0::3]), strict=True)
+    return (Store(store), file), dict(zip(fields[1::3], values, strict=True))
 
 
 def _log(document: dict[str, Any]) -> Log:

@@ -1,0 +1,207 @@
+"""How fast the tuning database merges and restores, and whether anything is lost when many write at once.
+
+    python tests/benchmarks/tuning.py [--records 400000] [--head 50] [--races 500] [--kills 40]
+
+Each figure is taken in a process of its own, so its memory is its own, beside a baseline in the same run that
+does with plain JSON what cannot be left out. The S3 server is an embedded SeaweedFS; a warm head is in its
+page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farm import embedded
+from farm.artifacts.s3 import S3Store
+from farm.tuning.database import TuningDatabase
+from farm.tuning.files import canonical, read_folder, write_folder
+from farm.tuning.records import Record, Snapshot, Source, Store
+
+POOL = ("main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", "quick")
+FIND_DB = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
+PERF_DB = "gfx942130.HIP.3_5_1_4dddc24.udb.txt"
+
+
+def main() -> None:
+    """Run what was asked for and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=400_000)
+    parser.add_argument("--head", type=int, default=50, help="MB of the files that are restored")
+    parser.add_argument("--races", type=int, default=500, help="commits at once; 0 leaves them out")
+    parser.add_argument("--kills", type=int, default=40, help="writers killed; 0 leaves them out")
+    parser.add_argument("--one", choices=MEASURES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--endpoint", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(MEASURES[options.one](options)))
+        return
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.machine()}")
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        os.environ |= {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+        keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+        weed = embedded.start_weed(options.folder / "s3", *keys, bucket="farm")
+        options.endpoint = weed.url
+        try:
+            report(options)
+        finally:
+            weed.stop()
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print each figure beside its baseline."""
+    run("folders", options)
+    merge, plain = run("merge", options), run("plain merge", options)
+    print(f"merging {options.records} records from two folders into one: {merge['seconds']:.1f} s", end="")
+    print(f" ({plain['seconds']:.1f} s for plain json load, dict update, dump: {ratio(merge, plain)}),", end="")
+    print(f" {merge['rss']:.0f} MiB RSS ({plain['rss']:.0f})")
+    run("head", options)
+    restore, plain = run("restore", options), run("plain restore", options)
+    print(f"restoring {restore['size'] / 1e6:.0f} MB of files, {restore['records']} records:", end="")
+    print(f" {restore['seconds']:.2f} s ({plain['seconds']:.2f} s for plain json load and dump:", end="")
+    print(f" {ratio(restore, plain)}), {restore['rss']:.0f} MiB RSS ({plain['rss']:.0f})")
+
+
+def ratio(ours: dict[str, Any], plain: dict[str, Any]) -> str:
+    """Return how often ours takes as long."""
+    return f"{ours['seconds'] / plain['seconds']:.2f} times"
+
+
+def run(name: str, options: argparse.Namespace) -> Any:
+    """Take one measure in a process of its own."""
+    command = [sys.executable, __file__, "--one", name, "--folder", str(options.folder)]
+    command += ["--endpoint", options.endpoint, "--records", str(options.records), "--head", str(options.head)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout.splitlines()[-1])  # Before it, the farm's own log.
+
+
+def workload(number: int) -> tuple[dict[str, Any], str]:
+    """Return an entry of a problem cache that looks like those of rocMLIR."""
+    problem = f"gfx942:sramecc+:xnack-\t304\t8\tconv -F 1 -f GNC01 -I NGC01 -O NGC01 --n {number} --c 64 --H 56 --W 56"
+    return {"name": "gpu::mlir_op", "problem": problem}, f"v4:64,{number % 256},8,16,16,1,1,1,1"
+
+
+def two_folders(options: argparse.Namespace) -> list[Path]:
+    """Write what two attempts left: half the records are in both."""
+    folders = []
+    for part, (first, last) in enumerate([(0, 2), (1, 3)]):
+        folder = options.folder / f"part{part}"
+        folders.append(folder)
+        if folder.exists():
+            continue
+        third = options.records // 3
+        source = Source("2026-01-01T00:00:00+00:00", "worker", f"job{part}")
+        records = []
+        for number in range(first * third, last * third):
+            key, solution = workload(number)
+            records.append(Record(Store.PROBLEM_CACHE, "", canonical(key), canonical(solution), source))
+        write_folder(Snapshot.of(records), folder)
+    return folders
+
+
+def merge(options: argparse.Namespace) -> dict[str, float]:
+    """Read both folders, merge them through the database, write the result."""
+    folders = two_folders(options)
+    database = TuningDatabase(store(options), "main", *POOL[1:3], "merge")
+
+    def work() -> None:
+        for number, folder in enumerate(folders):
+            database.commit(read_folder(folder, Source(f"2026-01-0{number + 1}")).snapshot)
+        database.merge()
+        database.restore(options.folder / "merged")
+
+    return measured(work)
+
+
+def plain_merge(options: argparse.Namespace) -> dict[str, float]:
+    """Do the same with nothing but dicts."""
+    folders = two_folders(options)
+
+    def work() -> None:
+        known: dict[str, Any] = {}
+        for folder in folders:
+            for key, solution in json.loads((folder / "problem_cache.json").read_text()):
+                known.setdefault(json.dumps(key), solution)
+        entries = [[json.loads(key), solution] for key, solution in known.items()]
+        (options.folder / "plain.json").write_text(json.dumps(entries))
+
+    return measured(work)
+
+
+def head(options: argparse.Namespace) -> dict[str, float]:
+    """Make a head whose files have so many MB."""
+    records, size, number = [], 0, 0
+    source = Source("2026-01-01T00:00:00+00:00", "worker", "job")
+    while size < options.head * 1e6:
+        key, solution = workload(number)
+        record = Record(Store.PROBLEM_CACHE, "", canonical(key), canonical(solution), source)
+        records.append(record)
+        size += len(record.key) + len(record.value)
+        if number % 4 == 0:
+            contents = f"ConvBinWinogradRxSf2x3g1:{number % 97 / 100 + 0.01},0,miopenConvolutionFwdAlgoWinograd"
+            records.append(
+                Record(Store.FIND_DB, FIND_DB, f"64-56-56-3x3-{number}-56-56-1-NCHW-FP16-F", contents, source)
+            )
+            size += len(contents) + 40
+        number += 1
+    database = TuningDatabase(store(options), *POOL)
+    database.commit(Snapshot.of(records))
+    return {"records": database.merge().records}
+
+
+def restore(options: argparse.Namespace) -> dict[str, float]:
+    """Restore that head into an empty folder."""
+    database, folder = TuningDatabase(store(options), *POOL), options.folder / "restored"
+    figures = measured(lambda: database.restore(folder))
+    records = len(read_folder(folder, Source("")).snapshot)
+    return {**figures, "size": sum(path.stat().st_size for path in folder.iterdir()), "records": records}
+
+
+def plain_restore(options: argparse.Namespace) -> dict[str, float]:
+    """Load and dump the restored problem cache."""
+    path = options.folder / "restored" / "problem_cache.json"
+    return measured(lambda: (options.folder / "plain.json").write_text(json.dumps(json.loads(path.read_text()))))
+
+
+def measured(work: Callable[[], object]) -> dict[str, float]:
+    """Run something once; return its seconds, and the process's highest memory in MiB."""
+    start = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def store(options: argparse.Namespace) -> S3Store:
+    """Return the artifact store on the benchmark's server."""
+    return S3Store(
+        bucket="farm",
+        endpoint=options.endpoint,
+        access_key=os.environ["AWS_ACCESS_KEY_ID"],
+        secret_key=os.environ["AWS_SECRET_ACCESS_KEY"],
+    )
+
+
+MEASURES: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "folders": lambda options: [str(path) for path in two_folders(options)],
+    "merge": merge,
+    "plain merge": plain_merge,
+    "head": head,
+    "restore": restore,
+    "plain restore": plain_restore,
+}
+
+if __name__ == "__main__":
+    main()
