@@ -24,7 +24,7 @@ from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.spec import digest_of
-from farm.steps import OnPhase, StepEnded, Steps, reference_recipe
+from farm.steps import Children, OnPhase, StepEnded, Steps, reference_recipe
 
 log = get_logger(__name__)
 
@@ -75,17 +75,9 @@ class Executor:
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
         try:
             with self._running.one_more(), self._gpus.one(attempt.order["spec"]["device"], cancelled) as gpu:
-                steps = Steps(
-                    attempt.order,
-                    folder,
-                    self._settings,
-                    attempt.limits,
-                    on_phase,
-                    cancelled,
-                    gpu=gpu,
-                    environment=_after_a_crash(attempt),
-                )
-                return _Run(attempt, steps, self._artifacts, self._cache, self._running).outcome()
+                environment = {**_after_a_crash(attempt), **attempt.order["spec"]["env"]}
+                children = Children(folder, self._settings, attempt.limits, on_phase, cancelled, gpu, environment)
+                return _Run(attempt, children, self._artifacts, self._cache, self._running).outcome()
         except NoSuchGpu as error:
             return Outcome.failure(FailureKind.TOOLCHAIN_MISMATCH, str(error))
         finally:
@@ -106,20 +98,21 @@ class _Run:
     """One attempt under way: lookup, fetch, reference, compile, evaluate, publish."""
 
     def __init__(
-        self, attempt: Attempt, steps: Steps, artifacts: ArtifactStore, cache: NodeCache, running: Running
+        self, attempt: Attempt, children: Children, artifacts: ArtifactStore, cache: NodeCache, running: Running
     ) -> None:
         self.attempt = attempt
         self.order = attempt.order
-        self.steps = steps
-        self.folder = steps.folder
+        self.children = children
+        self.steps = Steps(attempt.order, children)
+        self.folder = children.folder
         self.artifacts = artifacts
         self.cache = cache
         self.running = running
 
     def outcome(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
-        self.steps.log_path.write_text(f"{self.order['identifier']} attempt {self.attempt.number}\n")
-        self.attempt.tail.follow(self.steps.log_path)
+        self.children.log_path.write_text(f"{self.order['identifier']} attempt {self.attempt.number}\n")
+        self.attempt.tail.follow(self.children.log_path)
         try:
             return self._lookup() or self._make()
         except StepEnded as ended:
@@ -132,15 +125,15 @@ class _Run:
             return self._with_log(Outcome.failure(FailureKind.INTERNAL, f"the worker's disk: {error}"))
 
     def _make(self) -> Outcome:
-        with self.steps.phase(Phase.FETCHING):
+        with self.children.phase(Phase.FETCHING):
             model, calibration, samples = self._fetch()
-        with self.steps.phase(Phase.VERIFYING):
+        with self.children.phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
-        with self.steps.phase(Phase.COMPILING):
+        with self.children.phase(Phase.COMPILING):
             compiled = self.steps.compile(model, calibration)
-        with self.steps.phase(Phase.MEASURING):
+        with self.children.phase(Phase.MEASURING):
             evaluated, shared = self._evaluate(compiled, reference)
-        with self.steps.phase(Phase.UPLOADING):
+        with self.children.phase(Phase.UPLOADING):
             return self._publish(self.steps.record(compiled, evaluated, shared=shared))
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -193,8 +186,8 @@ class _Run:
             json.dumps({"order": self.order, "key": self.attempt.key, "farm": farm.__version__}, indent=1)
         )
         blobs["reproduction"] = self._blob(reproduction)
-        blobs["log"] = self._blob(self.steps.log_path)
-        if self.steps.cancelled.is_set():
+        blobs["log"] = self._blob(self.children.log_path)
+        if self.children.cancelled.is_set():
             raise StepEnded(None)
         attempt = self.attempt
         sidecar = {
@@ -209,7 +202,7 @@ class _Run:
         }
         published = self.artifacts.publish(attempt.namespace, sidecar)
         return Outcome.success(
-            facts(published.sidecar), hit=published.adopted, log=blobs["log"]["digest"], phases=self.steps.phases
+            facts(published.sidecar), hit=published.adopted, log=blobs["log"]["digest"], phases=self.children.phases
         )
 
     # --- tools --------------------------------------------------------------------------------------------------
@@ -223,11 +216,13 @@ class _Run:
         if outcome.end is AttemptEnd.CANCELLED:
             return outcome
         try:
-            digest = self._blob(self.steps.log_path)["digest"]
+            digest = self._blob(self.children.log_path)["digest"]
         except (FarmFault, OSError) as error:
             log.warning("log not uploaded", error=str(error))
             digest = ""
-        return Outcome(outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.steps.phases)
+        return Outcome(
+            outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.children.phases
+        )
 
 
 def _after_a_crash(attempt: Attempt) -> dict[str, str]:

@@ -39,13 +39,12 @@ class StepEnded(Exception):
 
 
 @dataclass
-class Steps:
-    """One cell on its way through the children; every step raises StepEnded where its child does not answer.
+class Children:
+    """Runs requests in children, one after the other, in one folder; `limits` hold for all of them together.
 
-    `limits` hold for all steps together. `gpu` is what the children are pinned to, `environment` is added to theirs.
+    `gpu` is what they are pinned to, `environment` is added to theirs.
     """
 
-    order: Mapping[str, Any]
     folder: Path
     settings: Settings
     limits: Limits
@@ -56,17 +55,15 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.log_path = self.folder / "log.txt"
-        self.sample = self.folder / "sample.npz"
-        """One sample with its right outputs; `evaluate` leaves it."""
         self.phases: dict[str, float] = {}
         self.peak_memory = 0
         self.started_at = datetime.now(UTC)
         self._started = time.monotonic()
-        self._checked = False
-        spec = self.order["spec"]
-        extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
-        self.program = self.folder / f"{self.order['identifier'].replace('/', '--')}{extension}"
-        """The compiled program; `compile` leaves it."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it all began."""
+        return round(time.monotonic() - self._started, 3)
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -80,26 +77,9 @@ class Steps:
         finally:
             self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
 
-    def reference(self, model: Path, samples: Path | None, path: Path) -> None:
-        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
-        self.ask(reference_request(self.order, model, samples, path))
-        self._checked = True
-
-    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
-        """Quantize, tune, compile and save the program."""
-        if not self._checked and self.order["spec"]["compiler"]["name"] == "migraphx" and self.settings.migraphx_python:
-            # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
-            self.ask(check_request(self.order, model))
-        return self.ask(compile_request(self.order, model, calibration, self.program))
-
-    def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
-        """Load the program from its file, compare it with the reference, and measure it."""
-        seconds = self.settings.measure_seconds
-        return self.ask(evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds))
-
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one request in a child and return its answer."""
-        left = self.limits["time"] - (time.monotonic() - self._started) if self.limits["time"] else 0.0
+        """Run one request in a child and return its answer. Raises StepEnded where there is none."""
+        left = self.limits["time"] - self.seconds if self.limits["time"] else 0.0
         migraphx = request["compiler"] == "migraphx"
         end = run_child(
             {
@@ -110,7 +90,7 @@ class Steps:
             },
             log_path=self.log_path,
             python=self.settings.migraphx_python if migraphx else "",
-            environment={**self.environment, **self.order["spec"]["env"]},
+            environment=self.environment,
             limits=ChildLimits(
                 time=max(left, 0.001) if self.limits["time"] else 0.0,
                 memory=self.limits["memory"],
@@ -125,6 +105,45 @@ class Steps:
         if end.result is not None and end.ok:
             return end.result
         raise StepEnded(classify(end))
+
+    def _told(self, message: Mapping[str, Any]) -> None:
+        self.on_phase(Phase(message["phase"]), message.get("progress"), message.get("detail") or "")
+
+
+class Steps:
+    """One cell on its way through the children; every step raises StepEnded where its child does not answer."""
+
+    def __init__(self, order: Mapping[str, Any], children: Children) -> None:
+        self.order = order
+        self.children = children
+        self.sample = children.folder / "sample.npz"
+        """One sample with its right outputs; `evaluate` leaves it."""
+        spec = order["spec"]
+        extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+        self.program = children.folder / f"{order['identifier'].replace('/', '--')}{extension}"
+        """The compiled program; `compile` leaves it."""
+        self._checked = False
+
+    def reference(self, model: Path, samples: Path | None, path: Path) -> None:
+        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
+        self.children.ask(reference_request(self.order, model, samples, path))
+        self._checked = True
+
+    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+        """Quantize, tune, compile and save the program."""
+        if (
+            not self._checked
+            and self.order["spec"]["compiler"]["name"] == "migraphx"
+            and self.children.settings.migraphx_python
+        ):
+            # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
+            self.children.ask(check_request(self.order, model))
+        return self.children.ask(compile_request(self.order, model, calibration, self.program))
+
+    def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
+        """Load the program from its file, compare it with the reference, and measure it."""
+        seconds = self.children.settings.measure_seconds
+        return self.children.ask(evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds))
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
@@ -149,17 +168,14 @@ class Steps:
             if spec["verification"]
             else None,
             "measurements": _measurements(evaluated["measurements"], shared=shared),
-            "peak_memory": self.peak_memory,
-            "phases": self.phases,
-            "seconds": round(time.monotonic() - self._started, 3),
+            "peak_memory": self.children.peak_memory,
+            "phases": self.children.phases,
+            "seconds": self.children.seconds,
             "node": socket.gethostname(),
-            "started": self.started_at.isoformat(timespec="seconds"),
+            "started": self.children.started_at.isoformat(timespec="seconds"),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
-
-    def _told(self, message: Mapping[str, Any]) -> None:
-        self.on_phase(Phase(message["phase"]), message.get("progress"), message.get("detail") or "")
 
 
 # --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------
