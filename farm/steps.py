@@ -26,7 +26,7 @@ from farm.settings import Settings
 
 OnPhase = Callable[[Phase, float | None, str], None]
 
-_ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
+ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""
 
 
@@ -77,8 +77,11 @@ class Children:
         finally:
             self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one request in a child and return its answer. Raises StepEnded where there is none."""
+    def ask(self, request: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Run one request in a child, with `environment` for this one beside that of all, and return its answer.
+
+        Raises StepEnded where there is none.
+        """
         left = self.limits["time"] - self.seconds if self.limits["time"] else 0.0
         migraphx = request["compiler"] == "migraphx"
         end = run_child(
@@ -90,7 +93,7 @@ class Children:
             },
             log_path=self.log_path,
             python=self.settings.migraphx_python if migraphx else "",
-            environment=self.environment,
+            environment={**self.environment, **(environment or {})},
             limits=ChildLimits(
                 time=max(left, 0.001) if self.limits["time"] else 0.0,
                 memory=self.limits["memory"],
@@ -190,7 +193,7 @@ def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def reference_request(order: Mapping[str, Any], model: Path, samples: Path | None, reference: Path) -> dict[str, Any]:
     """Ask for sample inputs and their right outputs, written to `reference`; checks the model too."""
-    verification = order["spec"]["verification"] or {"samples": _ONE_SAMPLE, "reference": "none"}
+    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE, "reference": "none"}
     return _request(
         order,
         "reference",

@@ -75,6 +75,7 @@ def run_action(request: Request, messages: Messages) -> Result:
         "tune": _tune,
         "compile": _compile,
         "evaluate": _evaluate,
+        "bench": _bench,
     }
     return actions[request["action"]](request, messages)
 
@@ -226,6 +227,21 @@ def _evaluate(request: Request, messages: Messages) -> Result:
         "measurements": measurements,
         "peak_memory": _peak_memory(),
     }
+
+
+def _bench(request: Request, messages: Messages) -> Result:
+    from .bench import bench
+
+    return {**bench(request, messages, _load_any), "peak_memory": _peak_memory()}
+
+
+def _load_any(request: Request) -> Program:
+    """Load a compiled program, or the original model where there is none."""
+    module = compiler_module(request)
+    if request["program"]:
+        return module.load(request)
+    check_model(request)
+    return module.load_reference(request)
 
 
 def _measure(

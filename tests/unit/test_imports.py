@@ -24,7 +24,19 @@ HOMES = {
 }
 """One library, one room."""
 
-PURE = ["spec", "pools", "jobs/state", "matrix", "plan", "verdict", "verification", "family", "sweep", "tuning/records"]
+PURE = [
+    "spec",
+    "pools",
+    "jobs/state",
+    "matrix",
+    "plan",
+    "verdict",
+    "verification",
+    "family",
+    "sweep",
+    "tuning/records",
+    "comparison",
+]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
 
 

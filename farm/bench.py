@@ -1,0 +1,179 @@
+"""Bench: how fast programs are on this machine, each alone and in turns with others.
+
+Everything runs in children. Programs that can live in one process take turns in one; others (another interpreter,
+another environment, which compilers read once) take turns process by process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.comparison import MIN_ROUNDS, distribution
+from farm.settings import Settings
+from farm.steps import ONE_SAMPLE, Children
+
+FIRST_RUNS = 10
+ROUNDS = 20
+PROCESS_ROUNDS = 10
+"""Rounds where every turn is a process of its own, which loads its program first."""
+PATIENCE = 120.0
+"""Seconds that the fewest telling rounds may take beyond the time asked for; slower programs get one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A program, or a model as it is (`program` None), that is measured.
+
+    `request` is what a child has to know of it beside its file: model, inputs, batch, options, outputs, samples.
+    """
+
+    name: str
+    compiler: str
+    device: str
+    program: Path | None
+    request: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Samples that one run takes."""
+        return int(self.request["batch"] or 1)
+
+    def as_request(self) -> dict[str, Any]:
+        """Return it as part of a request."""
+        program = str(self.program) if self.program else None
+        return {**self.request, "compiler": self.compiler, "device": self.device, "program": program}
+
+
+def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Contestant:
+    """Return an artifact's program as a contestant; it runs on the sample beside it, where there is one."""
+    spec = sidecar["spec"]
+    return Contestant(
+        name or str(sidecar["identifier"]),
+        spec["compiler"]["name"],
+        str(spec["device"]["arch"]).partition(":")[0],
+        program,
+        {
+            **{field: spec[field] for field in ("inputs", "batch", "options")},
+            "model": {"format": spec["model"]["format"]},
+            "outputs": [output["name"] for output in sidecar["outputs"]],
+            "samples": _samples(sidecar, program.parent),
+        },
+        spec["env"],
+    )
+
+
+def original_of(sidecar: Mapping[str, Any], model: Path, program: Path) -> Contestant:
+    """Return the model that an artifact was made from, as ONNX Runtime runs it, on the same sample."""
+    spec = sidecar["spec"]
+    return Contestant(
+        "onnxruntime",
+        "onnxruntime",
+        "cpu",
+        None,
+        {
+            **{field: spec[field] for field in ("inputs", "batch")},
+            "options": {},
+            "model": {"path": str(model), "format": spec["model"]["format"]},
+            "outputs": [],
+            "samples": _samples(sidecar, program.parent),
+        },
+    )
+
+
+def _samples(sidecar: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return where inputs come from: the artifact's own sample if it is there whole, else seeded ones."""
+    blob = sidecar["blobs"].get("sample")
+    path = folder / str(blob["path"]) if blob else folder
+    if blob and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == blob["digest"]:
+        return {"path": str(path)}
+    recipe = (sidecar["spec"]["verification"] or {}).get("samples") or {}
+    return {**ONE_SAMPLE, "ranges": recipe.get("ranges", {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a contestant. Seconds; `first` are the first runs of a fresh process, `memory` its peak in
+    bytes, `rounds` the runs in turns with the others."""
+
+    contestant: Contestant
+    load: float
+    first: Sequence[float]
+    memory: int
+    rounds: Sequence[Sequence[float]]
+
+    @property
+    def latency(self) -> dict[str, Any]:
+        """The latency distribution over all rounds."""
+        return distribution([seconds for runs in self.rounds for seconds in runs], self.contestant.batch)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "name": self.contestant.name,
+            "target": f"{self.contestant.compiler}/{self.contestant.device}",
+            "batch": self.contestant.batch,
+            "load": self.load,
+            "first_runs": list(self.first),
+            "peak_memory": self.memory,
+            "latency": self.latency,
+        }
+
+
+def measure(contestants: Sequence[Contestant], children: Children, seconds: float) -> list[Measured]:
+    """Measure each contestant in a fresh process, then all in turns, for about `seconds` each.
+
+    Raises StepEnded where one does not load or run.
+    """
+    alone = [_ask([contestant], children, first=FIRST_RUNS, rounds=0, seconds=0.0) for contestant in contestants]
+    slowest = max(answer["programs"][0]["first"][-1] for answer in alone)
+    if _one_process(contestants, children.settings):
+        count = _rounds(slowest, seconds, ROUNDS)
+        answer = _ask(contestants, children, first=2, rounds=count, seconds=seconds)
+        rounds = [program["rounds"] for program in answer["programs"]]
+    else:
+        count = _rounds(slowest, seconds, PROCESS_ROUNDS)
+        rounds = [[] for _ in contestants]
+        for number in range(count):
+            turns = list(enumerate(contestants))
+            for place, contestant in reversed(turns) if number % 2 else turns:
+                answer = _ask([contestant], children, first=2, rounds=1, seconds=seconds / count)
+                rounds[place] += answer["programs"][0]["rounds"]
+    return [
+        Measured(contestant, found["programs"][0]["load"], found["programs"][0]["first"], found["peak_memory"], runs)
+        for contestant, found, runs in zip(contestants, alone, rounds, strict=True)
+    ]
+
+
+def _ask(
+    contestants: Sequence[Contestant], children: Children, *, first: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    leading = next((each for each in contestants if each.compiler == "migraphx"), contestants[0])
+    request = {
+        "action": "bench",
+        "compiler": leading.compiler,
+        "device": leading.device,
+        "programs": [contestant.as_request() for contestant in contestants],
+        "first": first,
+        "rounds": rounds,
+        "seconds": seconds,
+    }
+    return children.ask(request, environment=leading.environment)
+
+
+def _one_process(contestants: Sequence[Contestant], settings: Settings) -> bool:
+    """Whether one process can hold them all: the same interpreter, and the same environment for MIGraphX."""
+    migraphx = [each for each in contestants if each.compiler == "migraphx"]
+    mixed = 0 < len(migraphx) < len(contestants) and bool(settings.migraphx_python)
+    return not mixed and all(each.environment == migraphx[0].environment for each in migraphx)
+
+
+def _rounds(run: float, seconds: float, most: int) -> int:
+    """Return how many rounds to take: as many as fit, and enough to show something unless that takes too long."""
+    if run * MIN_ROUNDS > seconds + PATIENCE:
+        return 1
+    return max(MIN_ROUNDS, min(most, int(seconds / run) if run else most))

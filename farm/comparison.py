@@ -1,0 +1,81 @@
+"""How fast measured runs are, and whether one program is faster than another. Pure.
+
+Two programs take turns in rounds. What a machine does to one round (its clock, its neighbours) it does to both halves
+of it, so rounds, not single runs, are what is drawn again: a bootstrap over pairs (Efron and Tibshirani, "An
+Introduction to the Bootstrap", 1993, chapters 8 and 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+Rounds = Sequence[Sequence[float]]
+"""Seconds of each run, by round."""
+
+CONFIDENCE = 0.95
+BAND = 0.02
+"""The least difference that counts: the place of a program in memory alone makes as much."""
+MIN_ROUNDS = 6
+"""With fewer, nothing can be shown: even one order in all of them is then a coin's luck more often than one time in
+twenty."""
+_DRAWS = 2000
+
+
+class Comparison(NamedTuple):
+    """How many times the speed of the other a program has: the ratio of medians, and its confidence interval."""
+
+    ratio: float
+    low: float
+    high: float
+    verdict: Literal["faster", "slower", "no difference shown"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {"ratio": self.ratio, "interval": [self.low, self.high], "verdict": self.verdict}
+
+
+def distribution(seconds: Sequence[float], batch: int = 1) -> dict[str, Any]:
+    """Return the latency distribution of runs in seconds, and the throughput in samples a second at the median.
+
+    Raises ValueError where there are no runs.
+    """
+    import numpy as np
+
+    if not seconds:
+        raise ValueError("no runs")
+    p50, p90, p99 = (float(value) for value in np.quantile(np.asarray(seconds), (0.5, 0.9, 0.99)))
+    return {
+        "minimum": min(seconds),
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
+        "repeats": len(seconds),
+        "throughput": batch / p50 if p50 else None,
+    }
+
+
+def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:
+    """Compare a program with another that took turns with it, round by round.
+
+    Raises ValueError where they have different numbers of rounds, or none.
+    """
+    import numpy as np
+
+    ours, theirs = (np.array([np.median(runs) for runs in rounds]) for rounds in (program, other))
+    if len(ours) != len(theirs) or not len(ours):
+        raise ValueError(f"{len(ours)} rounds against {len(theirs)}: programs that took turns have as many")
+    ratio = float(np.median(theirs) / np.median(ours))
+    drawn = np.random.default_rng(seed).integers(0, len(ours), size=(_DRAWS, len(ours)))
+    ratios = np.median(theirs[drawn], axis=1) / np.median(ours[drawn], axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (float(value) for value in np.quantile(ratios, (tail, 1 - tail)))
+    return Comparison(ratio, low, high, _verdict(low, high, len(ours)))
+
+
+def _verdict(low: float, high: float, rounds: int) -> Literal["faster", "slower", "no difference shown"]:
+    if rounds >= MIN_ROUNDS and low > 1 + BAND:
+        return "faster"
+    if rounds >= MIN_ROUNDS and high < 1 / (1 + BAND):
+        return "slower"
+    return "no difference shown"

@@ -1,0 +1,83 @@
+"""Measuring programs: loading, the first runs, and rounds in which several take turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .protocol import Messages, Request, Result
+from .samples import make_samples
+
+MAX_RUNS = 2_000
+"""Runs of one program in one round at most."""
+FIRST_SECONDS = 60.0
+"""After so long no more first runs are begun: one run of a small net takes half a minute on MIGraphX's `ref`."""
+
+
+class _Loaded(NamedTuple):
+    run: Callable[[], Any]
+    load: float
+    first: list[float]
+
+
+def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> Result:
+    """Load every program of the request, time its first runs, then let them take turns.
+
+    The order turns around with each round (ABBA), so that a drift of the machine meets all alike. `load` returns the
+    program that a part of the request describes.
+    """
+    loaded = [_load({**request, **program}, messages, load) for program in request["programs"]]
+    rounds, seconds = int(request["rounds"]), float(request["seconds"])
+    times: list[list[list[float]]] = [[] for _ in loaded]
+    for number in range(rounds):
+        messages.phase("measuring", number / rounds, "rounds")
+        turns = list(enumerate(loaded))
+        for place, program in reversed(turns) if number % 2 else turns:
+            times[place].append(_round(program, seconds / rounds))
+    return {
+        "programs": [
+            {"load": program.load, "first": program.first, "rounds": blocks}
+            for program, blocks in zip(loaded, times, strict=True)
+        ]
+    }
+
+
+def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
+    messages.phase("measuring", None, "loading")
+    feeds = _feeds(request)
+    started = time.perf_counter()
+    program = load(request)
+    seconds = time.perf_counter() - started
+    prepared = program.prepare(feeds)
+    first: list[float] = []
+    for number in range(int(request["first"])):
+        if sum(first) > FIRST_SECONDS:
+            break
+        messages.phase("measuring", None, f"run {number + 1}")
+        first.append(_timed(lambda: program.run(prepared)))
+    return _Loaded(lambda: program.run(prepared), seconds, first)
+
+
+def _feeds(request: Request) -> Mapping[str, Any]:
+    """Return the arrays to run with: the first of the request's samples."""
+    samples = make_samples(request["samples"], request["inputs"], request.get("batch"), what="the sample")
+    feeds: Mapping[str, Any] = samples.runs[0]
+    return feeds
+
+
+def _round(program: _Loaded, seconds: float) -> list[float]:
+    """Return the seconds of each run until a round's time is spent; one run at least."""
+    if program.first and program.first[-1] < seconds / 4:
+        program.run()  # the caches hold what ran before
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or (time.perf_counter() < end and len(times) < MAX_RUNS):
+        times.append(_timed(program.run))
+    return times
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started

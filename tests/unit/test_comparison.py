@@ -1,0 +1,83 @@
+"""Statistics of measured runs, held against distributions that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from farm.comparison import MIN_ROUNDS, compare, distribution
+
+ROUNDS = 20
+
+
+def rounds_of(
+    median: float, random: np.random.Generator, drift: np.ndarray | None = None, count: int = ROUNDS
+) -> list[list[float]]:
+    """Runs around a median with the long tail that latencies have; `drift` slows whole rounds."""
+    slower = np.ones(count) if drift is None else drift
+    return [list(median * slower[number] * random.lognormal(0, 0.05, size=30)) for number in range(count)]
+
+
+def test_percentiles_and_throughput_of_a_known_sample() -> None:
+    found = distribution([number / 1000 for number in range(1, 102)], batch=8)
+    assert found["minimum"] == pytest.approx(0.001)
+    assert found["p50"] == pytest.approx(0.051)
+    assert found["p90"] == pytest.approx(0.091)
+    assert found["p99"] == pytest.approx(0.100)
+    assert found["repeats"] == 101
+    assert found["throughput"] == pytest.approx(8 / 0.051)
+
+
+def test_no_runs_are_no_distribution() -> None:
+    with pytest.raises(ValueError, match="no runs"):
+        distribution([])
+
+
+def test_a_faster_program_is_called_faster_and_the_other_slower() -> None:
+    random = np.random.default_rng(1)
+    fast, slow = rounds_of(1.0, random), rounds_of(1.2, random)
+    found, turned = compare(fast, slow), compare(slow, fast)
+    assert (found.verdict, turned.verdict) == ("faster", "slower")
+    assert found.low < 1.2 < found.high
+    assert found.ratio == pytest.approx(1 / turned.ratio)
+
+
+def test_programs_alike_are_not_told_apart() -> None:
+    """Without a difference a verdict would be wrong: at most as often as the confidence allows."""
+    random = np.random.default_rng(2)
+    verdicts = [compare(rounds_of(1.0, random), rounds_of(1.0, random)).verdict for _ in range(100)]
+    assert verdicts.count("no difference shown") >= 95
+
+
+def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
+    random = np.random.default_rng(3)
+    covered = 0
+    for _ in range(200):
+        found = compare(rounds_of(1.0, random), rounds_of(1.1, random))
+        covered += found.low <= 1.1 <= found.high
+    assert covered >= 180
+
+
+def test_a_machine_that_slows_down_meets_both_alike() -> None:
+    """A drift far above the difference does not hide it, since both had every round."""
+    random = np.random.default_rng(4)
+    drift = np.linspace(1, 3, ROUNDS)
+    found = compare(rounds_of(1.0, random, drift), rounds_of(1.3, random, drift))
+    assert found.ratio == pytest.approx(1.3, rel=0.1)
+    assert found.verdict == "faster"
+
+
+def test_a_difference_within_the_band_is_none() -> None:
+    steady, hardly = [[1.0] * 5] * ROUNDS, [[1.01] * 5] * ROUNDS
+    assert compare(steady, hardly).verdict == "no difference shown"
+
+
+def test_few_rounds_show_nothing() -> None:
+    few = MIN_ROUNDS - 1
+    assert compare([[1.0]] * few, [[2.0]] * few).verdict == "no difference shown"
+    assert compare([[1.0]] * MIN_ROUNDS, [[2.0]] * MIN_ROUNDS).verdict == "faster"
+
+
+def test_other_numbers_of_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rounds against 1"):
+        compare([[1.0], [1.0]], [[1.0]])
