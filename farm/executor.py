@@ -18,7 +18,6 @@ from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
 from farm.errors import ArtifactGone, FarmFault
-from farm.gpus import Gpus, NoSuchGpu
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
@@ -64,7 +63,6 @@ class Executor:
         self._settings = settings
         self._work = _own_folder(settings.data_dir.resolve() / "work")
         self._running = Running()
-        self._gpus = Gpus()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the steps of one attempt and say how it ended; never raises for what a step can foresee.
@@ -74,12 +72,12 @@ class Executor:
         self._work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
         try:
-            with self._running.one_more(), self._gpus.one(attempt.order["spec"]["device"], cancelled) as gpu:
+            with self._running.one_more():
                 environment = {**_after_a_crash(attempt), **attempt.order["spec"]["env"]}
-                children = Children(folder, self._settings, attempt.limits, on_phase, cancelled, gpu, environment)
+                children = Children(
+                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment
+                )
                 return _Run(attempt, children, self._artifacts, self._cache, self._running).outcome()
-        except NoSuchGpu as error:
-            return Outcome.failure(FailureKind.TOOLCHAIN_MISMATCH, str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -67,6 +67,8 @@ class Pool:
     cpu_family: str = ""
     memory: int | None = None
     """Memory of the device in bytes, where known."""
+    untuned: bool = False
+    """Compiled for a GPU that the worker does not have: nothing is tuned, verified or measured."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from farm.errors import UsageError
 
-_LISTS = ("s3_sources", "toolchains")
+_LISTS = ("cross_targets", "s3_sources", "toolchains")
 """Settings that are lists; in the environment their items are separated by commas."""
 
 
@@ -57,6 +57,7 @@ class Settings(BaseModel):
     grace_seconds: float = Field(ge=0)
     migraphx_python: str
     migraphx_path: str
+    cross_targets: tuple[str, ...]
     measure_seconds: float = Field(gt=0)
     cache_bytes: int = Field(gt=0)
     log_level: str = Field(pattern="^(debug|info|warning|error)$")

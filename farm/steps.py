@@ -23,6 +23,7 @@ from farm.compilers import COMPILERS, default_equal_share, default_tolerance
 from farm.jobs.attempt import Limits
 from farm.jobs.state import Phase
 from farm.settings import Settings
+from farm.slots import ANYWHERE, Slot
 
 OnPhase = Callable[[Phase, float | None, str], None]
 
@@ -42,7 +43,7 @@ class StepEnded(Exception):
 class Children:
     """Runs requests in children, one after the other, in one folder; `limits` hold for all of them together.
 
-    `gpu` is what they are pinned to, `environment` is added to theirs.
+    They run in `slot`; `environment` is added to theirs.
     """
 
     folder: Path
@@ -50,7 +51,7 @@ class Children:
     limits: Limits
     on_phase: OnPhase
     cancelled: threading.Event
-    gpu: str = ""
+    slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class Children:
             {
                 **request,
                 "threads": self.settings.threads_per_slot,
-                "gpu": self.gpu,
+                "gpu": self.slot.gpu,
+                "cpus": self.slot.cpus,
                 "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
             },
             log_path=self.log_path,

@@ -1,12 +1,14 @@
-"""Worker: the supervisor behind `farm worker`. Runs one Celery worker process and keeps it consuming.
+"""Worker: what is behind `farm worker`. Runs one Celery worker process for each kind of slot, and keeps it consuming.
 
-It registers the worker, sends its heartbeats, starts the process again when it dies or stops consuming, and drains it
-on SIGTERM: Celery's thread pool has no soft shutdown, so that is ours. The process is tied to the supervisor by a
+A node has a worker for each kind (each GPU model, CPU), because an attempt that waits for a card must not hold a CPU
+slot. The supervisor registers them, sends their heartbeats, starts a process again when it dies or stops consuming, and
+drains on SIGTERM: Celery's thread pool has no soft shutdown, so that is ours. A process is tied to the supervisor by a
 socket, its lifeline: when that closes, by whatever death, the process exits, and with it the compilers that it started.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import select
@@ -15,15 +17,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 import farm
 from farm.errors import StoreUnavailable
 from farm.logging import get_logger
-from farm.pools import Pool
 from farm.settings import Settings
+from farm.slots import Kind, Slot, as_text
 from farm.store import Beat, Store
 
 log = get_logger(__name__)
@@ -44,165 +46,92 @@ RESTART_SECONDS = 2.0
 
 def run_worker(
     settings: Settings,
-    pools: Sequence[Pool],
+    kinds: Sequence[Kind],
     *,
-    slots: int | None = None,
     node: str | None = None,
     app: str = APP,
+    versions: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Serve `pools` until SIGTERM or SIGINT and return the exit status.
+    """Serve the pools of every kind of slot until SIGTERM or SIGINT and return the exit status.
 
     The first signal drains: nothing more is taken, and what runs has `grace_seconds` to end; then, or at a second
-    signal, it is ended and given back, uncharged. `app` is the module of the Celery application that the process runs.
-    To be called from the main thread. Raises StoreUnavailable when the store cannot be reached at first.
+    signal, it is ended and given back, uncharged. `app` is the module of the Celery application that processes run,
+    `environment` is added to theirs, `versions` is recorded with the workers. To be called from the main thread.
+    Raises StoreUnavailable when the store cannot be reached at first.
     """
-    return Supervisor(settings, pools, slots=slots or settings.slots, node=node or socket.gethostname(), app=app).run()
+    supervisor = Supervisor(
+        settings,
+        kinds,
+        node=node or socket.gethostname(),
+        app=app,
+        versions=versions or {},
+        environment=environment or {},
+    )
+    return supervisor.run()
 
 
 class Supervisor:
-    """One worker: its registration, its Celery process, its end."""
+    """The workers of one node: one for each kind of slot, from registration to end."""
 
-    def __init__(self, settings: Settings, pools: Sequence[Pool], *, slots: int, node: str, app: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kinds: Sequence[Kind],
+        *,
+        node: str,
+        app: str,
+        versions: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> None:
         self._settings = settings
-        self._pools = list(pools)
-        self._slots = slots
-        self._node = node
-        self._app = app
-        self._id = f"{node}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = Store.connect(settings)
-        self._process: Process | None = None
-        self._reaches_store = True
+        self._workers = [
+            Worker(
+                self._store,
+                settings.model_copy(update={"threads": kind.threads}),
+                kind,
+                node=node,
+                app=app,
+                versions=versions,
+                environment=environment,
+                pause=self._wait,
+            )
+            for kind in kinds
+        ]
         self._signals = 0
         self._wake, self._woken = os.pipe()
 
     def run(self) -> int:
         """Register, supervise, drain."""
         self._store.check()
-        self._register()
+        for worker in self._workers:
+            worker.register()
         with self._listening():
             try:
-                self._process = self._start()
-                self._supervise()
-                self._drain()
+                for worker in self._workers:
+                    worker.start()
+                while working := [worker for worker in self._workers if not worker.done]:
+                    self._wait(
+                        min(self._settings.renew_seconds, *(worker.patience for worker in working)),
+                        [worker.descriptor for worker in working],
+                    )
+                    for worker in working:
+                        worker.look(self._signals)
             finally:
-                if self._process:
-                    self._process.kill()
-                self._leave()
+                for worker in self._workers:
+                    worker.leave()
+                self._store.close()
         return 0
 
-    # --- while it serves ----------------------------------------------------------------------------------------
-
-    def _supervise(self) -> None:
-        while not self._signals:
-            self._wait(self._settings.renew_seconds)
-            if self._process and self._process.ended:
-                log.error("the worker process died, starting it again", status=self._process.status)
-                self._process.kill()
-                self._restart()
-            elif self._beat(draining=False) == "drain":
-                log.info("draining, as the operator asked")
-                return
-
-    def _beat(self, *, draining: bool) -> str:
-        """Send one heartbeat; start the process again where it does not consume.
-
-        That is where it has been idle for a lease while its pools had work, or takes too long to begin.
-        """
-        try:
-            beat = self._store.workers.heartbeat(self._id, draining=draining)
-            if beat.answer == "unknown":
-                self._register()
-        except StoreUnavailable as error:
-            if self._reaches_store:
-                log.warning("no heartbeat", error=error.message)
-            self._reaches_store = False
-            return "ok"
-        self._reaches_store = True
-        if not draining and self._process and not self._consumes(self._process, beat):
-            log.error("the worker process takes no work while there is some, starting it again")
-            self._process.kill()
-            self._restart()
-        return beat.answer
-
-    def _consumes(self, process: Process, beat: Beat) -> bool:
-        if beat.running or beat.unclaimed < self._settings.lease_seconds:
-            return True
-        consuming = process.consuming_for
-        return process.age < START_SECONDS if consuming is None else consuming < self._settings.lease_seconds
-
-    def _restart(self) -> None:
-        if self._process and self._process.age < RESTART_SECONDS:
-            self._wait(RESTART_SECONDS, process=False)
-        if not self._signals:
-            self._process = self._start()
-
-    def _start(self) -> Process:
-        return Process(
-            self._app,
-            queues=[pool.name for pool in self._pools],
-            slots=self._slots,
-            worker=self._id,
-            node=self._node,
-            environment={**os.environ, **self._settings.environment()},
-        )
-
-    def _register(self) -> None:
-        self._store.workers.register(
-            {
-                "id": self._id,
-                "node": self._node,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "slots": self._slots,
-                "pools": [pool.as_dict() for pool in self._pools],
-                "versions": {"farm": farm.__version__, "python": sys.version.split()[0]},
-            },
-            ttl=self._settings.lease_seconds,
-        )
-        log.info("worker registered", worker=self._id, slots=self._slots, pools=[pool.name for pool in self._pools])
-
-    # --- while it stops -----------------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        """Stop consuming; let attempts end, then give them back."""
-        if not self._process or self._process.ended:
-            return
-        log.info("draining", grace=self._settings.grace_seconds)
-        asked = self._signals
-        self._process.stop_consuming()
-        self._beat(draining=True)
-        self._wait_for_end(self._settings.grace_seconds, until_signals=max(asked, 1) + 1)
-        if not self._process.ended:
-            log.info("giving attempts back")
-            self._process.release()
-            self._wait_for_end(RELEASE_SECONDS, until_signals=self._signals + 1)
-
-    def _wait_for_end(self, seconds: float, *, until_signals: int) -> None:
-        deadline = time.monotonic() + seconds
-        while self._process and not self._process.ended and self._signals < until_signals:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._wait(min(left, self._settings.renew_seconds))
-            self._beat(draining=True)
-
-    def _leave(self) -> None:
-        try:
-            self._store.workers.leave(self._id)
-        except StoreUnavailable as error:
-            log.info("registration is left to expire", error=error.message)
-        self._store.close()
-
-    # --- waiting ------------------------------------------------------------------------------------------------
-
-    def _wait(self, seconds: float, *, process: bool = True) -> None:
-        """Wait for a signal, or the end of the process, or for so long."""
+    def _wait(self, seconds: float, descriptors: Sequence[int] = ()) -> bool:
+        """Wait for a signal, or the end of a process, or for so long; return whether a signal has come so far."""
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        if process and self._process:
-            poll.register(self._process.descriptor, select.POLLIN)
-        if any(descriptor == self._wake for descriptor, _ in poll.poll(seconds * 1000)):
+        for descriptor in (self._wake, *descriptors):
+            poll.register(descriptor, select.POLLIN)
+        if any(descriptor == self._wake for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)):
             os.read(self._wake, 64)
+        return bool(self._signals)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -223,18 +152,171 @@ class Supervisor:
         self._signals += 1
 
 
+class Worker:
+    """The worker of one kind of slot: its registration, its Celery process, its end."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        kind: Kind,
+        *,
+        node: str,
+        app: str,
+        versions: Mapping[str, str],
+        environment: Mapping[str, str],
+        pause: Callable[[float], bool],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._kind = kind
+        self._node = node
+        self._app = app
+        self._versions = {"farm": farm.__version__, "python": sys.version.split()[0], **versions}
+        self._environment = environment
+        self._pause = pause
+        self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._process: Process | None = None
+        self._reaches_store = True
+        self._draining = False
+        self._released = False
+        self._deadline = math.inf
+        self.done = False
+        """Whether it has drained."""
+
+    def register(self) -> None:
+        """Make it known to the store."""
+        self._store.workers.register(
+            {
+                "id": self._id,
+                "node": self._node,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "kind": self._kind.name,
+                "slots": len(self._kind.slots),
+                "gpus": [slot.gpu for slot in self._kind.slots if slot.gpu],
+                "threads": self._kind.threads,
+                "pools": [pool.as_dict() for pool in self._kind.pools],
+                "versions": self._versions,
+            },
+            ttl=self._settings.lease_seconds,
+        )
+        pools = [pool.name for pool in self._kind.pools]
+        log.info("worker registered", worker=self._id, slots=len(self._kind.slots), pools=pools)
+
+    def start(self) -> None:
+        """Start its process."""
+        self._process = Process(
+            self._app,
+            queues=[pool.name for pool in self._kind.pools],
+            slots=self._kind.slots,
+            worker=self._id,
+            node=self._node,
+            environment={**os.environ, **self._environment, **self._settings.environment()},
+        )
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when the process has ended."""
+        assert self._process is not None
+        return self._process.descriptor
+
+    @property
+    def patience(self) -> float:
+        """Seconds until it has to be looked at again, where that is soon."""
+        return self._deadline - time.monotonic()
+
+    def look(self, signals: int) -> None:
+        """Send a heartbeat and do what has to be done, after so many signals in all."""
+        assert self._process is not None
+        if self._process.ended and (self._draining or signals):
+            self.done = True
+        elif self._draining or signals:
+            self._drain(self._process, hurry=signals)
+        elif self._process.ended:
+            log.error("the worker process died, starting it again", worker=self._id, status=self._process.status)
+            self._restart(self._process)
+        elif (beat := self._beat()) and beat.answer == "drain":
+            log.info("draining, as the operator asked", worker=self._id)
+            self._drain(self._process, hurry=signals)
+        elif beat and not self._consumes(self._process, beat):
+            log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
+            self._restart(self._process)
+
+    def leave(self) -> None:
+        """End its process, where it has not ended, and its registration."""
+        if self._process:
+            self._process.kill()
+        try:
+            self._store.workers.leave(self._id)
+        except StoreUnavailable as error:
+            log.info("registration is left to expire", error=error.message)
+
+    def _beat(self) -> Beat | None:
+        """Send one heartbeat; None where the store cannot be reached."""
+        try:
+            beat = self._store.workers.heartbeat(self._id, draining=self._draining)
+            if beat.answer == "unknown":
+                self.register()
+        except StoreUnavailable as error:
+            if self._reaches_store:
+                log.warning("no heartbeat", error=error.message)
+            self._reaches_store = False
+            return None
+        self._reaches_store = True
+        return beat
+
+    def _consumes(self, process: Process, beat: Beat) -> bool:
+        """Whether it does not idle for a whole lease while its pools have work, nor takes too long to begin."""
+        if beat.running or beat.unclaimed < self._settings.lease_seconds:
+            return True
+        consuming = process.consuming_for
+        return process.age < START_SECONDS if consuming is None else consuming < self._settings.lease_seconds
+
+    def _restart(self, process: Process) -> None:
+        process.kill()
+        stopping = process.age < RESTART_SECONDS and self._pause(RESTART_SECONDS)
+        if not stopping:
+            self.start()
+
+    def _drain(self, process: Process, *, hurry: int) -> None:
+        """Stop consuming; let attempts end, then give them back, then end the process. Called until it is done."""
+        if not self._draining:
+            log.info("draining", worker=self._id, grace=self._settings.grace_seconds)
+            self._draining = True
+            self._deadline = time.monotonic() + self._settings.grace_seconds
+            process.stop_consuming()
+        elif not self._released and (hurry > 1 or self.patience <= 0):
+            log.info("giving attempts back", worker=self._id)
+            self._released = True
+            self._deadline = time.monotonic() + RELEASE_SECONDS
+            process.release()
+        elif self._released and (hurry > 2 or self.patience <= 0):
+            process.kill()
+            self.done = True
+            return
+        self._beat()
+
+
 class Process:
     """A Celery worker process that ends when this one does."""
 
     def __init__(
-        self, app: str, *, queues: Sequence[str], slots: int, worker: str, node: str, environment: dict[str, str]
+        self,
+        app: str,
+        *,
+        queues: Sequence[str],
+        slots: Sequence[Slot],
+        worker: str,
+        node: str,
+        environment: dict[str, str],
     ) -> None:
         self._lifeline, lifeline = socket.socketpair()
         command = [
             *(sys.executable, "-m", "celery", "--app", app, "--quiet", "worker"),
-            *("--pool", "threads", "--concurrency", str(slots), "--queues", ",".join(queues)),
+            *("--pool", "threads", "--concurrency", str(len(slots)), "--queues", ",".join(queues)),
             *("--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", worker),
-            *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node),
+            *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node, "--slots", as_text(slots)),
         ]
         # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
         with lifeline:

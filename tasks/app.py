@@ -1,4 +1,5 @@
-"""The Celery application of a worker process: `celery -A tasks.app worker --lifeline FD --worker ID --node NODE`."""
+"""The Celery application of a worker process: `celery -A tasks.app worker --lifeline FD --worker ID --node NODE --slots
+JSON`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from click import Option
 
 from farm.app import Farm
 from farm.logging import configure
+from farm.slots import from_text
 from tasks import compile as _registers_the_task  # noqa: F401
 from tasks.slots import Slots
 
@@ -21,6 +23,7 @@ app.user_options["worker"].update(
         ),
         Option(["--worker"], default="", help="The id under which the supervisor registered this worker."),
         Option(["--node"], default="", help="The name of this node."),
+        Option(["--slots"], default="[]", help="The slots of this process, as farm/slots.py writes them."),
     ]
 )
 
@@ -29,12 +32,18 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     """Makes the slots that attempts run in, and ties the process to its supervisor."""
 
     def __init__(
-        self, parent: Any, lifeline: int | None = None, worker: str = "", node: str = "", **options: Any
+        self,
+        parent: Any,
+        lifeline: int | None = None,
+        worker: str = "",
+        node: str = "",
+        slots: str = "[]",
+        **options: Any,
     ) -> None:
         farm = Farm.current()
-        slots = Slots.open(farm.store, farm.executor, farm.settings, worker=worker, node=node)
+        opened = Slots.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
         if lifeline is not None:
-            slots.obey(lifeline)
+            opened.obey(lifeline)
         super().__init__(parent, **options)
 
 

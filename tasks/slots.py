@@ -7,8 +7,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from farm.errors import StoreUnavailable
@@ -16,6 +17,7 @@ from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings
+from farm.slots import FreeSlots, Slot
 from farm.store import Claim, Store
 
 log = get_logger(__name__)
@@ -52,9 +54,12 @@ class Slots:
 
     _opened: ClassVar[Slots]
 
-    def __init__(self, store: Store, executor: Executor, settings: Settings, *, worker: str, node: str) -> None:
+    def __init__(
+        self, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str
+    ) -> None:
         self._store = store
         self._executor = executor
+        self._free = FreeSlots(slots)
         self._leases = Leases(store, settings.renew_seconds)
         self._worker = worker
         self._node = node
@@ -62,9 +67,11 @@ class Slots:
         self._lifeline: int | None = None
 
     @classmethod
-    def open(cls, store: Store, executor: Executor, settings: Settings, *, worker: str, node: str) -> Slots:
+    def open(
+        cls, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str
+    ) -> Slots:
         """Make the slots of this process; `current` returns them."""
-        cls._opened = cls(store, executor, settings, worker=worker, node=node)
+        cls._opened = cls(store, executor, settings, slots, worker=worker, node=node)
         return cls._opened
 
     @classmethod
@@ -139,7 +146,12 @@ class Slots:
 
     def _execute(self, attempt: Attempt, lease: Lease) -> Outcome:
         try:
-            outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
+            with self._free.one(lease.cancelled) as slot:
+                if slot is None:
+                    outcome = Outcome.cancelled()
+                else:
+                    attempt = replace(attempt, slot=slot)
+                    outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
             log.exception("executor failed")
             return Outcome.failure(FailureKind.INTERNAL, f"the farm made a mistake: {type(error).__name__}: {error}")

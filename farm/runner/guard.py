@@ -41,6 +41,8 @@ def run(request_path: str, messages: int, words: int, work: Work | None) -> int:
     """
     with open(request_path, encoding="utf-8") as file:  # noqa: PTH123 (no pathlib on this side)
         request = json.load(file)
+    if request.get("cpus"):
+        os.sched_setaffinity(0, request["cpus"])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

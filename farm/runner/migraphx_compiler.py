@@ -62,7 +62,7 @@ def probe(request: Request) -> Result:
     try:
         migraphx = _module()
     except Failure as failure:
-        return {"available": False, "reason": failure.message}
+        return {"available": False, "reason": failure.message, "fix": failure.detail}
     targets, missing = [], {}
     for name in ("gpu", "cpu", "ref"):
         try:
@@ -73,7 +73,7 @@ def probe(request: Request) -> Result:
     parts = sorted([*identity(path)] for path in _loaded_parts())
     version = str(getattr(migraphx, "__version__", "unknown"))
     short = ".".join(re.findall(r"\d+", version)[:2]) or "unknown"
-    rocm = _rocm_version() if "gpu" in targets else ""
+    rocm = ".".join(request["rocm"].split(".")[:2]) if "gpu" in targets else ""
     label = f"rocm{rocm}-migraphx{short}" if rocm else f"migraphx{short}"
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
     return {
@@ -88,7 +88,6 @@ def probe(request: Request) -> Result:
         "targets": targets,
         "missing": missing,
         "cpu_family": "",
-        "rocm": rocm,
     }
 
 
@@ -134,35 +133,37 @@ def _module() -> Any:
     try:
         migraphx = importlib.import_module("migraphx")
     except ImportError as error:
+        others = _other_pythons()
         told = f"cannot import migraphx: {first_line(str(error))}"
-        raise Failure("toolchain_mismatch", told + _other_pythons()) from None
+        raise Failure("toolchain_mismatch", told + others, _SET_PYTHON if others else "") from None
     if not hasattr(migraphx, "parse_onnx"):
-        if not getattr(migraphx, "__file__", None) and _other_pythons():
+        if not getattr(migraphx, "__file__", None) and (others := _other_pythons()):
             # The library's own folder, which Python takes for a package where the module is not for it.
-            raise Failure("toolchain_mismatch", f"cannot import migraphx{_other_pythons()}")
+            raise Failure("toolchain_mismatch", f"cannot import migraphx{others}", _SET_PYTHON)
         place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
-        raise Failure("toolchain_mismatch", f"the package migraphx at {place} is a placeholder without parse_onnx")
+        told = f"the package migraphx at {place} is a placeholder without parse_onnx"
+        raise Failure("toolchain_mismatch", told, "pip uninstall migraphx, and install ROCm's package migraphx")
     return migraphx
+
+
+_SET_PYTHON = "set migraphx_python (FARM_MIGRAPHX_PYTHON) to the interpreter that the module is for"
 
 
 def _other_pythons() -> str:
     """Say which modules of MIGraphX lie on the import path that this Python cannot load."""
     found = [entry.name for folder in sys.path for entry in sorted(Path(folder).glob("migraphx.*.so"))]
-    return f": this is Python {sys.version_info[0]}.{sys.version_info[1]}, there is {', '.join(found)}" if found else ""
+    if not found:
+        return ""
+    versions = [f"Python 3.{tag[1]}" for name in found if (tag := re.search(r"cpython-3(\d+)", name))]
+    wanted = f" ({', '.join(versions)})" if versions else ""
+    mine = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return f": {sys.executable} is Python {mine}, there is {', '.join(found)}{wanted}"
 
 
 def _loaded_parts() -> list[str]:
     """Return the paths of the toolchain's libraries that this process has mapped."""
     paths = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     return sorted(path for path in paths if _PARTS.match(os.path.basename(path)))  # noqa: PTH119
-
-
-def _rocm_version() -> str:
-    for root in (os.environ.get("ROCM_PATH"), "/opt/rocm/core", "/opt/rocm"):
-        file = Path(root or "/nonexistent") / ".info" / "version"
-        if file.is_file():
-            return ".".join(file.read_text().strip().split("-")[0].split(".")[:2])
-    return ""
 
 
 # --- compile ---------------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ and from the guard, on GUARD_FD
                "memory": peak in bytes, "cpu": seconds}}    when nothing of the child is left
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
-`threads`, `gpu` (what the child is pinned to), `search` (folders to import the compiler from), `memory` (bytes,
-0 = no limit) and `seal` ({read: [paths], write: [paths]}, or null; both set by `run_child`) and, by action:
+`threads`, `gpu` (what the child is pinned to), `cpus` (numbers of the CPUs to stay on; none = all), `search` (folders
+to import the compiler from), `memory` (bytes, 0 = no limit) and `seal` ({read: [paths], write: [paths]}, or null; both
+set by `run_child`) and, by action:
 
-probe
-    -> available, reason, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
+probe       rocm (version of the installation, or empty)
+    -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
     features [names], targets [devices], cpu_family
 check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends)}
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns

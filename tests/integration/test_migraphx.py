@@ -394,7 +394,7 @@ def test_placeholder_package_is_not_taken_for_migraphx(tmp_path: Path) -> None:
     settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_path=str(tmp_path))
     findings = survey(settings)
     assert [str(pool.target) for pool in findings.pools] == ["onnxruntime/cpu"]
-    assert any("placeholder without parse_onnx" in note for note in findings.notes)
+    assert any("placeholder without parse_onnx" in str(note) for note in findings.notes)
 
 
 def test_module_for_another_python_is_named(tmp_path: Path) -> None:
@@ -402,11 +402,11 @@ def test_module_for_another_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "migraphx.cpython-36m-x86_64-linux-gnu.so").touch()
     (tmp_path / "migraphx").mkdir()
     settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_path=str(tmp_path))
-    assert any("there is migraphx.cpython-36m" in note for note in survey(settings).notes)
+    assert any("there is migraphx.cpython-36m" in str(note) for note in survey(settings).notes)
 
 
 def test_interpreter_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """A wrong `migraphx_python` is a note, not an accident."""
     settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_python=str(tmp_path / "python"))
-    assert any("cannot start" in note for note in survey(settings).notes)
-    assert sys.executable not in "".join(survey(settings).notes)
+    assert any("cannot start" in str(note) for note in survey(settings).notes)
+    assert sys.executable not in "".join(map(str, survey(settings).notes))

@@ -17,7 +17,7 @@ import structlog
 import farm
 from farm.cli import main
 from farm.errors import EXIT_CODES
-from farm.nodes import Findings
+from farm.nodes import Findings, Note
 from tests.gpu_programs import sidecar_of, write_mxr
 
 HEAVY = {
@@ -287,7 +287,7 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
 ) -> None:
     monkeypatch.setenv("FARM_REDIS_URL", "redis://:secret@127.0.0.1:9/0")
     monkeypatch.setenv("FARM_MEMORY_LIMIT", str(10**15))
-    monkeypatch.setattr("farm.nodes.survey", lambda settings: Findings(notes=["migraphx: not installed"]))
+    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings(notes=[Note("migraphx", "not installed")]))
     assert main(["doctor", "--json"]) == 6
     out, err = capsys.readouterr()
     checks = {check["name"]: check for check in json.loads(out)["checks"]}
@@ -295,8 +295,8 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
     assert "127.0.0.1:9" in checks["redis"]["found"]
     assert (checks["memory"]["state"], checks["memory"]["fix"]) == ("broken", "lower memory_limit")
     assert checks["disk"]["state"] == "ok"
-    assert checks["compilers"]["state"] == "absent"
-    assert "migraphx: not installed" in checks["compilers"]["found"]
+    assert checks["pools"]["state"] == "absent"
+    assert checks["migraphx"]["found"] == "not installed"
     assert "secret" not in out + err
     assert main(["doctor"]) == 6
     assert "fix: lower memory_limit" in capsys.readouterr().out
@@ -313,7 +313,7 @@ def test_doctor_survives_settings_that_cannot_be_read(
 def test_a_worker_without_a_compiler_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("farm.nodes.survey", lambda settings: Findings(notes=["onnxruntime: not installed"]))
+    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings(notes=[Note("onnxruntime", "not installed")]))
     assert main(["worker"]) == 2
     err = capsys.readouterr().err
     assert "onnxruntime: not installed" in err

@@ -17,7 +17,6 @@ from farm.compilers import (
     default_tolerance,
 )
 from farm.jobs.state import FailureKind
-from farm.nodes import Gpu, find_gpus, parse_rocminfo
 from farm.runner.samples import make_samples
 
 RUNNER = Path(__file__).parents[2] / "farm" / "runner"
@@ -115,71 +114,6 @@ def test_generated_samples_depend_only_on_seed_and_name() -> None:
     assert first.runs[0]["x"].min() >= 0
     assert set(first.runs[0]["i"]) == {7}
     assert first.distinct({"x": {"batch_axis": 0}, "i": {"batch_axis": 0}}) == 8
-
-
-# --- GPUs, as the kernel and rocminfo describe them ------------------------------------------------------------------
-
-
-def topology(folder: Path, index: int, **properties: int) -> None:
-    node = folder / str(index)
-    (node / "mem_banks" / "0").mkdir(parents=True)
-    (node / "properties").write_text("".join(f"{name} {value}\n" for name, value in properties.items()))
-    (node / "mem_banks" / "0" / "properties").write_text("heap_type 1\nsize_in_bytes 206141652992\n")
-
-
-ROCMINFO = """\
-*******
-Agent 1
-*******
-  Name:                    AMD EPYC 9654
-  Device Type:             CPU
-*******
-Agent 2
-*******
-  Name:                    gfx942
-  Uuid:                    GPU-21b6aa30f1a2c4d5
-  Marketing Name:          AMD Instinct MI300X
-  Device Type:             GPU
-  ISA Info:
-    ISA 1
-      Name:                    amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-
-"""
-
-
-def test_gpus_are_found_in_the_kernels_topology(tmp_path: Path) -> None:
-    """CUs are SIMDs over SIMDs per CU; the version is decimal with its last part in hex."""
-    topology(tmp_path, 0, simd_count=0, gfx_target_version=0)
-    topology(tmp_path, 1, simd_count=1216, simd_per_cu=4, gfx_target_version=90402, num_xcc=8)
-    topology(tmp_path, 2, simd_count=416, simd_per_cu=4, gfx_target_version=90010, num_xcc=1)
-    topology(tmp_path, 10, simd_count=192, simd_per_cu=2, gfx_target_version=110000, num_xcc=1)
-    found = find_gpus(tmp_path, rocminfo="")
-    assert [(gpu.arch, gpu.compute_units, gpu.xcc) for gpu in found] == [
-        ("gfx942", 304, 8),
-        ("gfx90a", 104, 1),
-        ("gfx1100", 96, 1),
-    ]
-    assert found[0].memory == 206141652992
-
-
-def test_rocminfo_adds_feature_bits_and_uuid(tmp_path: Path) -> None:
-    topology(tmp_path, 0, simd_count=0, gfx_target_version=0)
-    topology(tmp_path, 1, simd_count=1216, simd_per_cu=4, gfx_target_version=90402, num_xcc=8)
-    assert find_gpus(tmp_path, rocminfo=ROCMINFO) == [
-        Gpu(
-            index=0,
-            uuid="GPU-21b6aa30f1a2c4d5",
-            arch="gfx942:sramecc+:xnack-",
-            compute_units=304,
-            xcc=8,
-            memory=206141652992,
-            model="AMD Instinct MI300X",
-        )
-    ]
-    assert parse_rocminfo("rocminfo: no such device") == []
-
-
-def test_a_node_without_gpus_has_none(tmp_path: Path) -> None:
-    assert find_gpus(tmp_path / "nowhere") == []
 
 
 def test_every_failure_kind_is_documented_as_it_is() -> None:

@@ -1,0 +1,185 @@
+"""Find what this node can compile for: its ROCm, its compilers, its GPUs, and the pools that follow from them.
+
+Compilers are asked in child processes, so that a broken one cannot take the worker with it. `gpus.py` puts together
+what the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py` say; `slots.py` shares a node out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.child import Limits, classify, run_child
+from farm.compilers import COMPILERS
+from farm.devices import understand_target
+from farm.nodes.gpus import Gpu, Note, find_gpus
+from farm.nodes.machine import Machine
+from farm.nodes.rocm import Rocm, find_rocm
+from farm.pools import Pool, Target
+from farm.settings import Settings
+from farm.spec import Device
+
+__all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
+
+PROBE_SECONDS = 120.0
+
+CROSS = "-cross"
+"""Ends the label of a toolchain that compiles for GPUs which are not there: without the libraries' kernels (MIOpen,
+rocBLAS, hipBLASLt) and without tuning, so what comes out is another program than the same MIGraphX makes on the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found on a node. `versions` are recorded with the worker; `notes` say what cannot be used, and why.
+
+    `migraphx_path` is the folder to import MIGraphX from: the setting, else the one in ROCm's root; empty: none.
+    """
+
+    pools: list[Pool] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    rocm: Rocm | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    migraphx_path: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what was found as plain JSON, without the pools."""
+        return {
+            "rocm": asdict(self.rocm) if self.rocm else None,
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "versions": self.versions,
+            "notes": [asdict(note) for note in self.notes],
+        }
+
+
+def survey(settings: Settings, machine: Machine | None = None) -> Findings:
+    """Look at ROCm, compilers and GPUs, and return what they amount to."""
+    machine = machine or Machine()
+    rocm = find_rocm(machine, settings.migraphx_python)
+    gpus, notes = find_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
+    path = settings.migraphx_path or _module_folder(machine, rocm)
+    findings = Findings(gpus=gpus, notes=notes, rocm=rocm, migraphx_path=path)
+    if rocm:
+        findings.versions.update(
+            {name: text for name, text in (("rocm", rocm.version), ("miopen", rocm.miopen)) if text}
+        )
+    for name in COMPILERS:
+        found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm)
+        if not found.get("available"):
+            # A node without GPUs need not have MIGraphX.
+            broken = name == "migraphx" and bool(gpus)
+            findings.notes.append(
+                Note(name, found.get("reason", "not usable"), found.get("fix") or _INSTALL[name], broken)
+            )
+            continue
+        findings.versions[name] = found["version"]
+        findings.pools.extend(_pools(name, found, findings))
+        findings.pools.extend(_cross_pools(name, found, settings, findings))
+    return findings
+
+
+_INSTALL = {
+    "onnxruntime": "pip install 'migraphx-farm[worker]'",
+    "migraphx": "install ROCm's package migraphx, and set migraphx_python and migraphx_path (docs/running.md)",
+}
+
+
+def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
+    """Return ROCm's folder of libraries where MIGraphX's Python module is in it, as its packages put it."""
+    folder = machine.path(f"{rocm.root}/lib") if rocm else None
+    return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
+
+
+def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None) -> Mapping[str, Any]:
+    """Ask a child what it finds of a compiler; a child that fails is an answer too (`available` false)."""
+    migraphx = compiler == "migraphx"
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        try:
+            end = run_child(
+                {
+                    "action": "probe",
+                    "compiler": compiler,
+                    "search": [settings.migraphx_path] if migraphx and settings.migraphx_path else [],
+                    "rocm": rocm.version if rocm else "",
+                },
+                python=settings.migraphx_python if migraphx else "",
+                log_path=Path(folder) / "log.txt",
+                limits=Limits(time=PROBE_SECONDS),
+            )
+        except OSError as error:
+            return {
+                "available": False,
+                "reason": f"cannot start {settings.migraphx_python}: {error}",
+                "fix": "set migraphx_python to an interpreter that is there",
+            }
+    failure = classify(end)
+    if failure or end.result is None:
+        return {"available": False, "reason": failure.message if failure else "no answer"}
+    return end.result
+
+
+def _pools(compiler: str, found: Mapping[str, Any], findings: Findings) -> Iterator[Pool]:
+    for name in found["targets"]:
+        if name != "gpu":
+            yield _pool(compiler, found, name, Device(arch=name))
+    if "gpu" in found["targets"]:
+        for device, gpu in {gpu.device: gpu for gpu in findings.gpus}.items():
+            yield _pool(compiler, found, short_arch(gpu.arch), device, memory=gpu.memory)
+        if not findings.gpus and "gpu_arch" not in found["features"]:
+            findings.notes.append(Note(compiler, "its GPU target loads, but there is no GPU to use", broken=False))
+    elif findings.gpus:
+        reason = (found.get("missing") or {}).get("gpu", "no GPU target")
+        fix = "install MIGraphX for GPUs (ROCm's package migraphx); a build without HIP has no such target"
+        findings.notes.append(Note(compiler, reason, fix, broken=compiler == "migraphx"))
+
+
+def _cross_pools(compiler: str, found: Mapping[str, Any], settings: Settings, findings: Findings) -> Iterator[Pool]:
+    """Pools for the operator's `cross_targets`: GPUs that this node compiles for without having them."""
+    wanted = settings.cross_targets if compiler == "migraphx" else ()
+    if wanted and "gpu_arch" not in found["features"]:
+        text = f"MIGraphX {found['version']} compiles only for GPUs that are there: cross_targets is not served"
+        findings.notes.append(Note(compiler, text, "install a MIGraphX whose get_target takes gpu_arch"))
+        return
+    for text in wanted:
+        try:
+            choice = understand_target(text)
+        except ValueError as error:
+            findings.notes.append(Note("cross_targets", str(error), "name profiles (mi300x) or archs (gfx1201)"))
+            continue
+        if not choice.served.device.startswith("gfx"):
+            findings.notes.append(Note("cross_targets", f"`{text}` is no GPU", "name profiles or archs of GPUs"))
+            continue
+        device = choice.profile.device if choice.profile else Device(choice.served.device)
+        memory = choice.profile.memory if choice.profile else None
+        yield _pool(compiler, found, choice.served.device, device, memory=memory, untuned=True)
+
+
+def _pool(
+    compiler: str,
+    found: Mapping[str, Any],
+    name: str,
+    device: Device,
+    *,
+    memory: int | None = None,
+    untuned: bool = False,
+) -> Pool:
+    label, _, build = found["toolchain"].rpartition("-")
+    return Pool(
+        target=Target(compiler, name),
+        toolchain=f"{label}{CROSS}-{build}" if untuned else found["toolchain"],
+        device=device,
+        recipe=COMPILERS[compiler].recipe,
+        libraries=found["libraries"],
+        features=tuple(found["features"]),
+        cpu_family=found["cpu_family"],
+        memory=memory,
+        untuned=untuned,
+    )
+
+
+def short_arch(arch: str) -> str:
+    """Return an arch without its feature bits: `gfx942:sramecc+:xnack-` -> `gfx942`."""
+    return arch.partition(":")[0]

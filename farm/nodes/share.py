@@ -1,0 +1,74 @@
+"""Share a node out: a slot for each GPU and a few for its CPU targets, with the CPUs near to each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from farm.nodes.gpus import Gpu
+from farm.nodes.machine import Machine
+from farm.pools import Pool
+from farm.settings import Settings
+from farm.slots import Kind, Slot
+
+
+def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:
+    """Return the kinds of slots of a node that have a pool to serve.
+
+    One slot for each GPU; for CPU targets `cpu_slots`, else one for each core, beside GPUs one for each NUMA node. Each
+    slot's children stay on the CPUs near to it where the machine has several NUMA nodes.
+    """
+    usable = os.sched_getaffinity(0)
+    numa = [cpus for cpus in _numa_nodes(machine) if cpus & usable]
+    numa = [cpus & usable for cpus in numa] if len(numa) > 1 else []
+    models = {gpu.device: [other for other in gpus if other.device == gpu.device] for gpu in gpus}
+    on_gpu = {device: tuple(pool for pool in pools if pool.device == device and not pool.untuned) for device in models}
+    on_cpu = tuple(pool for pool in pools if not any(pool in served for served in on_gpu.values()))
+    cpu_slots = settings.cpu_slots or (max(1, len(numa)) if any(on_gpu.values()) else len(usable)) if on_cpu else 0
+    total = cpu_slots + sum(len(models[device]) for device, served in on_gpu.items() if served)
+    threads = settings.threads or max(1, len(usable) // max(1, total))
+    kinds = [
+        Kind(
+            name=f"{device.arch.partition(':')[0]}-{device.compute_units}cu",
+            pools=served,
+            slots=tuple(_gpu_slot(gpu, usable, several=bool(numa)) for gpu in models[device]),
+            threads=threads,
+        )
+        for device, served in on_gpu.items()
+        if served
+    ]
+    if on_cpu:
+        kinds.append(Kind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))
+    return kinds
+
+
+def _gpu_slot(gpu: Gpu, usable: set[int], *, several: bool) -> Slot:
+    near = cpu_list(gpu.cpus) & usable if several else set()
+    return Slot(gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)))
+
+
+def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:
+    """Spread slots evenly over the NUMA nodes; a slot never spans nodes unless there are fewer slots than nodes."""
+    slots = []
+    for index in range(count):
+        first = index * len(numa) // count
+        share = numa[first : max((index + 1) * len(numa) // count, first + 1)]
+        slots.append(Slot(cpus=tuple(sorted(set().union(*share)))))
+    return slots
+
+
+def _numa_nodes(machine: Machine) -> list[set[int]]:
+    """Return the CPUs of each NUMA node that has some."""
+    folder = machine.path("/sys/devices/system/node")
+    names = sorted(path.name for path in folder.glob("node[0-9]*"))
+    lists = [cpu_list(machine.text(f"/sys/devices/system/node/{name}/cpulist")) for name in names]
+    return [cpus for cpus in lists if cpus]
+
+
+def cpu_list(text: str) -> set[int]:
+    """Return the CPUs of a list as the kernel writes it (`0-3,8`)."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus
