@@ -89,7 +89,7 @@ def worker(
     ] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Take jobs for this node's devices and compilers: one slot for each GPU, a few for its CPU targets.
+    """Take jobs for this node's GPUs and CPU targets.
 
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
