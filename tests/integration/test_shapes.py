@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.compiling import Case
-from tests.transformer import HEAD, HEADS, HIDDEN, write_block
+from tests.kv_cache import HEAD, HEADS, HIDDEN, write_block
 
 MIGRAPHX = pytest.mark.migraphx
 
