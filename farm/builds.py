@@ -82,21 +82,24 @@ class Builds:
         manifest = parse_manifest(submission["manifest"], file)
         brought = {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()}
         pools = self._store.workers.pools()
+        known = [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]
         cells = expand(
             manifest,
             {**brought, **self._in_buckets(manifest)},
             {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
-            in_use(((Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools), self._settings.toolchains),
+            in_use(known, self._settings.toolchains),
+            known=[pool for pool, _ in known],
+            files=submission.get("files") or {},
             file=file,
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
         )
         keys = list(dict.fromkeys(cell.key for cell in cells))
-        known = self._known(namespace, keys)
-        missing = [key for key in keys if key not in known]
+        whole = self._known(namespace, keys)
+        missing = [key for key in keys if key not in whole]
         last = self._last_passed(namespace) if missing else {}
         plan = make_plan(
             cells,
-            known=known,
+            known=whole,
             running=self._store.jobs.unfinished(namespace, missing),
             last=last,
             read_spec=lambda key: self._read_spec(namespace, key),

@@ -89,7 +89,7 @@ def freeze(path: str | Path, *, labels: Mapping[str, str] | None = None, cache: 
         raise errors.ManifestError(problems)
     submission = {
         "build_id": f"b-{secrets.token_hex(8)}",
-        "manifest": Path(path).read_text(encoding="utf-8"),
+        "manifest": manifest.text,
         "file": str(path),
         "labels": dict(labels or {}),
         **sources.as_submission(found),

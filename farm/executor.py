@@ -73,7 +73,7 @@ class Executor:
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
         try:
             with self._running.one_more():
-                environment = {**_after_a_crash(attempt), **attempt.order["spec"]["env"]}
+                environment = _after_a_crash(attempt)
                 children = Children(
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment
                 )
@@ -125,6 +125,7 @@ class _Run:
     def _make(self) -> Outcome:
         with self.children.phase(Phase.FETCHING):
             model, calibration, samples = self._fetch()
+            self.steps.env_files = self._env_files()
         with self.children.phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
         with self.children.phase(Phase.COMPILING):
@@ -148,6 +149,15 @@ class _Run:
             for name in ("calibration", "samples")
         ]
         return model, data[0], data[1]
+
+    def _env_files(self) -> dict[str, str]:
+        """Bring the files that environment variables name; return their paths by variable."""
+        places = {}
+        for name, file in self.order.get("env", {}).items():
+            path = self.cache.place([file], self.folder / "env")[0]
+            path.chmod(0o444)
+            places[name] = str(path)
+        return places
 
     def _reference(self, model: Path, samples: Path | None) -> Path:
         """Bring the inputs and right outputs to compare with: made once for a model and its samples, then a blob."""

@@ -32,12 +32,13 @@ from pydantic_core import ErrorDetails, core_schema
 from farm.compilers import COMPILERS, canonical_precision
 from farm.devices import understand_target
 from farm.errors import ManifestError, Problem, UsageError
+from farm.globs import freeze_globs
 from farm.jobs.state import FailureKind
 from farm.units import DURATION, SIZE, parse_duration, parse_size
 from farm.yamldoc import Document, read_document, shown, suggestion
 
 MAX_SELECTORS = 256
-"""Entries of `exclude`, `include` and `expected` each."""
+"""Entries of `exclude`, `include`, `overrides` and `expected` each."""
 MAX_DIMENSION = 2**31 - 1
 
 SCHEMA_ID = "https://migraphx-farm.dev/manifest.schema.json"
@@ -61,13 +62,6 @@ PRECISIONS: tuple[str, ...] = tuple(
 )
 """Every precision that some compiler has on some device, spelt as in identifiers."""
 _SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, name.replace("-", "+"))))
-
-_FIELD_WORDS = {
-    "toolchains": "leave it out: the farm takes the only toolchain that it knows for a target",
-    "overrides": "give the model its own `options`, `limits`, … or extend cells by `include`",
-    "glob": "write one entry for each model",
-}
-"""Fields of later versions, and what to do until then."""
 
 
 # --- how odd values are read --------------------------------------------------------------------------------------
@@ -200,9 +194,19 @@ def _count(value: Any) -> int:
     return value
 
 
-def _option_value(value: Any) -> bool | int | str:
+def _option_value(value: Any) -> bool | int | str | tuple[str, ...]:
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
     if not isinstance(value, bool | int | str):
-        raise ValueError(f"must be true, false, a whole number or text, not {shown(value)}")
+        raise ValueError(f"must be true, false, a whole number, text or a list of names, not {shown(value)}")
+    return value
+
+
+def _env_value(value: Any) -> bool | int | str | EnvFile:
+    if isinstance(value, dict):
+        return EnvFile.model_validate(value)
+    if not isinstance(value, bool | int | str):
+        raise ValueError(f"must be true, false, a whole number, text or {{path: FILE}}, not {shown(value)}")
     return value
 
 
@@ -302,11 +306,16 @@ Tolerances = Annotated[
 ]
 Kind = Annotated[str, *_read_by(_kind, {"enum": [kind.value for kind in FailureKind]})]
 Count = Annotated[int | None, *_read_by(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
+_NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 Options = dict[
     Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
-    Annotated[bool | int | str, *_read_by(_option_value, {"type": ["boolean", "integer", "string"]})],
+    Annotated[
+        bool | int | str | tuple[str, ...],
+        *_read_by(_option_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _NAMES_SCHEMA]}),
+    ],
 ]
 DimName = Annotated[str, Field(pattern=_DIM_NAME)]
+Toolchain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,99}$")]
 Dims = dict[DimName, Sizes]
 Shapes = Annotated[
     dict[Name, Annotated[dict[DimName, Annotated[int, *_read_by(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
@@ -334,6 +343,28 @@ class _Entry(BaseModel):
     )
 
 
+class EnvFile(_Entry):
+    """A file that an environment variable names; the submitter brings it."""
+
+    path: Text
+    """A file; a relative path is relative to the manifest."""
+
+
+_ENV_FILE_SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "minLength": 1, "maxLength": 1000}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")],
+    Annotated[
+        bool | int | str | EnvFile,
+        *_read_by(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
+    ],
+]
+
+
 def _exactly_one(entry: _Entry, names: Iterable[str]) -> str:
     given = [name for name in names if name in entry.model_fields_set]
     if len(given) != 1:
@@ -350,10 +381,39 @@ def _one_of_schema(*names: str) -> dict[str, Any]:
     }
 
 
+def _glob(value: Any) -> dict[str, tuple[str, ...]]:
+    if isinstance(value, str) and value:
+        return {value: ()}
+    files = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    if not isinstance(files, list) or not files or not all(isinstance(name, str) and name for name in files):
+        raise ValueError(f"{shown(value)} is no pattern of file names, such as models/*.onnx")
+    return {pattern: tuple(files) for pattern in value}
+
+
+_FILE_NAME = {"type": "string", "minLength": 1}
+Glob = Annotated[
+    dict[str, tuple[str, ...]],
+    *_read_by(
+        _glob,
+        {
+            "anyOf": [
+                _FILE_NAME,
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": "array", "items": _FILE_NAME, "minItems": 1},
+                },
+            ]
+        },
+    ),
+]
+
+
 class Source(_Entry):
     """Where a model's file is."""
 
-    model_config = ConfigDict(json_schema_extra=_one_of_schema("path", "package", "https", "s3"))
+    model_config = ConfigDict(json_schema_extra=_one_of_schema("path", "package", "https", "s3", "glob"))
 
     path: Text = ""
     """A file; a relative path is relative to the manifest."""
@@ -363,12 +423,14 @@ class Source(_Entry):
     """A URL; needs `sha256`."""
     s3: Annotated[str, Field(pattern=_BUCKET_URL)] = ""
     """`s3://bucket/key` in a bucket that the farm's operator allows; the farm reads it, not the submitter."""
+    glob: Glob = {}
+    """A pattern of file names (`models/*.onnx`): one entry for each file, named by its stem. Stored with its files."""
     sha256: Annotated[str, Field(pattern=_SHA256)] = ""
     """SHA-256 of the file, 64 hex digits."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind = _exactly_one(self, ("path", "package", "https", "s3"))
+        kind = _exactly_one(self, ("path", "package", "https", "s3", "glob"))
         if kind == "https" and not self.sha256:
             raise ValueError("`https` needs `sha256`: what a URL gives can change")
         if self.sha256 and kind not in ("https", "s3"):
@@ -377,8 +439,8 @@ class Source(_Entry):
 
     @property
     def kind(self) -> str:
-        """`path`, `package`, `https` or `s3`."""
-        return next(name for name in ("path", "package", "https", "s3") if getattr(self, name))
+        """`path`, `package`, `https`, `s3` or `glob`."""
+        return next(name for name in ("path", "package", "https", "s3", "glob") if getattr(self, name))
 
 
 _DATA_KINDS = ("path", "package", "https", "generator", "generate")
@@ -529,12 +591,15 @@ class ModelEntry(_Entry):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "dependentSchemas": {"outputs": {"required": ["format"], "properties": {"format": {"const": "tf"}}}}
+            "dependentSchemas": {"outputs": {"required": ["format"], "properties": {"format": {"const": "tf"}}}},
+            "if": {"properties": {"source": {"type": "object", "required": ["glob"]}}, "required": ["source"]},
+            "then": {"not": {"required": ["name"]}},
+            "else": {"required": ["name"]},
         }
     )
 
-    name: Name
-    """The model's name in identifiers and refs."""
+    name: Name = ""
+    """The model's name in identifiers and refs; the models of a `glob` have those of their files."""
     source: Source
     """Where its file is."""
     format: Literal["onnx", "tf"] = "onnx"
@@ -563,6 +628,8 @@ class ModelEntry(_Entry):
     """Replaces the manifest's."""
     options: Options = {}
     """Laid over the manifest's."""
+    env: Env = {}
+    """Laid over the manifest's."""
     tuning: TuningUse = Tuning()
     """Laid over the manifest's."""
     verify: VerifyUse = Verify()
@@ -580,6 +647,10 @@ class ModelEntry(_Entry):
             raise ValueError("`outputs` belongs to `format: tf`: a model of another format names its own")
         if len(set(self.output_nodes)) < len(self.outputs):
             raise ValueError("the same output is here twice")
+        if self.name and self.source.glob:
+            raise ValueError("`name` and `glob` do not go together: the models are named by their files")
+        if not self.name and not self.source.glob:
+            raise ValueError("`name` is missing")
         return self
 
     @property
@@ -594,31 +665,37 @@ class ModelEntry(_Entry):
         return ({"batch": batches} if batches else {}) | self.dims
 
 
-class SelectorEntry(_Entry):
+_AXES = ("model", "target", "toolchain", "precision", "shape")
+
+
+class SelectEntry(_Entry):
     """Chooses cells: each given field is a pattern (or a list of them) that must match."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [{"required": [name]} for name in ("model", "target", "precision", "shape")],
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in _AXES]})
 
     model: Patterns = ()
     """Model names."""
     target: Patterns = ()
     """Targets, as written or by device (`gfx1100`)."""
+    toolchain: Patterns = ()
+    """Toolchains, as `toolchains` names them."""
     precision: Patterns = ()
     """Precisions: `int8*` is int8 and its pairs."""
     shape: Patterns = ()
     """Shape labels: `b8`, `b8-seq*`."""
-    reason: Reason = ""
-    """Why; shown to people."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not {"model", "target", "precision", "shape"} & self.model_fields_set:
-            raise ValueError("write at least one of `model`, `target`, `precision`, `shape`")
+        if not set(_AXES) & self.model_fields_set:
+            raise ValueError(f"write at least one of {', '.join(f'`{name}`' for name in _AXES)}")
         return self
+
+
+class SelectorEntry(SelectEntry):
+    """Chooses cells, and says why."""
+
+    reason: Reason = ""
+    """Why; shown to people."""
 
 
 class ExpectedEntry(SelectorEntry):
@@ -637,6 +714,8 @@ class IncludeEntry(_Entry):
     """One model's name."""
     target: TargetText = ""
     """One target."""
+    toolchain: Toolchain = ""
+    """One toolchain, by the start of its id."""
     precision: Precision = ""
     """One precision."""
     dims: Dims = {}
@@ -644,6 +723,8 @@ class IncludeEntry(_Entry):
     batches: BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
     options: Options = {}
+    """Laid over those of the cells."""
+    env: Env = {}
     """Laid over those of the cells."""
     tuning: TuningUse = Tuning()
     """Laid over that of the cells."""
@@ -664,6 +745,27 @@ class IncludeEntry(_Entry):
         return ({"batch": self.batches} if self.batches else {}) | self.dims
 
 
+class OverrideEntry(_Entry):
+    """Settings for the cells that it selects, laid over all others; of several entries the later wins."""
+
+    select: SelectEntry
+    """Which cells."""
+    options: Options = {}
+    """Laid over those of the cells."""
+    env: Env = {}
+    """Laid over that of the cells."""
+    tuning: TuningUse = Tuning()
+    """Laid over that of the cells."""
+    calibration: DataUse = None
+    """Replaces that of the cells."""
+    verify: VerifyUse = Verify()
+    """Laid over that of the cells."""
+    limits: Limits = Limits()
+    """Laid over those of the cells."""
+    reason: Reason = ""
+    """Why; shown to people."""
+
+
 class Manifest(_Entry):
     """What to compile: models, targets, precisions and shapes, and what counts as good enough."""
 
@@ -675,10 +777,14 @@ class Manifest(_Entry):
     """Shown with the build, and found by `farm ls -l`."""
     targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
     """`compiler/device`, a device profile (`mi300x`) or a gfx name, which mean migraphx."""
+    toolchains: tuple[Toolchain, ...] = Field(default=(), strict=False, min_length=1)
+    """Starts of toolchain ids (`rocm7.2`): each target is compiled by every one that its compiler can have."""
     precisions: tuple[Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
     """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
     options: Options = {}
     """Options of the compilers and of their quantizers; a compiler takes no notice of another's."""
+    env: Env = {}
+    """Environment variables that change programs, of those that a compiler lists; part of the cache key."""
     tuning: TuningUse = Tuning()
     """`off`, or how much to tune."""
     verify: VerifyUse = Verify()
@@ -701,10 +807,19 @@ class Manifest(_Entry):
     """Cells to leave out."""
     include: tuple[IncludeEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
     """Cells to extend or to add, after `exclude`."""
+    overrides: tuple[OverrideEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    """Settings for selected cells, after `include`."""
     expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
     """Cells that must fail, and how."""
 
     _document: Document = PrivateAttr()
+    _written: tuple[int, ...] = PrivateAttr(default=())
+    """Which of the document's entries each model is of: a `glob` is one entry for many."""
+
+    @property
+    def text(self) -> str:
+        """The manifest as it was read, with the files of its globs."""
+        return self._document.text
 
     @property
     def file(self) -> str:
@@ -713,11 +828,18 @@ class Manifest(_Entry):
 
     def line(self, *path: str | int) -> int:
         """Return the line of what stands at `path`."""
-        return self._document.place(path)[0]
+        return self._document.place(self._place(path))[0]
 
     def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:
         """Return a problem at the place of `path` (with `key`: of its key)."""
-        return self._document.problem(message, path, hint=hint, key=key)
+        return self._document.problem(message, self._place(path), hint=hint, key=key)
+
+    def _place(self, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        match path:
+            case ("models", int(index), *rest):
+                return ("models", self._written[index], *rest)
+            case _:
+                return path
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -734,7 +856,9 @@ def load_manifest(path: str | Path) -> Manifest:
             content = stream.read(64 << 20)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="`farm init MODEL` writes a manifest") from None
-    return _build(read_document(content, str(path)))
+    document = read_document(content, str(path))
+    text = freeze_globs(document, Path(path).parent)
+    return _build(document if text == document.text else read_document(text, str(path)))
 
 
 def parse_manifest(text: str, file: str = "manifest") -> Manifest:
@@ -760,7 +884,44 @@ def _build(document: Document) -> Manifest:
         unique = dict.fromkeys(problems)
         raise ManifestError(sorted(unique, key=lambda problem: (problem.line, problem.column)))
     manifest._document = document
-    return manifest
+    return _with_globs(manifest, document)
+
+
+def _with_globs(manifest: Manifest, document: Document) -> Manifest:
+    """Return a manifest with an entry for each file of each glob. Raises ManifestError for names that are twice."""
+    models: list[ModelEntry] = []
+    written: list[int] = []
+    problems: list[Problem] = []
+    seen = {
+        entry.name: f"the model on line {document.place(('models', index))[0]}"
+        for index, entry in enumerate(manifest.models)
+        if entry.name
+    }
+    for index, entry in enumerate(manifest.models):
+        place = ("models", index, "source", "glob")
+        for pattern, files in entry.source.glob.items():
+            if not files:
+                hint = "submit by `farm submit` or the client, which write the files into the manifest"
+                problems.append(document.problem(f"which files `{pattern}` matches is not said", place, hint=hint))
+            for file in files:
+                name = _valid_name(Path(file).stem)
+                if not name or name in seen:
+                    message = (
+                        f"`{file}` would be model `{name}`, as {seen[name]}" if name else f"`{file}` gives no name"
+                    )
+                    problems.append(document.problem(message, place, hint="rename the file, or give it its own entry"))
+                    continue
+                seen[name] = f"`{file}`"
+                models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
+                written.append(index)
+        if not entry.source.glob:
+            models.append(entry)
+            written.append(index)
+    if problems:
+        raise ManifestError(problems)
+    expanded = manifest.model_copy(update={"models": tuple(models)})
+    expanded._document, expanded._written = document, tuple(written)
+    return expanded
 
 
 _WANTED = {
@@ -784,10 +945,7 @@ def _explain(details: ErrorDetails, document: Document) -> Problem:
     match details["type"]:
         case "extra_forbidden":
             name, on_key = str(path[-1]), True
-            if name in _FIELD_WORDS:
-                message, hint = f"`{where}` is not yet in this version", _FIELD_WORDS[name]
-            else:
-                message, hint = f"unknown field `{where}`", suggestion(name, _fields_at(path[:-1]))
+            message, hint = f"unknown field `{where}`", suggestion(name, _fields_at(path[:-1]))
         case "missing":
             message = f"`{where}` is missing"
         case "string_pattern_mismatch" if context["pattern"] == _NAME:
@@ -818,8 +976,12 @@ def _dotted(path: Iterable[str | int]) -> str:
 
 
 def _as_name(text: str) -> str:
-    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
+    name = _valid_name(text)
     return f"`{name}` would do" if name else ""
+
+
+def _valid_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
 
 
 def _fields_at(path: Iterable[str | int]) -> list[str]:
@@ -874,24 +1036,31 @@ def _cross_checks(document: Document) -> Iterator[Problem]:
             message = f"`{said[0]}` and `{said[1]}` say the same thing"
             yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
-        for use in ("calibration", "samples"):
-            yield from _dataset(document, model.get(use), (*path, use))
     holders: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = [((), data)]
     holders += [(("models", index), model) for index, model in models]
     for path, holder in holders:
         yield from _duplicates(document, holder, path)
         yield from _batch_of_zero(document, holder, path)
-    includes = list(enumerate(_mapping(entry) for entry in _list(data.get("include"))))
-    holders += [(("include", index), entry) for index, entry in includes]
+    for field in ("include", "overrides"):
+        holders += [((field, index), _mapping(entry)) for index, entry in enumerate(_list(data.get(field)))]
     for path, holder in holders:
-        for field in ("targets", "target"):
-            texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
-            for position, text in enumerate(texts):
-                place = (*path, field, position) if field == "targets" else (*path, field)
-                if isinstance(text, str):
-                    yield from _target(document, text, place)
-        for name, value in _mapping(holder.get("options")).items():
-            yield from _option(document, name, value, (*path, "options", name))
+        yield from _settings(document, holder, path)
+
+
+def _settings(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+    """Yield what is wrong with the targets, data, options and variables that a manifest or an entry of it names."""
+    for field in ("targets", "target"):
+        texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
+        for position, text in enumerate(texts):
+            place = (*path, field, position) if field == "targets" else (*path, field)
+            if isinstance(text, str):
+                yield from _target(document, text, place)
+    for use in ("calibration", "samples"):
+        yield from _dataset(document, holder.get(use), (*path, use))
+    for name, value in _mapping(holder.get("options")).items():
+        yield from _option(document, name, value, (*path, "options", name))
+    for name, value in _mapping(holder.get("env")).items():
+        yield from _variable(document, name, value, (*path, "env", name))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -911,7 +1080,7 @@ def _dataset(document: Document, use: Any, path: tuple[str | int, ...]) -> Itera
 
 
 def _duplicates(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    for field, canonical in (("targets", _slug), ("precisions", _canonical)):
+    for field, canonical in (("targets", _slug), ("precisions", _canonical), ("toolchains", str)):
         seen: dict[str, int] = {}
         for position, text in enumerate(_list(holder.get(field))):
             if isinstance(text, str) and seen.setdefault(canonical(text), position) != position:
@@ -960,10 +1129,28 @@ def _target(document: Document, text: str, path: tuple[str | int, ...]) -> Itera
 
 def _option(document: Document, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     options = option_table()
-    if name not in options:
+    refused = next(
+        (compiler.refused_options[name] for compiler in COMPILERS.values() if name in compiler.refused_options), ""
+    )
+    if refused:
+        yield document.problem(f"`{name}` is no option here", path, hint=refused, key=True)
+    elif name not in options:
         yield document.problem(f"no compiler has an option `{name}`", path, hint=suggestion(name, options), key=True)
     elif all(option.problem(value) for option in options[name]):
         yield document.problem(f"option `{name}` {options[name][0].problem(value)}", path)
+
+
+def _variable(document: Document, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+    compiler = next((compiler for compiler in COMPILERS.values() if compiler.has_env(name)), None)
+    if compiler is None:
+        known = {known for compiler in COMPILERS.values() for known in compiler.env}
+        yield document.problem(
+            f"`{name}` is no environment variable that may be set", path, hint=suggestion(name, known), key=True
+        )
+    elif compiler.is_file(name) and not isinstance(value, dict):
+        yield document.problem(f"`{name}` names a file", path, hint="write {path: FILE}: the submitter brings it")
+    elif not compiler.is_file(name) and (problem := compiler.env_problem(name, value)):
+        yield document.problem(f"`{name}` {problem}", path, key=problem.startswith("is refused"))
 
 
 def option_table() -> dict[str, list[Any]]:

@@ -16,12 +16,24 @@ from math import prod
 from typing import Any, TypeVar
 
 from farm.compilers import COMPILERS, OFF, Compiler, DeviceKind, default_tolerance
+from farm.compilers.environment import FILE
 from farm.data import DataError, FrozenData, check_data
 from farm.devices import Choice, understand_target
 from farm.errors import ManifestError, Problem
-from farm.manifest import Data, IncludeEntry, Limits, Manifest, ModelEntry, SelectorEntry, Tuning, Verify
+from farm.manifest import (
+    Data,
+    EnvFile,
+    IncludeEntry,
+    Limits,
+    Manifest,
+    ModelEntry,
+    OverrideEntry,
+    SelectEntry,
+    Tuning,
+    Verify,
+)
 from farm.models import BATCH, FrozenModel, Input, ShapeError, Tensor, resolve_inputs, shape_label, symbolic_inputs
-from farm.pools import Pool
+from farm.pools import Pool, begins
 from farm.spec import CompileSpec, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 
@@ -46,8 +58,9 @@ class Cell:
     """One compile that a build asks for.
 
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
-    named dimensions, `order` is what a worker gets, `gates` what the build judges by, `expected` the manifest's entry
-    if this cell must fail, `sweep` what is sought among its siblings of other batches, `line` its place.
+    named dimensions, `order` is what a worker gets, `emulated` the parts of its precision that its device has no units
+    for, `gates` what the build judges by, `expected` the manifest's entry if this cell must fail, `sweep` what is
+    sought among its siblings of other batches, `line` its place.
     """
 
     identifier: str
@@ -60,6 +73,7 @@ class Cell:
     key: str
     pool: str
     order: Mapping[str, Json]
+    emulated: tuple[str, ...]
     limits: Mapping[str, Json]
     priority: int
     gates: Mapping[str, Json]
@@ -70,17 +84,18 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Chooses the cells that it takes on all four axes. Empty fields take all; patterns are those of file names."""
+    """Chooses the cells that it takes on all axes. Empty fields take all; patterns are those of file names."""
 
     model: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    toolchain: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     shape: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, entry: SelectorEntry) -> Selector:
+    def of(cls, entry: SelectEntry) -> Selector:
         """Return the selector that a manifest's entry describes."""
-        return cls(entry.model, entry.target, entry.precision, entry.shape)
+        return cls(entry.model, entry.target, entry.toolchain, entry.precision, entry.shape)
 
     def takes_model(self, name: str) -> bool:
         """Whether models of this name are chosen."""
@@ -89,6 +104,10 @@ class Selector:
     def takes_target(self, target: Choice) -> bool:
         """Whether a target is chosen, by any of its names."""
         return _any(self.target, target.names)
+
+    def takes_toolchain(self, toolchain: str) -> bool:
+        """Whether a toolchain is chosen, as the manifest names it."""
+        return _any(self.toolchain, (toolchain,))
 
     def takes_precision(self, precision: str) -> bool:
         """Whether a precision is chosen, in either spelling."""
@@ -140,11 +159,18 @@ class _Combination:
     index: int
     model: ModelEntry
     slug: str
+    toolchain: str
+    """The start of its toolchain's id; empty where the manifest leaves the choice to the farm."""
+    suffix: str
+    """The toolchain again where it is not the only one of the target."""
     precision: str
     point: _Point
     places: Mapping[str, Path]
-    """Where in the manifest its model, target, precision and sizes are written."""
-    extras: list[IncludeEntry] = field(default_factory=list)
+    """Where in the manifest its model, target, toolchain, precision and sizes are written."""
+    extras: list[IncludeEntry | OverrideEntry] = field(default_factory=list)
+    """What `include` and then `overrides` lay over it."""
+    calibrated_by: int | None = None
+    """The entry of `overrides` that names its calibration data."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -156,7 +182,7 @@ class _Combination:
 
     @property
     def identifier(self) -> str:
-        return f"{self.model.name}/{self.slug}/{self.precision}/{self.label}"
+        return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
 
 
 def expand(
@@ -165,18 +191,22 @@ def expand(
     data: Mapping[str, FrozenData],
     pools: Sequence[Pool],
     *,
+    known: Sequence[Pool] = (),
+    files: Mapping[str, Mapping[str, Any]] | None = None,
     file: str = "",
     limits: Mapping[str, Any] = DEFAULT_LIMITS,
 ) -> list[Cell]:
     """Return a manifest's cells, in the order written.
 
-    `models` are the frozen models by name; `data` the frozen data by dataset, or by `<model>/calibration` and
-    `<model>/samples`; `pools` all that are known; `limits` those of cells for which the manifest sets none.
-    `file` overrides the manifest's name in messages.
+    `models` are the frozen models by name; `data` the frozen data by dataset, or by `data_key`; `files` those that
+    environment variables name, by path: `{"digest", "size"}`. `pools` are the pools to plan for, and `known` all that
+    there are, of which `toolchains` may choose; `limits` those of cells for which the manifest sets none. `file`
+    overrides the manifest's name in messages.
 
     Raises ManifestError with every problem found, each with its place.
     """
     expansion = _Expansion(manifest, models, data, pools, limits, file or manifest.file)
+    expansion.known, expansion.files = known or pools, files or {}
     cells = expansion.cells()
     if expansion.problems:
         raise ManifestError(expansion.found())
@@ -188,6 +218,26 @@ def check(manifest: Manifest, models: Mapping[str, FrozenModel], data: Mapping[s
     expansion = _Expansion(manifest, models, data, None, DEFAULT_LIMITS, manifest.file)
     expansion.cells()
     return expansion.found()
+
+
+def data_key(model: str, use: str, override: int | None = None) -> str:
+    """Return the name of a model's own data among all that was brought: `net/samples`, `net/calibration/2`."""
+    return f"{model}/{use}" if override is None else f"{model}/{use}/{override}"
+
+
+def overridden_calibration(manifest: Manifest) -> list[tuple[int, int]]:
+    """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry.
+
+    Raises ManifestError where the matrix is too large to be made.
+    """
+    expansion = _Expansion(manifest, {}, {}, None, DEFAULT_LIMITS, manifest.file)
+    needed = {
+        (combination.index, combination.calibrated_by): None
+        for combination in expansion.combinations()
+        if combination.calibrated_by is not None
+        and expansion.compiler(combination).needs_calibration(combination.precision)
+    }
+    return [(index, position) for index, position in needed if position is not None]
 
 
 class _Expansion:
@@ -206,6 +256,8 @@ class _Expansion:
         self.models = models
         self.data = data
         self.pools = pools
+        self.known: Sequence[Pool] = pools or ()
+        self.files: Mapping[str, Mapping[str, Any]] = {}
         self.limits = limits
         self.file = file
         self.problems: dict[Problem, None] = {}
@@ -213,7 +265,7 @@ class _Expansion:
         self.shapes: dict[tuple[int, str], _Shape | None] = {}
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
         self.choices: dict[str, Choice] = {}
-        self.chosen: dict[str, Pool | None] = {}
+        self.chosen: dict[tuple[str, str], Pool | None] = {}
         self.comparisons = 0
 
     def found(self) -> list[Problem]:
@@ -226,7 +278,7 @@ class _Expansion:
         self.problems[problem] = None
 
     def cells(self) -> list[Cell]:
-        combinations = self.unique(self.combinations())
+        combinations = self.combinations()
         expected = self.expected(combinations)
         cells = (self.cell(combination, expected.get(id(combination))) for combination in combinations)
         return [cell for cell in cells if cell]
@@ -245,8 +297,7 @@ class _Expansion:
         """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
         found: dict[int, Mapping[str, Json]] = {}
         for position, entry in enumerate(self.manifest.expected):
-            chosen = self.chosen_by("expected", position, combinations)
-            for combination in chosen:
+            for combination in self.chosen_by(entry, ("expected", position), combinations):
                 found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
         return found
 
@@ -261,23 +312,32 @@ class _Expansion:
     # --- the rules of the matrix ------------------------------------------------------------------------------------
 
     def combinations(self) -> list[_Combination]:
-        """Apply the matrix rules; stops before multiplying out what is too large."""
+        """Apply the matrix rules, `overrides` too; stops before multiplying out what is too large."""
         self.check_size()
         original = [combination for index in range(len(self.manifest.models)) for combination in self.of_model(index)]
         kept = original
-        for position in range(len(self.manifest.exclude)):
-            chosen = {id(combination) for combination in self.chosen_by("exclude", position, original)}
+        for position, entry in enumerate(self.manifest.exclude):
+            chosen = {id(combination) for combination in self.chosen_by(entry, ("exclude", position), original)}
             kept = [combination for combination in kept if id(combination) not in chosen]
-        cells = [*kept, *self.included(kept)]
+        cells = self.unique([*kept, *self.included(kept)])
         if not cells and not self.problems:
             hint = "a build needs a cell: `exclude` fewer, or `include` some"
             self.complain("nothing is left to compile", ("exclude",), hint, key=True)
+        self.override(cells)
         return cells
+
+    def override(self, combinations: Sequence[_Combination]) -> None:
+        """Lay every entry of `overrides` over the cells that it selects, in the order written."""
+        for position, entry in enumerate(self.manifest.overrides):
+            for combination in self.chosen_by(entry.select, ("overrides", position, "select"), combinations):
+                combination.extras.append(entry)
+                if entry.calibration is not None:
+                    combination.calibrated_by = position
 
     def check_size(self) -> None:
         total = 0
         for index, model in enumerate(self.manifest.models):
-            targets = len(model.targets or self.manifest.targets)
+            targets = sum(len(self.toolchains(slug)) for _, slug in self.targets(index))
             precisions = len(model.precisions or self.manifest.precisions)
             count = targets * precisions * _count(model, model.sizes)
             total += count
@@ -293,8 +353,11 @@ class _Expansion:
         points = list(_points(model, model.sizes))
         for (target_place, slug), (precision_place, precision) in product(self.targets(index), self.precisions(index)):
             places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
-            for point in points:
-                yield _Combination(index, model, slug, precision, point, places)
+            for toolchain_place, toolchain in self.toolchains(slug):
+                placed = {**places, "toolchain": toolchain_place or target_place}
+                suffix = self.suffix(slug, toolchain)
+                for point in points:
+                    yield _Combination(index, model, slug, toolchain, suffix, precision, point, placed)
 
     def slug(self, target: str) -> str:
         """Return a target's spelling in identifiers, and remember what it means."""
@@ -307,6 +370,21 @@ class _Expansion:
         place: Path = ("models", index, "targets") if own else ("targets",)
         texts = own or self.manifest.targets
         return [((*place, position), self.slug(text)) for position, text in enumerate(texts)]
+
+    def toolchains(self, slug: str) -> list[tuple[Path, str]]:
+        """Return the entries of `toolchains` that a target's compiler can have; one empty where the farm chooses."""
+        possible = COMPILERS[self.choices[slug].target.compiler].toolchains
+        named: list[tuple[Path, str]] = [
+            (("toolchains", position), prefix)
+            for position, prefix in enumerate(self.manifest.toolchains)
+            if prefix.startswith(possible)
+        ]
+        return named or [((), "")]
+
+    def suffix(self, slug: str, toolchain: str) -> str:
+        """Return how a toolchain shows in identifiers: not at all where it is the only one of its target."""
+        alone = [prefix for _, prefix in self.toolchains(slug)] == [toolchain]
+        return "" if alone or not toolchain else f".{toolchain}"
 
     def precisions(self, index: int) -> list[tuple[Path, str]]:
         own = self.manifest.models[index].precisions
@@ -330,6 +408,7 @@ class _Expansion:
                     combination
                     for combination in candidates
                     if (not slug or combination.slug == slug)
+                    and (not entry.toolchain or combination.toolchain == entry.toolchain)
                     and (not entry.precision or combination.precision == entry.precision)
                     and all(combination.sizes.get(name) == size for name, size in point.items())
                 ]
@@ -354,32 +433,42 @@ class _Expansion:
             raise ManifestError(self.found())
         for (target_place, slug), (precision_place, precision) in product(targets, precisions):
             places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
-            for full in _points(model, sizes):
-                yield _Combination(index, model, slug, precision, full, places, [entry])
+            own = [((*path, "toolchain"), entry.toolchain)] if entry.toolchain else self.toolchains(slug)
+            for toolchain_place, toolchain in own:
+                placed = {**places, "toolchain": toolchain_place or target_place}
+                suffix = self.suffix(slug, toolchain)
+                for full in _points(model, sizes):
+                    yield _Combination(index, model, slug, toolchain, suffix, precision, full, placed, [entry])
 
-    def chosen_by(self, where: str, position: int, combinations: Sequence[_Combination]) -> list[_Combination]:
-        """Return what an entry of `exclude` or `expected` chooses; complain where that is nothing."""
-        self.compare(len(combinations), (where, position))
-        selector = Selector.of(getattr(self.manifest, where)[position])
+    def chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[_Combination]) -> list[_Combination]:
+        """Return what a selector at `path` chooses; complain where that is nothing."""
+        self.compare(len(combinations), path)
+        selector = Selector.of(entry)
         # Each axis is asked once for each of its values, not once for each cell.
         models, shapes = _Answers(selector.takes_model), _Answers(selector.takes_shape)
+        toolchains = _Answers(selector.takes_toolchain)
         targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
         precisions = _Answers(selector.takes_precision)
         chosen = [
             item
             for item in combinations
-            if models[item.model.name] and targets[item.slug] and precisions[item.precision] and shapes[item.label]
+            if models[item.model.name]
+            and targets[item.slug]
+            and toolchains[item.toolchain]
+            and precisions[item.precision]
+            and shapes[item.label]
         ]
         if not chosen:
-            self.matches_nothing(where, position, combinations)
+            self.matches_nothing(entry, path, combinations)
         return chosen
 
-    def matches_nothing(self, where: str, position: int, combinations: Sequence[_Combination]) -> None:
+    def matches_nothing(self, entry: SelectEntry, path: Path, combinations: Sequence[_Combination]) -> None:
         """Say that a selector chooses nothing, and which of its fields is to blame."""
-        entry: SelectorEntry = getattr(self.manifest, where)[position]
+        where = f"{path[0]}[{path[1]}]"
         known = {
             "model": {combination.model.name for combination in combinations},
             "target": {name for slug in {item.slug for item in combinations} for name in self.choices[slug].names},
+            "toolchain": {item.toolchain for item in combinations if item.toolchain},
             "precision": {combination.precision for combination in combinations},
             "shape": {combination.label for combination in combinations},
         }
@@ -387,11 +476,12 @@ class _Expansion:
             patterns: tuple[str, ...] = getattr(entry, name)
             names = values | {value.replace("-", "+") for value in values} if name == "precision" else values
             if patterns and not _any(patterns, names):
-                message = f"{where}[{position}] matches nothing: no cell has the {name} {' or '.join(patterns)}"
-                self.complain(message, (where, position, name), suggestion(patterns[0], values))
+                message = f"{where} matches nothing: no cell has the {name} {' or '.join(patterns)}"
+                self.complain(message, (*path, name), suggestion(patterns[0], values))
                 return
-        message = f"{where}[{position}] matches nothing: no cell has all of this"
-        self.complain(message, (where, position), "remove the entry, or one of its fields")
+        self.complain(
+            f"{where} matches nothing: no cell has all of this", path, "remove the entry, or one of its fields"
+        )
 
     # --- what cells share -------------------------------------------------------------------------------------------
 
@@ -401,6 +491,7 @@ class _Expansion:
         where = (
             combination.index,
             combination.slug,
+            combination.toolchain,
             combination.precision,
             extras,
             combination.places["target"],
@@ -441,6 +532,7 @@ class _Expansion:
             key=key_of_fields({**plan.texts, **shape.texts}),
             pool=plan.pool,
             order=order,
+            emulated=plan.emulated,
             limits=plan.limits,
             priority=plan.priority,
             gates=plan.gates,
@@ -513,35 +605,56 @@ class _Expansion:
         return (*combination.places["sizes"], *field)
 
     def fits(self, combination: _Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
-        if use not in shape.checked:
+        checked = (use, frozen.digest)
+        if checked not in shape.checked:
             model = self.models[combination.model.name]
             try:
                 check_data(frozen, shape.tensors, model.outputs)
-                shape.checked[use] = True
+                shape.checked[checked] = True
             except DataError as error:
-                shape.checked[use] = False
+                shape.checked[checked] = False
                 message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
-                self.complain(message, ("models", combination.index, use), error.hint)
-        return shape.checked[use]
+                self.complain(message, self.data_place(combination, use), error.hint)
+        return shape.checked[checked]
+
+    def data_place(self, combination: _Combination, use: str) -> Path:
+        """Return where a combination's calibration data or samples are named."""
+        if use == "calibration" and combination.calibrated_by is not None:
+            return ("overrides", combination.calibrated_by, use)
+        return ("models", combination.index, use)
+
+    def compiler(self, combination: _Combination) -> Compiler:
+        """Return the compiler of a combination's target."""
+        return COMPILERS[self.choices[combination.slug].target.compiler]
 
     def pool(self, combination: _Combination) -> Pool | None:
-        """Return the pool that serves a target: the only one known for it."""
-        slug = combination.slug
-        if slug not in self.chosen:
-            self.chosen[slug] = self.choose_pool(self.choices[slug], combination.places["target"])
-        return self.chosen[slug]
+        """Return the pool that serves a target with a toolchain: the only one there is for both."""
+        slug, toolchain = combination.slug, combination.toolchain
+        if (slug, toolchain) not in self.chosen:
+            choice, place = self.choices[slug], combination.places["toolchain" if toolchain else "target"]
+            self.chosen[slug, toolchain] = self.choose_pool(choice, toolchain, place)
+        return self.chosen[slug, toolchain]
 
-    def choose_pool(self, choice: Choice, place: Path) -> Pool | None:
-        candidates = sorted((pool for pool in self.pools or () if choice.serves(pool)), key=lambda pool: pool.name)
+    def choose_pool(self, choice: Choice, toolchain: str, place: Path) -> Pool | None:
+        serving = sorted(
+            (pool for pool in (self.known if toolchain else self.pools) or () if choice.serves(pool)),
+            key=lambda pool: pool.name,
+        )
+        candidates = [pool for pool in serving if begins(pool.toolchain, toolchain)]
         toolchains = {pool.toolchain for pool in candidates}
         if len(candidates) == 1 or (candidates and choice.any_device and len(toolchains) == 1):
             return candidates[0]
         if candidates:
             names = ", ".join(pool.name for pool in candidates)
-            hint = "the operator chooses with the setting `toolchains` (FARM_TOOLCHAINS)"
+            hint = "choose by `toolchains: […]`, or the operator does with the setting of that name (FARM_TOOLCHAINS)"
+            if toolchain:
+                hint = "write more of the toolchain's id"
             if len(toolchains) == 1:
                 hint = "name the device (mi300x, mi300a, …) instead of the architecture"
             self.complain(f"several pools serve `{choice.text}`: {names}", place, hint)
+        elif serving:
+            names = ", ".join(sorted({pool.toolchain for pool in serving}))
+            self.complain(f"no pool of `{choice.text}` has the toolchain `{toolchain}`", place, f"known: {names}")
         else:
             known = ", ".join(sorted({str(pool.target) for pool in self.pools or ()})) or "none"
             message = f"no pool serves `{choice.text}`: no such worker was ever seen"
@@ -551,7 +664,7 @@ class _Expansion:
     def plan(self, combination: _Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""
         entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
-        compiler = COMPILERS[choice.target.compiler]
+        compiler = self.compiler(combination)
         kind = compiler.device(choice.served.device)
         frozen = self.models.get(entry.name)
         before = len(self.problems)
@@ -570,12 +683,15 @@ class _Expansion:
             self.check_model(combination, frozen, compiler)
         settings = self.settings(combination)
         options, quantization = self.options(combination, compiler, settings.options)
+        env, env_files = self.env(compiler, settings.env)
         ranges = self.ranges(combination)
         calibration, calibration_data = self.calibration(combination, compiler, ranges)
         samples, sample_data = self.samples(combination, kind, ranges)
         if settings.verify.mode == "off":
             sample_data = None
         pool = self.pool(combination) if self.pools is not None else None
+        if pool:
+            self.check_features(combination, compiler, pool, {**options, **quantization})
         if len(self.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
             return None
         data = {"calibration": calibration_data, "samples": sample_data}
@@ -592,8 +708,13 @@ class _Expansion:
         plan.pool = pool.name
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs}
+        plan.emulated = compiler.emulates(choice.served.device, precision)
+        if plan.emulated:
+            plan.order["emulated"] = list(plan.emulated)
         if tuning != OFF and settings.tuning.budget:
-            plan.order = {"budget": settings.tuning.budget}
+            plan.order["budget"] = settings.tuning.budget
+        if env_files:
+            plan.order["env"] = env_files
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
@@ -608,6 +729,7 @@ class _Expansion:
             "precision": precision,
             "options": options,
             "tuning": {"mode": tuning},
+            "env": env,
             "calibration": calibration,
             "quantization": quantization,
             "verification": None
@@ -628,8 +750,23 @@ class _Expansion:
             hint = f"write `precisions: [native]` for model `{name}`: it is compiled as it was exported"
             self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)
 
+    def check_features(
+        self, combination: _Combination, compiler: Compiler, pool: Pool, options: Mapping[str, Any]
+    ) -> None:
+        """Complain of what the installed compiler cannot do, before a worker finds out."""
+        for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
+            since = compiler.features.get(feature, "another release")
+            message = f"toolchain_mismatch: {pool.toolchain} has no {feature}, which {what} needs"
+            hint = f"{since} and newer have it; `exclude` the cell, or choose by `toolchains`"
+            place = combination.places["precision" if what.startswith("precision") else "target"]
+            self.complain(f"{message} ({self.choices[combination.slug].text})", place, hint)
+
     def settings(self, combination: _Combination) -> _Settings:
-        layers: list[Manifest | ModelEntry | IncludeEntry] = [self.manifest, combination.model, *combination.extras]
+        layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
+            self.manifest,
+            combination.model,
+            *combination.extras,
+        ]
         tolerance: dict[str, dict[str, float]] = {}
         for layer in layers:
             for precision, values in layer.verify.tolerance.items():
@@ -637,6 +774,7 @@ class _Expansion:
         verify = _laid_over(Verify, [layer.verify for layer in layers])
         return _Settings(
             options={name: value for layer in layers for name, value in layer.options.items()},
+            env={name: value for layer in layers for name, value in layer.env.items()},
             tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
             verify=verify.model_copy(update={"tolerance": tolerance}),
             limits=_laid_over(Limits, [layer.limits for layer in layers]),
@@ -658,6 +796,24 @@ class _Expansion:
             place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)
             self.complain(str(error), place)
             return {}, {}
+
+    def env(self, compiler: Compiler, given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Json]]:
+        """Return the environment of a compile as its spec has it, and the files that it names, by variable.
+
+        Values were checked with the manifest; files that were not brought are a problem.
+        """
+        own = {name: value for name, value in given.items() if compiler.has_env(name)}
+        files: dict[str, Json] = {}
+        for name, value in own.items():
+            if isinstance(value, EnvFile) and value.path in self.files:
+                found = self.files[value.path]
+                files[name] = {"path": name, "digest": found["digest"], "size": found["size"]}
+                own[name] = FILE + found["digest"]
+        if absent := [name for name, value in own.items() if isinstance(value, EnvFile)]:
+            if self.pools is not None:
+                self.complain(f"the file of `{absent[0]}` was not brought with the manifest", ("env",))
+            return {}, {}
+        return compiler.resolve_env(own), files
 
     def ranges(self, combination: _Combination) -> dict[str, Any]:
         """Return what is declared of inputs' values, by input: `{"range": [low, high]}` or `{"value": number}`."""
@@ -681,15 +837,16 @@ class _Expansion:
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         if not compiler.needs_calibration(combination.precision):
             return None, None
-        entry = combination.model
-        if entry.calibration is None:
+        entry, override = combination.model, combination.calibrated_by
+        use = entry.calibration if override is None else self.manifest.overrides[override].calibration
+        if use is None:
             frozen = self.models.get(entry.name)
             names = ", ".join(f"`{tensor.name}`" for tensor in frozen.inputs) if frozen else "each input"
             message = f"{combination.precision} of model `{entry.name}` needs calibration data"
             hint = f"add `calibration: {{path: FILE.npz}}` with an array for {names}; `{{generate: 32}}` to try it out"
             self.complain(message, ("models", combination.index, "name"), hint)
             return None, None
-        return self.recipe(combination, "calibration", entry.calibration, ranges)
+        return self.recipe(combination, "calibration", use, ranges)
 
     def samples(
         self, combination: _Combination, kind: DeviceKind, ranges: Mapping[str, Any]
@@ -703,7 +860,8 @@ class _Expansion:
         self, combination: _Combination, use: str, described: Data, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         """Return what the spec says of data, and the data where it is a blob."""
-        key = f"{combination.model.name}/{use}"
+        place = self.data_place(combination, use)
+        key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
             key, described = described.dataset, self.manifest.datasets[described.dataset]
         if described.generate:
@@ -712,7 +870,7 @@ class _Expansion:
         if frozen is None:
             if self.pools is not None:
                 message = f"{use} of model `{combination.model.name}` was not brought with the manifest"
-                self.complain(message, ("models", combination.index, use))
+                self.complain(message, place)
             return None, None
         return {"digest": frozen.digest}, frozen
 
@@ -757,7 +915,7 @@ class _Shape:
     inputs: Mapping[str, Mapping[str, Json]]
     tensors: Mapping[str, Input]
     batch: int | None
-    checked: dict[str, bool]
+    checked: dict[tuple[str, str], bool]
     texts: Mapping[str, str]
     """Canonical JSON of the spec's fields `inputs` and `batch`."""
 
@@ -773,7 +931,8 @@ class _Plan:
     line: int
     pool: str | None = None
     model: Mapping[str, Json] = field(default_factory=dict)
-    order: Mapping[str, Json] = field(default_factory=dict)
+    order: dict[str, Json] = field(default_factory=dict)
+    emulated: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Json] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -782,9 +941,10 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The manifest's defaults with a model's and an `include` entry's own settings laid over them."""
+    """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
 
     options: Mapping[str, Any]
+    env: Mapping[str, Any]
     tuning: Tuning
     verify: Verify
     limits: Limits

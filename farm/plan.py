@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ class PlannedCell:
             "sizes": cell.sizes,
             "key": cell.key,
             "pool": cell.pool,
+            "emulated": list(cell.emulated),
             "state": self.state,
             "reason": self.reason,
             "live_workers": self.live_workers,
@@ -140,6 +142,9 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         if not live_workers.get(pool):
             waiting = sum(cell.pool == pool for cell in cells)
             yield f"no live worker serves {pool}: {waiting} cells would wait (start `farm worker` on such a node)"
+    emulated = Counter((cell.target, part) for cell in cells for part in cell.emulated)
+    for (target, part), count in emulated.items():
+        yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
     owner: dict[str, str] = {}
     for cell in cells:
         first = owner.setdefault(cell.key, cell.identifier)
@@ -148,6 +153,6 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
 
 
 def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the blobs that a work order needs: the model's files, calibration and samples."""
+    """Return the blobs that a work order needs: the model's files, data, and the files of environment variables."""
     data = [order[name] for name in ("calibration", "samples") if order.get(name)]
-    return [*order["model"]["files"], *data]
+    return [*order["model"]["files"], *data, *order.get("env", {}).values()]

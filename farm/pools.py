@@ -26,6 +26,7 @@ FEATURES: Mapping[str, str] = {
     "quantize_int8": "precision int8",
     "save_buffer": "programs to memory",
     "to_gpu": "arrays in GPU memory",
+    "unpack_int4": "precision int4",
     "use_debug_symbols": "instructions that name the model's nodes",
 }
 """What some release of MIGraphX offers and another does not, by the names that `Pool.features` has. A worker asks the
@@ -94,6 +95,15 @@ class Pool:
         )
 
 
+def begins(toolchain: str, prefix: str) -> bool:
+    """Whether a toolchain's id begins with a prefix that ends where a number ends: `rocm7.1` is not `rocm7.10`."""
+    rest = toolchain.removeprefix(prefix)
+    if not toolchain.startswith(prefix):
+        return False
+    # Only the label has numbers; the digest behind the last dash may be cut anywhere.
+    return not (prefix[-1:].isdigit() and rest[:1].isdigit() and "-" in rest)
+
+
 def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> list[Pool]:
     """Return the pools to plan for, of all that are known with their numbers of live workers.
 
@@ -105,7 +115,7 @@ def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> 
         groups.setdefault((pool.target, pool.device), []).append((pool, live))
     chosen: list[Pool] = []
     for group in groups.values():
-        wanted = [pool for pool, _ in group if pool.toolchain.startswith(tuple(preferred))] if preferred else []
+        wanted = [pool for pool, _ in group if any(begins(pool.toolchain, prefix) for prefix in preferred)]
         alive = [pool for pool, live in group if live]
         chosen += wanted or alive or [pool for pool, _ in group]
     return chosen

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
-from farm.manifest import Data, Manifest, ModelEntry, Source
-from farm.models import FrozenModel, ShapeError, Tensor, read_model, symbolic_inputs
+from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
+from farm.matrix import data_key, overridden_calibration
+from farm.models import FrozenModel, ShapeError, Tensor, file_reference, read_model, symbolic_inputs
 
 if TYPE_CHECKING:
     import httpx
@@ -36,6 +37,8 @@ class Inputs:
 
     models: dict[str, FrozenModel] = field(default_factory=dict)
     data: dict[str, FrozenData] = field(default_factory=dict)
+    env_files: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Digest and size of the files that environment variables name, by their paths."""
     files: dict[str, Path] = field(default_factory=dict)
     """Digest of every blob, and a local file that has its bytes."""
     problems: list[Problem] = field(default_factory=list)
@@ -123,7 +126,37 @@ class _Reader:
                 self.found.files[str(file["digest"])] = path.parent / str(file["path"])
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
-                    self.data(index, use, described, model)
+                    self.data(index, data_key(entry.name, use), described, ("models", index, use))
+        for index, override in overridden_calibration(self.manifest):
+            described, name = self.manifest.overrides[override].calibration, self.manifest.models[index].name
+            if described:
+                place = ("overrides", override, "calibration")
+                self.data(index, data_key(name, "calibration", override), described, place)
+        self.read_env_files()
+
+    def read_env_files(self) -> None:
+        holders: list[tuple[Place, Mapping[str, object]]] = [(("env",), self.manifest.env)]
+        for field_name in ("models", "include", "overrides"):
+            entries = getattr(self.manifest, field_name)
+            holders += [((field_name, index, "env"), entry.env) for index, entry in enumerate(entries)]
+        for place, env in holders:
+            for name, value in env.items():
+                if isinstance(value, EnvFile) and value.path not in self.found.env_files:
+                    self.env_file(value.path, (*place, name))
+
+    def env_file(self, name: str, place: Place) -> None:
+        try:
+            path = _at_path(self.folder / name)
+            if not path.is_file():
+                raise UsageError(f"{path} is no file")
+            reference = file_reference(path, name)
+        except UsageError as error:
+            self.complain(error, place)
+        except OSError as error:
+            self.complain(UsageError(f"{name}: {error.strerror}"), place)
+        else:
+            self.found.env_files[name] = {"digest": reference["digest"], "size": reference["size"]}
+            self.found.files[str(reference["digest"])] = path
 
     def model_path(self, index: int) -> Path | None:
         source = self.manifest.models[index].source
@@ -139,9 +172,11 @@ class _Reader:
             return None
         return self.read_before[key]
 
-    def data(self, index: int, use: str, described: Data, model: FrozenModel) -> None:
+    def data(self, index: int, key: str, described: Data, place: Place) -> None:
         entry = self.manifest.models[index]
-        key, place = f"{entry.name}/{use}", ("models", index, use)
+        model = self.found.models.get(entry.name)
+        if model is None:
+            return
         if described.dataset:
             key, described = described.dataset, self.manifest.datasets[described.dataset]
         if described.generate or key in self.found.data or (described.generator and self.quick):
@@ -282,4 +317,6 @@ def as_submission(found: Inputs) -> dict[str, Mapping[str, object]]:
     return {
         "models": {name: model.as_dict() for name, model in found.models.items()},
         "data": {name: data.as_dict() for name, data in found.data.items()},
+        # A farm that is older than its client does not know the field.
+        **({"files": found.env_files} if found.env_files else {}),
     }

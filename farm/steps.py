@@ -127,7 +127,14 @@ class Steps:
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
         self.program = children.folder / f"{order['identifier'].replace('/', '--')}{extension}"
         """The compiled program; `compile` leaves it."""
+        self.env_files: dict[str, str] = {}
+        """Where the files are that environment variables of the spec name."""
         self._checked = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the spec sets for its compiler: not for the reference, whose recipe does not name it."""
+        return {**self.order["spec"]["env"], **self.env_files}
 
     def reference(self, model: Path, samples: Path | None, path: Path) -> None:
         """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
@@ -143,12 +150,18 @@ class Steps:
         ):
             # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model))
-        return self.children.ask(compile_request(self.order, model, calibration, self.program))
+        if needs_packing(self.order):
+            packed = self.children.folder / "packed.onnx"
+            self.children.ask(pack_request(self.order, model, packed))
+            model = packed
+        request = compile_request(self.order, model, calibration, self.program)
+        return self.children.ask(request, environment=self.environment)
 
     def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
-        return self.children.ask(evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds))
+        request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
+        return self.children.ask(request, environment=self.environment)
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
@@ -164,6 +177,7 @@ class Steps:
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
             "quantized": compiled["quantized"],
+            "emulated": self.order.get("emulated", []),
             "offload_copy": compiled.get("offload_copy"),
             "tuning": {"mode": spec["tuning"]["mode"]},
             "verification": {
@@ -213,6 +227,25 @@ def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
     return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
 
 
+def needs_packing(order: Mapping[str, Any]) -> bool:
+    """Whether the farm packs a model's weights itself: MIGraphX's Python module has no call for int4."""
+    return order["spec"]["compiler"]["name"] == "migraphx" and "int4" in order["spec"]["precision"].split("-")
+
+
+def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> dict[str, Any]:
+    """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
+    quantization = order["spec"]["quantization"]
+    return _request(
+        order,
+        "pack",
+        compiler="onnxruntime",
+        device="cpu",
+        model=_model(order, model),
+        quantization=quantization,
+        packed=str(packed),
+    )
+
+
 def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> dict[str, Any]:
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
@@ -222,7 +255,8 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
         model=_model(order, model),
         calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
-        **{name: spec[name] for name in ("precision", "quantization", "tuning")},
+        quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
+        **{name: spec[name] for name in ("precision", "tuning")},
     )
 
 
@@ -257,7 +291,8 @@ def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, 
         "action": action,
         "compiler": compiler,
         "device": device,
-        **{name: spec[name] for name in ("inputs", "batch", "options")},
+        **{name: spec[name] for name in ("inputs", "batch")},
+        "options": COMPILERS[compiler].filled(spec["options"]),
         **fields,
     }
 

@@ -58,6 +58,8 @@ class Node:
     value: Any
     line: int
     column: int
+    span: tuple[int, int]
+    """Where its text begins and ends, in characters."""
     size: int = 1
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -73,9 +75,10 @@ class Node:
 class Document:
     """A document that was read: its data, and where everything in it stands."""
 
-    def __init__(self, root: Node, lines: Sequence[str], file: str) -> None:
+    def __init__(self, root: Node, text: str, file: str) -> None:
         self._root = root
-        self._lines = lines
+        self._lines = text.splitlines()
+        self.text = text
         self.file = file
         self.data = root.plain()
 
@@ -97,6 +100,13 @@ class Document:
             if not key:
                 place = (node.line, node.column)
         return place
+
+    def span(self, path: Path) -> tuple[int, int]:
+        """Return where in the text the value at `path` begins and ends. Raises KeyError where there is none."""
+        node = self._root
+        for part in path:
+            node = node.value[part]
+        return node.span
 
     def problem(self, message: str, path: Path, *, hint: str = "", key: bool = False) -> Problem:
         """Return a problem at the place of `path`, with the line that it is on."""
@@ -195,7 +205,7 @@ class _Reader:
             self.add("the document is empty", 1, 1, "")
         if self.problems or root is None:
             raise ManifestError(self.problems)
-        return Document(root, self.lines, self.file)
+        return Document(root, self.text, self.file)
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:
         self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))
@@ -220,7 +230,8 @@ class _Reader:
         self.grow(1, event)
         if event.tag not in (None, "!"):
             self.complain(f"tags are not allowed: {str(event.tag)[:80]}", event, "write the value without a tag")
-        node = Node(None, event.start_mark.line + 1, event.start_mark.column + 1)
+        span = (event.start_mark.index, event.end_mark.index)
+        node = Node(None, event.start_mark.line + 1, event.start_mark.column + 1, span)
         if isinstance(event, ScalarEvent):
             node.value = self.scalar(event)
         elif isinstance(event, SequenceStartEvent):

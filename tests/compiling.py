@@ -71,7 +71,7 @@ class Case:
             "model": {"path": str(self.path), "format": self.format, "outputs": list(self.outputs)},
             "inputs": self.inputs,
             "batch": self.batch,
-            "options": COMPILERS[self.compiler].resolve_options(self.options),
+            "options": COMPILERS[self.compiler].filled(self.options),
             **fields,
         }
         end = run_child(
@@ -110,7 +110,7 @@ class Case:
         return self.run(
             "compile",
             precision=precision,
-            quantization=COMPILERS[self.compiler].resolve_quantization(precision, quantization),
+            quantization=COMPILERS[self.compiler].filled_quantization(precision, quantization),
             tuning={"mode": "off"},
             calibration=calibration or {"generate": 16, "seed": 0, "ranges": self.ranges},
             program=str(self.program),

@@ -60,6 +60,13 @@ class FrozenData(_Open):
     arrays: dict[str, dict[str, Any]]
 
 
+class BlobQuery(BaseModel):
+    """A blob that the client could send."""
+
+    digest: Digest
+    size: Size
+
+
 class Submission(BaseModel):
     """A manifest with everything it names frozen to digests. Repeating it with the same `build_id` changes nothing."""
 
@@ -70,6 +77,7 @@ class Submission(BaseModel):
     file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages")] = "manifest.yaml"
     models: dict[str, FrozenModel]
     data: dict[str, FrozenData] = {}
+    files: Annotated[dict[str, BlobQuery], Field(description="files of environment variables, by path")] = {}
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
 
 
@@ -125,13 +133,6 @@ class Cancelled(BaseModel):
     """How many cells a cancel ended."""
 
     cancelled: int
-
-
-class BlobQuery(BaseModel):
-    """A blob that the client could send."""
-
-    digest: Digest
-    size: Size
 
 
 class Blobs(BaseModel):

@@ -164,7 +164,9 @@ class Sidecar(_Document):
     weight_dtypes: list[str] = []
     compute_dtypes: list[str] = []
     quantized: dict[str, int] = {}
-    """How many operators of each type were quantized."""
+    """How many operators of each type were quantized; with int4 how many weights."""
+    emulated: list[str] = []
+    """Parts of the precision that the device rounds to and computes in a wider type."""
     tuning: Tuning = Tuning()
     verification: Verification | None = None
     """None where the manifest turned verification off."""

@@ -7,12 +7,14 @@ conversion or quantization changes what comes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-OptionValue = bool | int | str
+from farm.compilers.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
+
+OptionValue = bool | int | str | tuple[str, ...]
 
 NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
@@ -36,8 +38,9 @@ TOLERANCES: Mapping[str, float] = {
 class Option:
     """One option: its default (which also gives the type), allowed values, and what it is for.
 
-    `choices` empty means any value of the type from `low` on. `family_bound` lists the values that tie the
-    program to the CPU family of the machine that made it.
+    `choices` empty means any value of the type from `low` on; of a list they are what may be in it. `family_bound`
+    lists the values that tie the program to the CPU family of the machine that made it. `feature` is what the
+    installed compiler must offer for another value than the default.
     """
 
     default: OptionValue
@@ -45,16 +48,19 @@ class Option:
     choices: tuple[OptionValue, ...] = ()
     family_bound: tuple[OptionValue, ...] = ()
     low: int = 0
+    feature: str = ""
     newer: bool = False
     """Younger than cache keys that are out: at its default the option is left out of the spec, so that they hold."""
 
     @property
     def type(self) -> type[OptionValue]:
-        """The Python type of the option's values: bool, int or str."""
+        """The Python type of the option's values: bool, int, str, or tuple for a list of names."""
         return type(self.default)
 
     def problem(self, value: Any) -> str:
         """Return what is wrong with a value, or an empty string."""
+        if isinstance(self.default, tuple):
+            return _list_problem(value, self.choices)
         if type(value) is not self.type:
             return f"must be {_TYPE_NAMES[self.type]}, not {value!r}"
         if self.choices and value not in self.choices:
@@ -62,6 +68,20 @@ class Option:
         if isinstance(value, int) and not isinstance(value, bool) and value < self.low:
             return f"must be at least {self.low}, not {value}"
         return ""
+
+
+_OPERATOR = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+def _list_problem(value: Any, choices: Sequence[OptionValue]) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        return f"must be a list of names, not {value!r}"
+    for name in value:
+        if not isinstance(name, str) or not _OPERATOR.fullmatch(name):
+            return f"must be a list of names, and {name!r} is none"
+        if choices and name not in choices:
+            return f"can have {', '.join(str(choice) for choice in choices)}, not {name!r}"
+    return ""
 
 
 _TYPE_NAMES: Mapping[type, str] = {bool: "true or false", int: "a whole number", str: "text"}
@@ -111,14 +131,26 @@ class Compiler:
     """Quantization options by precision; a pair has those of both halves."""
     calibrated: frozenset[str]
     """Precisions that need calibration data."""
+    toolchains: tuple[str, ...]
+    """How the ids of this compiler's toolchains may begin."""
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Libraries beside the toolchain that rewrite the model, by precision; `*` is every precision."""
-    env: frozenset[str] = frozenset()
-    """Environment variables that a manifest may set; they are part of the cache key."""
     tuning_binds: bool = False
     """Whether what tuning chooses depends on the CPU family."""
     find_enforce: str = ""
     """The variable that `tuning.miopen_find_enforce` sets; empty where there is none."""
+    env: Mapping[str, Variable] = field(default_factory=dict)
+    """Environment variables that a manifest may set, by name or pattern; they are part of the cache key."""
+    refused_env: Mapping[str, str] = field(default_factory=dict)
+    """Those that are refused whatever `env` says, and why."""
+    refused_options: Mapping[str, str] = field(default_factory=dict)
+    """Names that the compiler itself has for what is written otherwise or never asked of it, and why."""
+    features: Mapping[str, str] = field(default_factory=dict)
+    """Since when the compiler offers what not every release has."""
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Features that a precision needs; a pair needs those of both halves."""
+    emulated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By precision the devices (patterns, `!` before those that are not) that compute it in a wider type."""
     portable: bool = True
     """Whether a program made for one device runs on every device of the same target."""
 
@@ -142,14 +174,14 @@ class Compiler:
         }
 
     def resolve_options(self, given: Mapping[str, Any]) -> dict[str, OptionValue]:
-        """Return the compile options with the defaults filled in.
+        """Return the compile options as a spec has them: defaults filled in, but for those of `newer` options.
 
         Raises ValueError that names each unknown option and each wrong value.
         """
         return _resolve(self.options, given, f"{self.name} option")
 
     def resolve_quantization(self, precision: str, given: Mapping[str, Any]) -> dict[str, OptionValue]:
-        """Return the quantization options of a precision with the defaults filled in.
+        """Return the quantization options of a precision as a spec has them, like `resolve_options`.
 
         Raises ValueError that names each unknown option and each wrong value.
         """
@@ -160,6 +192,67 @@ class Compiler:
         return (tuning != OFF and self.tuning_binds) or any(
             options.get(name) in option.family_bound for name, option in self.options.items()
         )
+
+    def filled(self, options: Mapping[str, Any]) -> dict[str, OptionValue]:
+        """Return a spec's compile options with every default filled in: what a compile runs with."""
+        return {name: options.get(name, option.default) for name, option in self.options.items()}
+
+    def filled_quantization(self, precision: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
+        """Return a spec's quantization options with every default filled in."""
+        return {name: options.get(name, item.default) for name, item in self.quantization_options(precision).items()}
+
+    def resolve_env(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Return the environment of a compile, each value in its one spelling; what says nothing is left out.
+
+        Raises ValueError that names each variable that may not be set and each wrong value.
+        """
+        problems = {name: self.env_problem(name, value) for name, value in given.items()}
+        if any(problems.values()):
+            raise ValueError("; ".join(f"`{name}` {problem}" for name, problem in problems.items() if problem))
+        spelt = {name: self._variable(name).spelt(value) for name, value in given.items()}
+        return {name: value for name, value in sorted(spelt.items()) if value}
+
+    def has_env(self, name: str) -> bool:
+        """Whether a variable is this compiler's, be it refused or not."""
+        return find_variable(self.env, name) is not None or self._refused(name) != ""
+
+    def env_problem(self, name: str, value: Any) -> str:
+        """Return what is wrong with a variable and its value, or an empty string."""
+        if reason := self._refused(name):
+            return f"is refused: {reason}"
+        try:
+            self._variable(name).spelt(value)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _variable(self, name: str) -> Variable:
+        found = find_variable(self.env, name)
+        if found is None:
+            raise ValueError(f"is no variable of {self.name} that may be set")
+        return found
+
+    def _refused(self, name: str) -> str:
+        return next((reason for pattern, reason in self.refused_env.items() if fnmatchcase(name, pattern)), "")
+
+    def is_file(self, name: str) -> bool:
+        """Whether a variable's value is a file."""
+        found = find_variable(self.env, name)
+        return found is not None and found.kind == "file"
+
+    def lacks(self, features: Iterable[str], precision: str, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return what a toolchain with these features cannot do: each missing feature, and what asks for it."""
+        wanted = {name: f"precision {precision}" for part in precision.split("-") for name in self.needs.get(part, ())}
+        known = {**self.options, **self.quantization_options(precision)}
+        for name, value in options.items():
+            option = known[name]
+            if option.feature and value != option.default:
+                wanted.setdefault(option.feature, f"option `{name}`")
+        return {name: what for name, what in wanted.items() if name not in features}
+
+    def emulates(self, device: str, precision: str) -> tuple[str, ...]:
+        """Return the parts of a precision that a device computes in a wider type: it rounds, and gains no speed."""
+        return tuple(part for part in precision.split("-") if _listed(device, self.emulated.get(part, ())))
 
     def program_extension(self, options: Mapping[str, Any]) -> str:
         """Return the ending of a program's file."""
@@ -179,17 +272,29 @@ def _resolve(options: Mapping[str, Option], given: Mapping[str, Any], what: str)
     ]
     if problems:
         raise ValueError("; ".join(problems))
+    values = {name: _canonical(given.get(name, option.default)) for name, option in options.items()}
     return {
-        name: value
-        for name, option in options.items()
-        if (value := given.get(name, option.default)) != option.default or not option.newer
+        name: value for name, value in values.items() if not (options[name].newer and value == options[name].default)
     }
 
 
+def _canonical(value: Any) -> OptionValue:
+    """Return an option's value in its one spelling: the order of names in a list says nothing."""
+    return tuple(sorted(set(value))) if isinstance(value, list | tuple) else value
+
+
+def _listed(device: str, patterns: Sequence[str]) -> bool:
+    """Whether a device is among patterns, of which the last that matches counts."""
+    return next(
+        (not pattern.startswith("!") for pattern in reversed(patterns) if fnmatchcase(device, pattern.lstrip("!"))),
+        False,
+    )
+
+
 def canonical_precision(text: str) -> str:
-    """Return a precision as identifiers spell it, 8-bit half first: `fp16+int8` -> `int8-fp16`."""
+    """Return a precision as identifiers spell it, what is quantized first: `fp16+int8` -> `int8-fp16`."""
     parts = re.split(r"[+-]", text.strip().lower())
-    return "-".join(sorted(parts, key=lambda part: (not part.endswith("8"), part)))
+    return "-".join(sorted(parts, key=lambda part: (part.endswith("16"), part)))
 
 
 def default_tolerance(precision: str) -> float:
@@ -245,6 +350,7 @@ ONNXRUNTIME = Compiler(
     },
     calibrated=frozenset({"int8"}),
     # The onnx version is part of the toolchain id.
+    toolchains=("onnxruntime",),
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
 )
 
@@ -265,30 +371,25 @@ _MIGRAPHX_TUNING = {
     "full": TuningMode({**_EXHAUSTIVE, "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE": "1"}, {"exhaustive_tune": True}),
 }
 
-# GPU_HIP_FLAGS is left out: compiler flags can pull any readable file of the worker into a kernel.
-_MIGRAPHX_RESULT_ENV = """
-    ENABLE_NHWC DISABLE_MLIR ENABLE_CK SET_GEMM_PROVIDER MLIR_USE_SPECIFIC_OPS ENABLE_MLIR_INPUT_FUSION
-    ENABLE_MLIR_REDUCE_FUSION ENABLE_MLIR_GEG_FUSION MLIR_ENABLE_SPLITK ENABLE_LAYERNORM_FUSION
-    ENABLE_MIOPEN_POOLING USE_FAST_SOFTMAX DISABLE_FP32_SOFTMAX DISABLE_FP16_INSTANCENORM_CONVERT
-    ENABLE_REWRITE_DOT SPLIT_REDUCE_SIZE REWRITE_LRN FLASH_DECODING_ENABLED FLASH_DECODING_NUM_SPLITS
-    FLASH_DECODING_MIN_CHUNK_SIZE FLASH_DECODING_MAX_SPLITS FLASH_DECODING_THRESHOLD COPY_LITERALS
-    ENABLE_FULL_DYNAMIC DISABLE_POINTWISE_FUSION DISABLE_REDUCE_FUSION DISABLE_MULTI_OUTPUT_FUSION
-    DISABLE_MIOPEN_FUSION DISABLE_SCHEDULE_PASS DISABLE_PASSES NSTREAMS ENABLE_NULL_STREAM GPU_OPTIMIZE
-    GPU_DEBUG GPU_DEBUG_SYM
-"""
-
 _MIGRAPHX_PRECISIONS = (
     NATIVE, "fp32", "fp16", "bf16", "int8", "fp8", "int8-fp16", "int8-bf16", "fp8-fp16", "fp8-bf16",
 )  # fmt: skip
+_INT4_WEIGHTS = ("int4", "int4-fp16", "int4-bf16")
 
 MIGRAPHX = Compiler(
     name="migraphx",
     recipe=1,
     devices=(
-        DeviceKind("gfx*", _MIGRAPHX_PRECISIONS, tuning=_MIGRAPHX_TUNING, gpu=True),
+        DeviceKind(
+            "gfx*",
+            (*_MIGRAPHX_PRECISIONS, *_INT4_WEIGHTS),
+            tuning=_MIGRAPHX_TUNING,
+            gpu=True,
+        ),
+        # The cpu target turns packed weights to float before it unpacks them, and stops.
         DeviceKind("cpu", _MIGRAPHX_PRECISIONS),
         # One inference of a small net takes 12 s on ref.
-        DeviceKind("ref", _MIGRAPHX_PRECISIONS, min_samples=2),
+        DeviceKind("ref", (*_MIGRAPHX_PRECISIONS, *_INT4_WEIGHTS), min_samples=2),
     ),
     formats=("onnx", "tf"),
     extension=".mxr",
@@ -296,18 +397,74 @@ MIGRAPHX = Compiler(
         "offload_copy": Option(True, "the program copies its inputs and outputs between host and GPU itself"),
         "fast_math": Option(True, "approximate functions; double and int64 become narrower inside"),
         "nhwc": Option(True, "TensorFlow: the model's 4-D inputs are NHWC (the program's own are NCHW)"),
-        "max_loop_iterations": Option(10, "iterations that a Loop of unknown count may take", low=1),
         "format": Option(
             "msgpack",
             "of the program's file: msgpack (.mxr), or json (.json), which people can read and is larger",
             choices=("msgpack", "json"),
             newer=True,
         ),
+        "max_loop_iterations": Option(
+            10, "iterations that a Loop of unknown count may take", low=1, feature="max_loop_iterations"
+        ),
+        "limit_max_iterations": Option(
+            65535, "largest count that a Loop may name itself", low=1, feature="limit_max_iterations", newer=True
+        ),
+        "use_debug_symbols": Option(
+            False, "instructions carry the names of the model's nodes", feature="use_debug_symbols", newer=True
+        ),
+        "autocast_fp8": Option(
+            False, "fp8 inputs and outputs of the model become float32", feature="autocast_fp8", newer=True
+        ),
     },
-    quantization={},
+    quantization={
+        "fp16": {"fp16_operators": Option(("all",), "MIGraphX operators that fp16 converts", newer=True)},
+        "bf16": {"bf16_operators": Option(("all",), "MIGraphX operators that bf16 converts", newer=True)},
+        "int4": {
+            "block_size": Option(32, "values that share one scale", choices=(16, 32, 64, 128, 256)),
+            "symmetric": Option(True, "scales without a zero point"),
+        },
+    },
     calibrated=frozenset({"int8", "fp8"}),
-    env=frozenset(f"MIGRAPHX_{name}" for name in _MIGRAPHX_RESULT_ENV.split()),
     find_enforce="MIOPEN_FIND_ENFORCE",
+    toolchains=("rocm", "migraphx"),
+    env=MIGRAPHX_ENV,
+    refused_env=MIGRAPHX_REFUSED_ENV,
+    refused_options={
+        "exhaustive_tune": "write `tuning: exhaustive`",
+        "skip_unknown_operators": "MIGraphX compiles what it does not know to a program that computes garbage",
+        "print_program_on_error": "it only prints",
+        "is_nhwc": "write `nhwc`",
+        "ins_names": "write `fp16_operators` or `bf16_operators`; int8 takes all convolutions and dots, or none",
+        **dict.fromkeys(
+            ("batch_size", "default_dim_value", "default_dyn_dim_value", "dim_params", "map_input_dims"),
+            "sizes come from `dims`, `batches` and the `shape` of an input",
+        ),
+    },
+    features={
+        "autocast_fp8": "MIGraphX 2.10 (ROCm 6.2)",
+        "limit_max_iterations": "MIGraphX 2.9 (ROCm 6.1)",
+        "max_loop_iterations": "MIGraphX 2.6 (ROCm 5.6)",
+        "quantize_bf16": "MIGraphX 2.12 (ROCm 6.4)",
+        "quantize_fp16": "MIGraphX 2.6 (ROCm 5.6)",
+        "quantize_fp8": "MIGraphX 2.12 (ROCm 6.4)",
+        "quantize_int8": "MIGraphX 2.6 (ROCm 5.6)",
+        "unpack_int4": "MIGraphX 2.11 (ROCm 6.3)",
+        "use_debug_symbols": "MIGraphX 2.16",
+    },
+    needs={
+        "fp16": ("quantize_fp16",),
+        "bf16": ("quantize_bf16",),
+        "int8": ("quantize_int8",),
+        "fp8": ("quantize_fp8",),
+        "int4": ("unpack_int4",),
+    },
+    # MIGraphX `src/targets/gpu/device_name.cpp`; the cpu target computes all in float32, ref in what was asked.
+    emulated={
+        "fp8": ("*", "!gfx94?", "!gfx95?", "!gfx12??", "!ref"),
+        "bf16": ("gfx1030", "cpu"),
+        "fp16": ("cpu",),
+        "int8": ("cpu",),
+    },
     portable=False,
 )
 

@@ -73,6 +73,7 @@ def run_action(request: Request, messages: Messages) -> Result:
         "reference": _reference,
         "slice": _slice,
         "tune": _tune,
+        "pack": _pack,
         "compile": _compile,
         "evaluate": _evaluate,
         "bench": _bench,
@@ -116,6 +117,13 @@ def _check(request: Request, messages: Messages) -> Result:
     if found is None:
         raise Failure("internal", "models are checked by an interpreter that has onnx; this one has not")
     return found
+
+
+def _pack(request: Request, messages: Messages) -> Result:
+    from .int4 import pack_weights
+
+    check_model(request)
+    return pack_weights(request, messages)
 
 
 def _compile(request: Request, messages: Messages) -> Result:

@@ -99,6 +99,7 @@ def _features(migraphx: Any) -> list[str]:
         + [name for function, names in _KEYWORDS.items() for name in names if _takes(migraphx, function, name)]
         + [name for name, text in _VARIABLES.items() if any(_contains(path, text) for path in libraries)]
         + ["gpu_arch"] * _cross_compiles(migraphx)
+        + ["unpack_int4"] * _has_operator(migraphx, "unpack_int4")
     )
 
 
@@ -114,6 +115,14 @@ def _takes(migraphx: Any, function: str, keyword: str) -> bool:
 def _contains(path: str, text: str) -> bool:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:  # noqa: PTH123
         return data.find(text.encode()) >= 0
+
+
+def _has_operator(migraphx: Any, name: str) -> bool:
+    try:
+        migraphx.op(name)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _cross_compiles(migraphx: Any) -> bool:
@@ -230,6 +239,9 @@ def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any,
     target = _target(migraphx, device)
     messages.phase("compiling", None, "parsing")
     program = _parse(migraphx, request)
+    if options["autocast_fp8"]:
+        with blamed_on_compiler("MIGraphX cannot turn fp8 inputs and outputs to float32"):
+            migraphx.autocast_fp8(program)
     quantized = _quantize(migraphx, program, target, request["precision"].split("-"), request, messages)
     messages.phase("compiling")
     with blamed_on_compiler(f"MIGraphX cannot compile the model for {device}"):
@@ -283,9 +295,12 @@ def _parse(migraphx: Any, request: Request) -> Any:
 
 
 def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    if "max_loop_iterations" in str(migraphx.parse_onnx.__doc__):
-        arguments["max_loop_iterations"] = options["max_loop_iterations"]
+    # What a release lacks was not asked of it (the plan says so), or is its default.
+    arguments: dict[str, Any] = {
+        name: options[name]
+        for name in ("max_loop_iterations", "limit_max_iterations", "use_debug_symbols")
+        if name in options and _takes(migraphx, "parse_onnx", name)
+    }
     if any(isinstance(size, Mapping) for spec in inputs.values() for size in spec["shape"]):
         dimension = migraphx.shape.dynamic_dimension
         arguments["map_dyn_input_dims"] = {
@@ -305,10 +320,11 @@ def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[s
 def _quantize(
     migraphx: Any, program: Any, target: Any, precision: list[str], request: Request, messages: Messages
 ) -> dict[str, int]:
-    """Quantize in place and return the operators that work on 8 bits.
+    """Quantize in place and return the operators that work on 8 bits, or how many weights have 4.
 
-    8-bit first: after bf16 the 8-bit quantizers silently do nothing.
+    8-bit first: after bf16 the 8-bit quantizers silently do nothing. Weights of 4 bits came with the model.
     """
+    options = request["quantization"]
     eight = [part for part in precision if part in _EIGHT_BIT]
     half = [part for part in precision if part in _HALF]
     for part in (*eight, *half):
@@ -327,13 +343,26 @@ def _quantize(
     counts = _quantized_operators(program)
     if eight and not counts:
         raise Failure("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
+    if "int4" in precision:
+        counts = {"weights": sum(i.operator == "unpack_int4" for i in _instructions(program))}
+        if not counts["weights"]:
+            raise Failure("nothing_quantized", "MIGraphX has no weight of the model in int4")
     for part in half:
         messages.phase("quantizing", None, part)
+        before = _of_type(program, part)
         with blamed_on_compiler(f"MIGraphX cannot convert the model to {part}"):
-            getattr(migraphx, f"quantize_{part}")(program)
+            getattr(migraphx, f"quantize_{part}")(program, list(options[f"{part}_operators"]))
+        if _of_type(program, part) == before:
+            raise Failure("nothing_quantized", f"{part} left every operator of the model as it was")
     if eight and not any(i.operator == "quantizelinear" for i in _instructions(program)):
         raise Failure("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
     return counts
+
+
+def _of_type(program: Any, precision: str) -> int:
+    """Count the instructions whose result has the type of a half precision."""
+    wanted = {"fp16": "half_type", "bf16": "bf16_type"}[precision]
+    return sum(instruction.type == wanted for instruction in _instructions(program))
 
 
 def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request) -> tuple[list[dict[str, Any]], Held]:

@@ -23,6 +23,8 @@ reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or 
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,
             options, reference (path to write); the compiler "none" makes samples without outputs
     -> samples, runs, origin {output: "expected" or the compiler's name}, outputs [{name, dtype, shape}]
+pack        model, quantization {block_size, symmetric}, packed (path to write: the model with int4 weights)
+    -> quantized {operator: count}
 slice       model, inputs, slices (folder to write to)
     -> slices [{path, signature, operations, count, inputs}], operations; see `slicing.py`
 tune        as compile, of one slice: without program, with database (the private folder of the job's tuning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from farm.compilers import (
     default_tolerance,
 )
 from farm.jobs.state import FailureKind
+from farm.pools import FEATURES
 from farm.runner.samples import make_samples
 
 RUNNER = Path(__file__).parents[2] / "farm" / "runner"
@@ -30,6 +32,7 @@ RUNNER = Path(__file__).parents[2] / "farm" / "runner"
         ("bf16-fp8", "fp8-bf16"),
         ("FP32", "fp32"),
         ("native", "native"),
+        ("fp16+int4", "int4-fp16"),
     ],
 )
 def test_precisions_have_one_spelling(given: str, canonical: str) -> None:
@@ -74,9 +77,96 @@ def test_pairs_have_what_both_halves_have() -> None:
 
 def test_environment_is_an_allow_list() -> None:
     """Variables that write files, carry compiler flags, or are not the compiler's stay out."""
-    refused = ["LD_PRELOAD", "MIGRAPHX_GPU_DUMP_SRC", "MIGRAPHX_GPU_HIP_FLAGS", "MIGRAPHX_PROBLEM_CACHE"]
-    assert "MIGRAPHX_DISABLE_MLIR" in MIGRAPHX.env
-    assert MIGRAPHX.env.isdisjoint(refused)
+    refused = [
+        "LD_PRELOAD", "MIGRAPHX_GPU_DUMP_SRC", "MIGRAPHX_GPU_HIP_FLAGS", "MIGRAPHX_PROBLEM_CACHE",
+        "MIGRAPHX_TRACE_EVAL", "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE", "MIOPEN_DEBUG_ENFORCE_DEVICE",
+        "MIOPEN_FIND_ENFORCE", "MIOPEN_USER_DB_PATH",
+        "HIPBLASLT_TUNING_FILE", "HSA_OVERRIDE_GFX_VERSION", "ROCR_VISIBLE_DEVICES", "AWS_SECRET_ACCESS_KEY",
+    ]  # fmt: skip
+    for name in refused:
+        assert MIGRAPHX.env_problem(name, "1"), name
+        with pytest.raises(ValueError, match=name):
+            MIGRAPHX.resolve_env({name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "spelt"),
+    [
+        ("MIGRAPHX_DISABLE_MLIR", True, "1"),
+        ("MIGRAPHX_DISABLE_MLIR", 1, "1"),
+        ("MIGRAPHX_DISABLE_MLIR", "true", "1"),
+        # What is off is as if it were not there: the key is that of a manifest which never names it.
+        ("MIGRAPHX_DISABLE_MLIR", False, None),
+        ("MIGRAPHX_NSTREAMS", 4, "4"),
+        ("MIGRAPHX_NSTREAMS", "04", "4"),
+        ("MIGRAPHX_SPLIT_REDUCE_SIZE", -1, "-1"),
+        ("MIGRAPHX_MLIR_USE_SPECIFIC_OPS", "~fused,dot", "~fused,dot"),
+        ("MIOPEN_DEBUG_CONV_IMPLICIT_GEMM", False, "0"),
+        ("MIOPEN_DEBUG_FIND_ONLY_SOLVER", "ConvAsm1x1U", "ConvAsm1x1U"),
+        ("HIPBLASLT_TUNING_OVERRIDE_FILE", "sha256:" + "a" * 64, "sha256:" + "a" * 64),
+    ],
+)
+def test_a_value_of_a_variable_has_one_spelling(name: str, value: Any, spelt: str | None) -> None:
+    assert MIGRAPHX.resolve_env({name: value}) == ({name: spelt} if spelt else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MIGRAPHX_DISABLE_MLIR", "maybe"),
+        ("MIGRAPHX_NSTREAMS", "two"),
+        ("MIGRAPHX_NSTREAMS", True),
+        ("MIGRAPHX_NSTREAMS", 0),
+        ("MIGRAPHX_GPU_OPTIMIZE", "3 -include /etc/passwd"),
+        ("MIGRAPHX_MLIR_USE_SPECIFIC_OPS", "everything"),
+        ("MIOPEN_DEBUG_FIND_ONLY_SOLVER", "../../secret"),
+        ("MIOPEN_DEBUG_FIND_ONLY_SOLVER", "a b"),
+        ("HIPBLASLT_TUNING_OVERRIDE_FILE", "/etc/passwd"),
+    ],
+)
+def test_a_value_that_a_variable_cannot_have_is_refused(name: str, value: Any) -> None:
+    """A number that is none makes MIGraphX throw; what looks like a path could name a file of the worker."""
+    with pytest.raises(ValueError, match=name):
+        MIGRAPHX.resolve_env({name: value})
+
+
+def test_every_feature_that_is_asked_for_has_a_release_and_a_description() -> None:
+    options = [option for table in (MIGRAPHX.options, *MIGRAPHX.quantization.values()) for option in table.values()]
+    wanted = {option.feature for option in options if option.feature}
+    wanted |= {name for names in MIGRAPHX.needs.values() for name in names}
+    assert wanted == set(MIGRAPHX.features)
+    assert wanted <= set(FEATURES)
+
+
+def test_options_that_came_later_are_not_in_the_spec_while_they_have_their_default() -> None:
+    first = {"offload_copy": True, "fast_math": True, "nhwc": True, "max_loop_iterations": 10}
+    assert MIGRAPHX.resolve_options({}) == first
+    assert MIGRAPHX.resolve_options({"use_debug_symbols": False, "limit_max_iterations": 65535}) == first
+    assert MIGRAPHX.resolve_options({"use_debug_symbols": True}) == {**first, "use_debug_symbols": True}
+    assert MIGRAPHX.filled(first)["limit_max_iterations"] == 65535
+    assert MIGRAPHX.resolve_quantization("int8-fp16", {}) == {}
+    assert MIGRAPHX.resolve_quantization("fp16", {"fp16_operators": ["dot", "convolution", "dot"]}) == {
+        "fp16_operators": ("convolution", "dot")
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "parts"),
+    [
+        ("gfx90a", "fp8-fp16", ("fp8",)),
+        ("gfx942", "fp8-fp16", ()),
+        ("gfx950", "fp8", ()),
+        ("gfx1201", "fp8", ()),
+        ("gfx1100", "fp8-bf16", ("fp8",)),
+        ("gfx1030", "bf16", ("bf16",)),
+        ("gfx1030", "int8-fp16", ()),
+        ("gfx1100", "bf16", ()),
+        ("cpu", "int8-fp16", ("int8", "fp16")),
+        ("ref", "fp8-bf16", ()),
+    ],
+)
+def test_what_a_device_computes_in_a_wider_type_is_known(device: str, precision: str, parts: tuple[str, ...]) -> None:
+    assert MIGRAPHX.emulates(device, precision) == parts
 
 
 # --- the runner ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.compilers import MIGRAPHX
 from farm.data import FrozenData
 from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
@@ -26,10 +27,17 @@ CPU = Pool(
     Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1,
     {"onnx": "1.23.2", "ml_dtypes": "0.6.0", "sympy": "1.14.0", "onnx_ir": "1.1.0"}, cpu_family="x86-64-v4",
 )  # fmt: skip
-REF = Pool(Target("migraphx", "ref"), "migraphx2.15-0011aabb", Device("cpu"), 1)
-MI300X = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-aa", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
-MI300A = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-aa", Device("gfx942:sramecc+:xnack-", 228, 6), 1)
-NAVI = Pool(Target("migraphx", "gfx1100"), "rocm7.2-migraphx2.15-bb", Device("gfx1100", 96), 1)
+FEATURES = tuple(MIGRAPHX.features)
+
+
+def migraphx(device: str, toolchain: str, *of_device: Any, features: tuple[str, ...] = FEATURES) -> Pool:
+    return Pool(Target("migraphx", device), toolchain, Device(*of_device), 1, features=features)
+
+
+REF = migraphx("ref", "migraphx2.15-0011aabb", "cpu")
+MI300X = migraphx("gfx942", "rocm7.2-migraphx2.15-aa", "gfx942:sramecc+:xnack-", 304, 8)
+MI300A = migraphx("gfx942", "rocm7.2-migraphx2.15-aa", "gfx942:sramecc+:xnack-", 228, 6)
+NAVI = migraphx("gfx1100", "rocm7.2-migraphx2.15-bb", "gfx1100", 96)
 POOLS = [CPU, REF, MI300X, NAVI]
 
 

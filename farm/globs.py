@@ -1,0 +1,60 @@
+"""`source: {glob: …}`: the submitting side writes the files that a pattern matches into the manifest itself.
+
+The pattern's text is replaced where it stands, by `{"models/*.onnx": ["models/a.onnx", …]}` on the same line: what the
+farm stores names every file, and the lines of later messages are those of the file that the user has.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from farm.errors import ManifestError
+from farm.yamldoc import Document, suggestion
+
+MAX_FILES = 5000
+"""Files that one pattern may match."""
+
+
+def freeze_globs(document: Document, folder: Path) -> str:
+    """Return a manifest's text with the files that its patterns match; relative patterns start at `folder`.
+
+    Raises ManifestError for every pattern that matches nothing, or very much.
+    """
+    problems = []
+    changes: dict[tuple[int, int], str] = {}
+    for path, pattern in _patterns(document):
+        # In a list of fixed order: the manifest is the same wherever its files are.
+        files = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207 (keeps names relative)
+        files = [name for name in files if (folder / name).is_file()]
+        if not files:
+            beside = [entry.name for entry in folder.iterdir()]
+            hint = suggestion(pattern.partition("/")[0], beside) if "/" in pattern else "patterns start at the manifest"
+            problems.append(document.problem(f"no file matches `{pattern}`", path, hint=hint))
+        elif len(files) > MAX_FILES:
+            message = f"`{pattern}` matches {len(files)} files, more than {MAX_FILES}"
+            problems.append(document.problem(message, path, hint="write a narrower pattern"))
+        else:
+            changes[document.span(path)] = json.dumps({pattern: files}, ensure_ascii=False)
+    if problems:
+        raise ManifestError(problems)
+    text = document.text
+    for (start, end), files_text in sorted(changes.items(), reverse=True):
+        anchor = re.match(r"&\S+\s+", text[start:end])
+        # As many lines as before, also where the pattern was written over several.
+        lines = "\n" * text.count("\n", start, end)
+        text = text[:start] + (anchor[0] if anchor else "") + files_text + lines + text[end:]
+    return text
+
+
+def _patterns(document: Document) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the place and the text of every pattern; whatever else is wrong is said by who reads the manifest."""
+    models = document.data.get("models") if isinstance(document.data, dict) else None
+    for index, entry in enumerate(models if isinstance(models, list) else ()):
+        source = entry.get("source") if isinstance(entry, dict) else None
+        pattern = source.get("glob") if isinstance(source, dict) else None
+        if isinstance(pattern, str) and pattern:
+            yield ("models", index, "source", "glob"), pattern
