@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.comparison import MIN_ROUNDS, distribution
-from farm.settings import Settings
-from farm.steps import ONE_SAMPLE, Children
+from farm.steps import ONE_SAMPLE, Children, Machine
 
 FIRST_RUNS = 10
 ROUNDS = 20
@@ -165,10 +164,10 @@ def _ask(
     return children.ask(request, environment=leading.environment)
 
 
-def _one_process(contestants: Sequence[Contestant], settings: Settings) -> bool:
+def _one_process(contestants: Sequence[Contestant], machine: Machine) -> bool:
     """Whether one process can hold them all: the same interpreter, and the same environment for MIGraphX."""
     migraphx = [each for each in contestants if each.compiler == "migraphx"]
-    mixed = 0 < len(migraphx) < len(contestants) and bool(settings.migraphx_python)
+    mixed = 0 < len(migraphx) < len(contestants) and bool(machine.migraphx_python)
     return not mixed and all(each.environment == migraphx[0].environment for each in migraphx)
 
 

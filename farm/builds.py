@@ -14,13 +14,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from farm import junit
-from farm.artifacts import ArtifactStore, readable
+from farm import junit, reproduction
+from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
 from farm.data import FrozenData
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
+from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
@@ -29,6 +30,8 @@ from farm.models import FrozenModel
 from farm.plan import Plan, make_plan
 from farm.pools import Pool, in_use
 from farm.settings import Settings
+from farm.spec import digest_of
+from farm.steps import reference_recipe
 from farm.store import Store
 from farm.sweep import draw, sweeps_of
 from farm.verdict import judge_cell, verdict_of
@@ -300,6 +303,31 @@ class Builds:
         if digest and job["state"] != State.RUNNING:
             return self._artifacts.read_blob(digest, limit=64 << 20)
         return self._store.jobs.log_tail(job_id) or b""
+
+    def reproduction(self, namespace: str, job_id: str) -> Document:
+        """Return all that decides a job's last attempt (`farm.reproduction.describe`), however it ended.
+
+        Raises NotFound.
+        """
+        job = self.job(namespace, job_id)
+        tried = job["attempts"]
+        attempt = Attempt(
+            job_id,
+            job["attempt"],
+            token="",
+            order=job["order"],
+            limits=tried[-1]["limits"] if tried else Limits(time=0.0, memory=0),
+            namespace=namespace,
+            key=job["key"],
+            build=job["cells"][0]["build"] if job["cells"] else "",
+            worker=tried[-1]["worker"] or "" if tried else "",
+            previous=tuple(one["kind"] or "" for one in tried[:-1]),
+        )
+        ended = {"kind": job["kind"], "message": job["message"]} if job["kind"] else None
+        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(job["order"]))))
+        made = json.loads(known.data) if known else None
+        reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
+        return reproduction.describe(attempt, reference=reference, ended=ended)
 
     # --- the end of a build -------------------------------------------------------------------------------------
 

@@ -280,6 +280,38 @@ class FarmClient:
         """Return a job's log: its last part while it runs, the whole after that."""
         return self._request("GET", f"/v1/jobs/{_named('job', job_id)}/log").content
 
+    def reproduction(self, name: str) -> Document:
+        """Return what reruns a job's last attempt, or the one that made the artifact of a cache key.
+
+        Raises NotFound.
+        """
+        if not re.fullmatch(r"[0-9a-f]{64}", name):
+            return self._get(f"/v1/jobs/{_named('job', name)}/reproduction")
+        blob = self.artifact(name)["blobs"].get("reproduction")
+        if not blob:
+            raise NotFound(f"the artifact {name} was published without its work order")
+        with tempfile.TemporaryDirectory() as folder:
+            document: Document = json.loads(self.download(blob, Path(folder)).read_bytes())
+        return document
+
+    def reproduce(self, name: str, folder: Path, machine: Settings) -> Document:
+        """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
+
+        Raises UsageError where the folder has other content.
+        """
+        from farm import reproduction
+
+        document = self.reproduction(name)
+
+        def bring(file: Mapping[str, Any], place: Path) -> None:
+            self.download({**file, "path": file["digest"]}, place.parent).replace(place)
+
+        with _into(folder):
+            if any(folder.iterdir()):
+                raise UsageError(f"{folder} is not empty", hint="choose another folder")
+            reproduction.write(document, folder, reproduction.MachineFile.of(machine), bring)
+        return document
+
     def workers(self) -> list[Document]:
         """Return the workers."""
         return self._items("/v1/workers")

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import farm
-from farm.artifacts import ArtifactStore, readable
+from farm import reproduction
+from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
 from farm.errors import ArtifactGone, FarmFault
@@ -23,7 +23,7 @@ from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.spec import digest_of
-from farm.steps import Children, OnPhase, StepEnded, Steps, reference_recipe
+from farm.steps import Children, OnPhase, StepEnded, Steps, after_a_crash, reference_recipe
 
 log = get_logger(__name__)
 
@@ -73,7 +73,7 @@ class Executor:
         folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
         try:
             with self._running.one_more():
-                environment = _after_a_crash(attempt)
+                environment = after_a_crash(attempt.previous)
                 children = Children(
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment
                 )
@@ -106,6 +106,7 @@ class _Run:
         self.artifacts = artifacts
         self.cache = cache
         self.running = running
+        self.reference: dict[str, Any] | None = None
 
     def outcome(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
@@ -163,18 +164,21 @@ class _Run:
         """Bring the inputs and right outputs to compare with: made once for a model and its samples, then a blob."""
         recipe = reference_recipe(self.order)
         key = digest_of(recipe)
-        record = f"ns/{self.attempt.namespace}/references/{key[:2]}/{key}.json"
+        record = reference_key(self.attempt.namespace, key)
         path = self.folder / "reference.npz"
         known = self.artifacts.get_object(record)
         if known:
-            digest = json.loads(known.data)["digest"]
+            document = json.loads(known.data)
+            digest = document["digest"]
             try:
                 self.cache.copy(digest, path)
+                self.reference = {"path": path.name, "digest": digest, "size": document["size"]}
                 return path
             except ArtifactGone:
                 log.warning("reference is gone, making it again", digest=digest)
         self.steps.reference(model, samples, path)
         digest, size = self.artifacts.put_blob_file(path)
+        self.reference = {"path": path.name, "digest": digest, "size": size}
         self.cache.put(digest, path)
         self.artifacts.put_object(record, json.dumps({"digest": digest, "size": size, "recipe": recipe}).encode())
         return path
@@ -189,11 +193,9 @@ class _Run:
         blobs = {"program": self._blob(self.steps.program)}
         if self.steps.sample.exists():
             blobs["sample"] = self._blob(self.steps.sample)
-        reproduction = self.folder / "reproduce.json"
-        reproduction.write_text(
-            json.dumps({"order": self.order, "key": self.attempt.key, "farm": farm.__version__}, indent=1)
-        )
-        blobs["reproduction"] = self._blob(reproduction)
+        document = self.folder / "reproduce.json"
+        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
+        blobs["reproduction"] = self._blob(document)
         blobs["log"] = self._blob(self.children.log_path)
         if self.children.cancelled.is_set():
             raise StepEnded(None)
@@ -231,11 +233,6 @@ class _Run:
         return Outcome(
             outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.children.phases
         )
-
-
-def _after_a_crash(attempt: Attempt) -> dict[str, str]:
-    """MIGraphX aborts on what a compile thread raises; without threads the same becomes an error that says why."""
-    return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if FailureKind.COMPILER_CRASH in attempt.previous else {}
 
 
 def _outcome_of(ended: StepEnded) -> Outcome:

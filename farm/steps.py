@@ -9,26 +9,49 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import farm
 from farm.child import Failure, classify, run_child
 from farm.child import Limits as ChildLimits
 from farm.compilers import COMPILERS, default_equal_share, default_tolerance
 from farm.jobs.attempt import Limits
-from farm.jobs.state import Phase
-from farm.settings import Settings
+from farm.jobs.state import FailureKind, Phase
 from farm.slots import ANYWHERE, Slot
 
 OnPhase = Callable[[Phase, float | None, str], None]
 
 ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""
+
+
+class Machine(Protocol):
+    """What the steps have to know of the machine that they run on: some of the farm's settings."""
+
+    @property
+    def threads_per_slot(self) -> int:
+        """Threads that a child may use."""
+
+    @property
+    def measure_seconds(self) -> float:
+        """How long a program is run again and again."""
+
+    @property
+    def hang_seconds(self) -> float:
+        """How long a child may show no sign of life; 0 is no limit."""
+
+    @property
+    def migraphx_path(self) -> str:
+        """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
+
+    @property
+    def migraphx_python(self) -> str:
+        """Interpreter for MIGraphX's children; empty: this one."""
 
 
 class StepEnded(Exception):
@@ -47,7 +70,7 @@ class Children:
     """
 
     folder: Path
-    settings: Settings
+    settings: Machine
     limits: Limits
     on_phase: OnPhase
     cancelled: threading.Event
@@ -198,6 +221,14 @@ class Steps:
 
 
 # --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------
+
+
+def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
+    """Return what the children of an attempt get beside the clean environment, by the kinds of those before it.
+
+    MIGraphX aborts on what a compile thread raises; without threads the same becomes an error that says why.
+    """
+    return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if FailureKind.COMPILER_CRASH in previous else {}
 
 
 def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: a job with its attempts, and its log."""
+"""Jobs over HTTP: a job with its attempts, its log, and what reproduces it."""
 
 from __future__ import annotations
 
@@ -29,3 +29,9 @@ def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
         # What a compiler printed about a hostile model must stay text in every browser.
         headers={"X-Content-Type-Options": "nosniff"},
     )
+
+
+@router.get("/jobs/{job_id}/reproduction")
+def reproduction(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
+    """Return what reruns a job's last attempt elsewhere: work order, limits, inputs by digest; however it ended."""
+    return farm.builds.reproduction(caller.namespace, job_id)

@@ -45,6 +45,11 @@ def sidecar_key(namespace: str, key: str) -> str:
     return f"{artifacts_prefix(namespace)}{key[:2]}/{key}.json"
 
 
+def reference_key(namespace: str, recipe: str) -> str:
+    """Object key of the record that leads to reference outputs, by the digest of how they are made."""
+    return f"ns/{namespace}/references/{recipe[:2]}/{recipe}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
     """A document as it was read: `etag` is what a later put or delete may be made conditional on."""

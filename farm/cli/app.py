@@ -29,6 +29,7 @@ for command in (
     builds.watch,
     builds.status,
     builds.logs,
+    builds.reproduce,
     builds.cancel,
     artifacts.fetch,
     artifacts.ls,

@@ -178,6 +178,33 @@ def logs(
     output.emit({"of": identifier, "log": decoded}) if as_json else output.say(decoded.rstrip("\n"))
 
 
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="BUILD|JOB|KEY", help="A build (then say which cell), a job, a key.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that only its name has.")] = "",
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder to write.")] = Path(
+        "reproduction"
+    ),
+    as_json: output.Json = False,
+) -> None:
+    """Write a folder that reruns one attempt without the farm.
+
+    Spec, work order, every input and a copy of the code that runs the children, of a job that failed or of an artifact;
+    `sh DIR/run.sh` does the same again, alone, and computes the cache key anew.
+    """
+    from farm.settings import load_settings
+
+    settings = load_settings()
+    with connect(settings) as client:
+        if what.startswith("b-") or what == "@latest" or cell:
+            row = _one_cell(client.cells(what), cell)
+            what = str(row.get("job") or row["key"])
+        document = client.reproduce(what, folder, settings)
+    if as_json:
+        output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
+        return
+    _say_all([f"{folder}: {document['order']['identifier']}, key {document['key']}", f"  rerun:  sh {folder}/run.sh"])
+
+
 def cancel(build: BuildId, as_json: output.Json = False) -> None:
     """End every cell of a build that has not ended. Jobs that other builds wait for go on."""
     with connect() as client:

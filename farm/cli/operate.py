@@ -70,7 +70,10 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete blobs that nothing has named for a day: inputs of builds that were never submitted, cut-off uploads."""
+    """Delete blobs that nothing has named for a day.
+
+    Such as inputs of builds that were never submitted, and uploads that were cut off.
+    """
     from farm.cli import render
 
     with connect() as client:

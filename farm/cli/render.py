@@ -327,6 +327,8 @@ def failures(cells: Sequence[Document], build_id: str) -> list[str]:
             lines.append(f"  try: {one_line(cell['advice'])}")
         if cell.get("job") or cell.get("log"):
             lines.append(f"  log: farm logs {build_id} {cell['identifier']}")
+        if cell.get("job"):
+            lines.append(f"  alone: farm reproduce {cell['job']} -o DIR")
     if len(failed) > FAILURES:
         lines.append(f"and {len(failed) - FAILURES} more failed cells: farm status {build_id} --json")
     return lines

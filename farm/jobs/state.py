@@ -153,7 +153,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         2,
         "the compiler died",
-        "read the log; report it to the compiler's authors with the reproduction spec",
+        "read the log; report it to the compiler's authors with the folder that `farm reproduce` writes",
     ),
     FailureKind.OUT_OF_MEMORY: Policy(
         Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"

@@ -1,6 +1,7 @@
 """Who may import whom: the picture of the rooms, kept true."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,26 @@ def test_the_farm_does_not_import_its_tasks() -> None:
 
 def test_the_child_imports_nothing_else_of_the_farm() -> None:
     assert {name for path in modules("farm/runner") for name in imports(path) if name.split(".")[0] == "farm"} == set()
+
+
+def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
+    """These modules go into every folder that `farm reproduce` writes; the runner is read as files there, too."""
+    from farm.reproduction import MODULES
+
+    paths = [
+        path
+        for name in MODULES
+        for path in ([ROOT / "farm" / name] if name.endswith(".py") else modules(f"farm/{name}"))
+    ]
+    there = {"farm", *(f"farm.{name.removesuffix('.py')}" for name in MODULES)}
+    outside = {
+        (path.name, name)
+        for path in paths
+        for name in (imports(path) if "runner" not in path.parts else ())
+        if name.split(".")[0] not in sys.stdlib_module_names and ".".join(name.split(".")[:2]) not in there
+    }
+    # `from farm.child import run_child` is seen as the module and as a name in it.
+    assert outside == set()
 
 
 @pytest.mark.parametrize("room", PURE)

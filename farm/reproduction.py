@@ -1,0 +1,295 @@
+"""Reproduction: one attempt alone, in a folder that anybody can run, without the farm, Redis or S3.
+
+The folder holds the attempt's inputs, spec and work order, and a copy of those modules of the farm that take its steps:
+they need the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m farm.reproduction`) runs the
+same children with the same checks, and computes the cache key from `spec.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import farm
+from farm.jobs.attempt import Attempt, Limits
+from farm.jobs.state import Phase
+from farm.slots import Slot
+from farm.spec import CompileSpec, cache_key
+from farm.steps import Children, Machine, StepEnded, Steps, after_a_crash
+
+Document = dict[str, Any]
+Bring = Callable[[Mapping[str, Any], Path], object]
+"""Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
+
+MODULES = (
+    "__init__.py", "child.py", "compilers", "jobs", "pools.py", "reproduction.py", "runner", "slots.py", "spec.py",
+    "steps.py",
+)  # fmt: skip
+"""What a folder gets of the farm: these import one another and the standard library."""
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFile:
+    """What the steps have to know of the machine that they run on; the farm's settings of the same names."""
+
+    threads_per_slot: int = 1
+    measure_seconds: float = 3.0
+    hang_seconds: float = 0.0
+    migraphx_path: str = ""
+    migraphx_python: str = ""
+
+    @classmethod
+    def of(cls, machine: Machine) -> MachineFile:
+        """Return what is known of a machine."""
+        return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
+
+
+def describe(
+    attempt: Attempt, *, reference: Mapping[str, Any] | None, ended: Mapping[str, Any] | None = None
+) -> Document:
+    """Return all that decides an attempt, as JSON: what a folder is written from.
+
+    `reference` is the file reference of the reference outputs, where they were made before; `ended` is how the attempt
+    ended (`{"kind", "message"}`).
+    """
+    names = ("namespace", "build", "worker", "key")
+    return {
+        "schema": SCHEMA,
+        "farm": farm.__version__,
+        "job": attempt.job_id,
+        "attempt": attempt.number,
+        **{name: getattr(attempt, name) for name in names},
+        "limits": attempt.limits,
+        "previous": list(attempt.previous),
+        "ended": ended,
+        "reference": reference,
+        "order": attempt.order,
+    }
+
+
+# --- writing a folder -------------------------------------------------------------------------------------------
+
+
+def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring: Bring) -> None:
+    """Write the folder that reruns an attempt; `machine` is what reruns are done on unless they say otherwise.
+
+    Raises OSError, ValueError for a file that would lie outside the folder, and what `bring` raises.
+    """
+    order = document["order"]
+    for _, file, place in _inputs(document, folder / "inputs"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        bring(file, place)
+    _put(folder / "spec.json", order["spec"])
+    rest = {name: value for name, value in order.items() if name != "spec"}
+    _put(folder / "reproduction.json", {**document, "order": rest})
+    _put(folder / "machine.json", asdict(machine))
+    source = Path(__file__).parent
+    for name in MODULES:
+        target = folder / "farm" / name
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, target)
+    (folder / "run.sh").write_text(_RUN)
+    (folder / "run.sh").chmod(0o755)
+    (folder / "README.md").write_text(
+        _README.format(identifier=order["identifier"], key=document["key"], farm=document["farm"])
+    )
+
+
+def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, Mapping[str, Any], Path]]:
+    """Yield the files that an attempt takes with their places under `inputs`, and what each is.
+
+    That is `model` (its own file first), `calibration`, `samples`, `reference`, or the environment variable that names it.
+    """
+    order = document["order"]
+    files = [("model", file, inputs / "model") for file in order["model"]["files"]]
+    files += [(name, file, inputs / "env") for name, file in order.get("env", {}).items()]
+    for use, file, within in files:
+        place = within / file["path"]
+        if not place.resolve().is_relative_to(within.resolve()):
+            raise ValueError(f"{file['path']!r} leaves its folder")
+        yield use, file, place
+    data = {**{name: order.get(name) for name in ("calibration", "samples")}, "reference": document.get("reference")}
+    for use, file in data.items():
+        if file:
+            yield use, file, inputs / f"{use}.npz"
+
+
+def _put(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+_RUN = """\
+#!/bin/sh
+# Reruns the attempt; PYTHON is an interpreter (3.11 or newer) with numpy, onnx and the compiler.
+cd "$(dirname "$0")" && exec "${PYTHON:-python3}" -m farm.reproduction "$@"
+"""
+
+_README = """\
+# {identifier}
+
+The attempt behind cache key `{key}`, recorded by farm {farm}. It reruns alone, without the farm:
+
+    PYTHON=/path/to/python sh run.sh
+
+The interpreter (Python 3.11 or newer) needs numpy, onnx and the compiler; `sh run.sh --help` lists what can be told,
+such as where MIGraphX is. The program, the log and `result.json` are in `work/` afterwards. Exit code 0: a program was
+made and measured; 1: it failed; 2: an input is not the one that the attempt had.
+
+| file | what it is |
+| --- | --- |
+| `spec.json` | everything that can change the output; its SHA-256 is the cache key (`docs/cache-key.md` of the farm) |
+| `reproduction.json` | the work order, the limits, and how the attempt ended |
+| `machine.json` | threads, time to measure, where the compiler is: of the machine that this was written on |
+| `inputs/` | model, calibration data, samples, and the reference outputs where they were made before |
+| `farm/` | the modules of the farm that take the steps, and `farm/runner/`, which runs in the children |
+
+Without `inputs/reference.npz` the reference outputs are made anew. A GPU program is tuned from an empty database.
+"""
+
+
+# --- running it -------------------------------------------------------------------------------------------------
+
+
+class WrongInput(Exception):
+    """An input is not the one that the attempt had."""
+
+
+def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool = False) -> Document:
+    """Take the attempt's steps again, in `folder`/work, and say how it ended.
+
+    The answer has `key` (of `spec.json`), `expected_key`, `toolchain` (of the compiler here), `ended` (`{"kind",
+    "message", "detail"}`, None for a success), `program` and `record` (what a sidecar says of it).
+
+    Raises WrongInput, OSError.
+    """
+    document = json.loads((folder / "reproduction.json").read_text())
+    spec = json.loads((folder / "spec.json").read_text())
+    order = {**document["order"], "spec": spec}
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    places: dict[str, Path] = {}
+    for use, place in _placed(document, folder / "inputs", work / "inputs"):
+        places.setdefault(use, place)
+    limits = document.get("limits") or Limits(time=0.0, memory=0)
+    children = Children(
+        work,
+        machine,
+        Limits(time=0.0, memory=0) if unlimited else limits,
+        _say_phase,
+        threading.Event(),
+        Slot(gpu or ("0" if "/gfx" in order["target"] else "")),
+        after_a_crash(document.get("previous", ())),
+    )
+    steps = Steps(order, children)
+    steps.env_files = {name: str(places[name]) for name in order.get("env", {})}
+    compiler, _, device = str(order["target"]).partition("/")
+    found = {
+        "key": cache_key(CompileSpec.from_dict(spec)),
+        "expected_key": document["key"],
+        "toolchain": "",
+        "expected_toolchain": spec["toolchain"],
+        "ended": None,
+        "program": None,
+        "record": None,
+    }
+    try:
+        found["toolchain"] = children.ask({"action": "probe", "compiler": compiler, "device": device}).get(
+            "toolchain", ""
+        )
+        reference = places.get("reference")
+        if not reference:
+            reference = work / "reference.npz"
+            with children.phase(Phase.VERIFYING):
+                steps.reference(places["model"], places.get("samples"), reference)
+        with children.phase(Phase.COMPILING):
+            compiled = steps.compile(places["model"], places.get("calibration"))
+        with children.phase(Phase.MEASURING):
+            evaluated = steps.evaluate(compiled, reference)
+        found |= {"program": str(steps.program), "record": steps.record(compiled, evaluated, shared=False)}
+    except StepEnded as ended:
+        failure = ended.failure
+        found["ended"] = failure._asdict() if failure else {"kind": "cancelled", "message": "", "detail": ""}
+    _put(work / "result.json", found)
+    return found
+
+
+def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator[tuple[str, Path]]:
+    """Copy the inputs, as a worker does, so that what a compiler writes does not change them; yield what is where."""
+    for (use, file, place), (_, _, copy) in zip(_inputs(document, inputs), _inputs(document, copies), strict=True):
+        if use == "reference" and not place.exists():
+            continue
+        with place.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != file["digest"]:
+            raise WrongInput(f"{place} has SHA-256 {digest}, the attempt's had {file['digest']}")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(place, copy)
+        yield use, copy
+
+
+def _say_phase(phase: Phase, progress: float | None, detail: str) -> None:
+    if progress is None:
+        print(f"{phase}{f': {detail}' if detail else ''}", file=sys.stderr, flush=True)  # noqa: T201 (a program's talk)
+
+
+def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Return what a rerun found, for people, beside what the farm found."""
+    same = "the job's" if found["key"] == found["expected_key"] else f"not the job's, which is {found['expected_key']}"
+    lines = [f"key        {found['key']}, {same}"]
+    here = found["toolchain"] or "none"
+    known = "the job's" if here == found["expected_toolchain"] else f"the job's was {found['expected_toolchain']}"
+    lines.append(f"toolchain  {here}, {known}")
+    if before := document.get("ended"):
+        lines.append(f"the farm   {before['kind']}: {before['message']}")
+    if found["ended"]:
+        lines.append(f"here       {found['ended']['kind']}: {found['ended']['message']}")
+        return lines
+    record = found["record"]
+    errors = (record["verification"] or {}).get("errors", {})
+    lines.append(f"here       succeeded: {found['program']}")
+    lines += [f"error      {name}: {error:.2e}" for name, error in errors.items()]
+    if latency := record["measurements"]["latency"]:
+        lines.append(f"latency    {latency['median'] * 1e3:.3g} ms")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rerun the attempt of the folder that this copy of the module lies in; return the exit code."""
+    folder = Path(__file__).resolve().parents[1]
+    document = json.loads((folder / "reproduction.json").read_text())
+    machine = MachineFile(**json.loads((folder / "machine.json").read_text()))
+    parser = argparse.ArgumentParser(prog="run.sh", description="Rerun one attempt, without the farm.")
+    parser.add_argument("--gpu", default="", help="index or UUID of the GPU (0)")
+    parser.add_argument("--threads", type=int, default=machine.threads_per_slot, help="(%(default)s)")
+    parser.add_argument("--migraphx-path", default=machine.migraphx_path, help="its module's folder (%(default)s)")
+    parser.add_argument("--migraphx-python", default=machine.migraphx_python, help="interpreter for it (%(default)s)")
+    parser.add_argument("--unlimited", action="store_true", help="without the attempt's limits of time and memory")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    given = parser.parse_args(arguments)
+    machine = MachineFile(
+        given.threads, machine.measure_seconds, machine.hang_seconds, given.migraphx_path, given.migraphx_python
+    )
+    try:
+        found = rerun(folder, machine, gpu=given.gpu, unlimited=given.unlimited)
+    except (WrongInput, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    print(json.dumps(found, indent=1) if given.json else "\n".join(report(document, found)))  # noqa: T201
+    return 1 if found["ended"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
