@@ -90,7 +90,6 @@ def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
         for name in (imports(path) if "runner" not in path.parts else ())
         if name.split(".")[0] not in sys.stdlib_module_names and ".".join(name.split(".")[:2]) not in there
     }
-    # `from farm.child import run_child` is seen as the module and as a name in it.
     assert outside == set()
 
 
