@@ -111,7 +111,7 @@ def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring
 def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, Mapping[str, Any], Path]]:
     """Yield the files that an attempt takes with their places under `inputs`, and what each is.
 
-    That is `model` (its own file first), `calibration`, `samples`, `reference`, or the environment variable that names it.
+    That is `model` (its own file first), `calibration`, `samples`, `reference`, or the variable that names it.
     """
     order = document["order"]
     files = [("model", file, inputs / "model") for file in order["model"]["files"]]
