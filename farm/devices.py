@@ -21,7 +21,7 @@ _ANY = ":any"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A device that a manifest may name, whole: its memory is in bytes."""
+    """A device that a manifest may name: its memory is in bytes."""
 
     name: str
     device: Device
@@ -30,11 +30,20 @@ class Profile:
 
 @cache
 def profiles() -> Mapping[str, Profile]:
-    """Return the shipped device profiles by name."""
+    """Return the shipped device profiles by name: whole cards, and each way in which one can be split."""
     document = tomllib.loads((configs_folder() / "devices.toml").read_text())
-    return {
-        name: Profile(name, Device(row["arch"], row["compute_units"], row["xcc"]), parse_size(row["memory"]))
+    ways = [
+        (f"{name}-{mode}" if mode else name, row, parts)
         for name, row in document.items()
+        for mode, parts in {"": 1, **row.get("partitions", {})}.items()
+    ]
+    return {
+        name: Profile(
+            name,
+            Device(row["arch"], row["compute_units"] // parts, row["xcc"] // parts),
+            parse_size(row["memory"]) // parts,
+        )
+        for name, row, parts in ways
     }
 
 

@@ -127,6 +127,8 @@ class _Run:
         with self.children.phase(Phase.FETCHING):
             model, calibration, samples = self._fetch()
             self.steps.env_files = self._env_files()
+        if self.order.get("cross"):
+            return self._make_untried(model, calibration)
         with self.children.phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
         with self.children.phase(Phase.COMPILING):
@@ -135,6 +137,13 @@ class _Run:
             evaluated, shared = self._evaluate(compiled, reference)
         with self.children.phase(Phase.UPLOADING):
             return self._publish(self.steps.record(compiled, evaluated, shared=shared))
+
+    def _make_untried(self, model: Path, calibration: Path | None) -> Outcome:
+        """Compile for a GPU that is not here: nothing can load the program, so nothing is said of how it runs."""
+        with self.children.phase(Phase.COMPILING):
+            compiled = self.steps.compile(model, calibration)
+        with self.children.phase(Phase.UPLOADING):
+            return self._publish(self.steps.record(compiled, {"measurements": {}}, shared=False))
 
     # --- steps --------------------------------------------------------------------------------------------------
 

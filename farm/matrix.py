@@ -692,6 +692,8 @@ class _Expansion:
         pool = self.pool(combination) if self.pools is not None else None
         if pool:
             self.check_features(combination, compiler, pool, {**options, **quantization})
+        if pool and pool.untuned:
+            self.check_untuned(combination, settings)
         if len(self.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
             return None
         data = {"calibration": calibration_data, "samples": sample_data}
@@ -715,6 +717,8 @@ class _Expansion:
             plan.order["budget"] = settings.tuning.budget
         if env_files:
             plan.order["env"] = env_files
+        if pool.untuned:
+            plan.order["cross"] = {name: getattr(pool.device, name) for name in ("arch", "compute_units", "xcc")}
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
@@ -740,6 +744,16 @@ class _Expansion:
         plan.document = CompileSpec(**plan.spec, inputs={}).as_dict()
         plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in _OF_SHAPE})
         return plan
+
+    def check_untuned(self, combination: _Combination, settings: _Settings) -> None:
+        """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
+        text, place = self.choices[combination.slug].text, combination.places["target"]
+        asked = [f"tuning {settings.tuning.mode}"] * (settings.tuning.mode != OFF)
+        asked += ["verification"] * (settings.verify.mode != "off")
+        if asked:
+            message = f"no worker has a `{text}`, those that compile for it cannot do this: {', '.join(asked)}"
+            hint = "write `tuning: {mode: off}` and `verify: off` for it, or start `farm worker` on a node with one"
+            self.complain(message, place, hint)
 
     def check_model(self, combination: _Combination, frozen: FrozenModel, compiler: Compiler) -> None:
         name, place = combination.model.name, combination.places["precision"]

@@ -145,6 +145,8 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
     emulated = Counter((cell.target, part) for cell in cells for part in cell.emulated)
     for (target, part), count in emulated.items():
         yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
+    for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
+        yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
     owner: dict[str, str] = {}
     for cell in cells:
         first = owner.setdefault(cell.key, cell.identifier)

@@ -108,13 +108,15 @@ def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> 
     """Return the pools to plan for, of all that are known with their numbers of live workers.
 
     Pools stay known after their last worker left, so a target that was upgraded has several toolchains. Of those, the
-    operator's choice counts (`preferred`: starts of toolchain ids), else those that have live workers, else all.
+    operator's choice counts (`preferred`: starts of toolchain ids), else those that have live workers, else all. A pool
+    that compiles for a GPU which it does not have counts only where no other is known for it.
     """
     groups: dict[tuple[Target, Device], list[tuple[Pool, int]]] = {}
     for pool, live in pools:
         groups.setdefault((pool.target, pool.device), []).append((pool, live))
     chosen: list[Pool] = []
-    for group in groups.values():
+    for known in groups.values():
+        group = [(pool, live) for pool, live in known if not pool.untuned] or known
         wanted = [pool for pool, _ in group if any(begins(pool.toolchain, prefix) for prefix in preferred)]
         alive = [pool for pool, live in group if live]
         chosen += wanted or alive or [pool for pool, _ in group]

@@ -123,7 +123,7 @@ class Children:
                 time=max(left, 0.001) if self.limits["time"] else 0.0,
                 memory=self.limits["memory"],
                 hang=self.settings.hang_seconds,
-                progress_only=request["device"].startswith("gfx"),
+                progress_only=bool(self.slot.gpu),
             ),
             folder=self.folder,
             on_message=self._told,
@@ -286,6 +286,7 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
         model=_model(order, model),
         calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
+        cross=order.get("cross"),
         quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
         **{name: spec[name] for name in ("precision", "tuning")},
     )

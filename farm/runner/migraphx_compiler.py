@@ -235,14 +235,16 @@ def tune(request: Request, messages: Messages) -> Result:
 
 def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any, dict[str, int]]:
     """Parse, quantize and compile; return the program and the operators that work on 8 bits."""
-    options, device = request["options"], request["device"]
-    target = _target(migraphx, device)
+    options, device, cross = request["options"], request["device"], request.get("cross")
+    target = _cross_target(migraphx, cross) if cross else _target(migraphx, device)
     messages.phase("compiling", None, "parsing")
     program = _parse(migraphx, request)
     if options["autocast_fp8"]:
         with blamed_on_compiler("MIGraphX cannot turn fp8 inputs and outputs to float32"):
             migraphx.autocast_fp8(program)
-    quantized = _quantize(migraphx, program, target, request["precision"].split("-"), request, messages)
+    # Calibration runs the model, which takes a device that is here.
+    runs = _target(migraphx, _DEVICE_HERE) if cross else target
+    quantized = _quantize(migraphx, program, runs, request["precision"].split("-"), request, messages)
     messages.phase("compiling")
     with blamed_on_compiler(f"MIGraphX cannot compile the model for {device}"):
         program.compile(
@@ -257,6 +259,18 @@ def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any,
 def _target(migraphx: Any, device: str) -> Any:
     with blamed_on_compiler(f"MIGraphX has no target for {device}"):
         return migraphx.get_target("gpu" if device.startswith("gfx") else device)
+
+
+_DEVICE_HERE = "ref"
+"""The target that every build of MIGraphX has, and every machine runs."""
+
+
+def _cross_target(migraphx: Any, cross: Mapping[str, Any]) -> Any:
+    """Return the gpu target for a GPU that is not here; what is not given is MIGraphX's default."""
+    arch, _, _ = cross["arch"].partition(":")
+    sizes = {"gpu_num_cu": cross["compute_units"], "gpu_num_chiplets": cross["xcc"]}
+    with blamed_on_compiler(f"MIGraphX has no target for {arch}"):
+        return migraphx.get_target("gpu", gpu_arch=arch, **{name: size for name, size in sizes.items() if size})
 
 
 def _parse(migraphx: Any, request: Request) -> Any:

@@ -32,7 +32,7 @@ tune        as compile, of one slice: without program, with database (the privat
     -> {}
 compile     model, inputs, batch, precision, options, quantization, tuning {mode, exhaustive_tune?, slices?
             [{key, count}]}, calibration (as samples, or null), program (path to write), database (folder, where
-            it was tuned)
+            it was tuned), cross ({arch, compute_units, xcc} of a GPU that is not here, or null)
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
     offload_copy, output_parameters, session (how to run it best, where that was tuned)

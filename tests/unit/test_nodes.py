@@ -199,6 +199,20 @@ def test_a_node_without_gpus_has_none(tmp_path: Path) -> None:
     assert look(Machine(tmp_path / "nowhere", {})) == ([], "")
 
 
+def test_profiles_of_partitions_are_equal_parts_of_their_card() -> None:
+    """What KFD shows of them: a public recording of a MI300X in CPX has 38 units and 1 XCC for each partition."""
+    parts = {name: profile for name, profile in profiles().items() if name.startswith("mi300")}
+    assert {name: (part.device.compute_units, part.device.xcc, part.memory >> 30) for name, part in parts.items()} == {
+        "mi300a": (228, 6, 128),
+        "mi300a-tpx": (76, 2, 42),
+        "mi300a-cpx": (38, 1, 21),
+        "mi300x": (304, 8, 192),
+        "mi300x-dpx": (152, 4, 96),
+        "mi300x-qpx": (76, 2, 48),
+        "mi300x-cpx": (38, 1, 24),
+    }
+
+
 # --- ROCm ------------------------------------------------------------------------------------------------------------
 
 

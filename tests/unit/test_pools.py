@@ -35,3 +35,13 @@ def test_after_an_upgrade_the_toolchain_that_lives_is_planned_for(
 def test_other_targets_do_not_compete() -> None:
     other = pool("migraphx2.16-cccccccc", compiler="migraphx")
     assert in_use([(NEW, 1), (other, 0)]) == [NEW, other]
+
+
+def test_a_worker_with_the_gpu_goes_before_one_that_only_compiles_for_it() -> None:
+    """Also while it is away: what it makes is tuned and verified."""
+    device = Device("gfx942:sramecc+:xnack-", 304, 8)
+    native = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.17-aaaaaaaa", device, recipe=1)
+    cross = Pool(native.target, "rocm7.2-migraphx2.17-cross-aaaaaaaa", device, recipe=1, untuned=True)
+    assert in_use([(native, 0), (cross, 1)]) == [native]
+    assert in_use([(cross, 1)]) == [cross]
+    assert Pool.from_dict(cross.as_dict()) == cross
