@@ -66,11 +66,11 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
     )
 
 
-def original_of(sidecar: Mapping[str, Any], model: Path, program: Path) -> Contestant:
+def original_of(sidecar: Mapping[str, Any], model: Path, program: Path, name: str = "onnxruntime") -> Contestant:
     """Return the model that an artifact was made from, as ONNX Runtime runs it, on the same sample."""
     spec = sidecar["spec"]
     return Contestant(
-        "onnxruntime",
+        name,
         "onnxruntime",
         "cpu",
         None,

@@ -1,6 +1,8 @@
 """The errors of the farm: one tree, each branch with its exit code and HTTP status.
 
     FarmError
+    ├── CompileFailed       1   422   a compiler could not do it: another model or precision may help
+    ├── GateFailed          3   422   it compiled, and is not good enough: accuracy or budget
     ├── UsageError          2   400   the request is wrong: the caller changes it
     │   └── ManifestError   2   422   … and these are the places in the manifest
     ├── Conflict            2   409   it is there already, or has moved on
@@ -61,6 +63,20 @@ class FarmError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class CompileFailed(FarmError):
+    """A compiler cannot do what was asked of it with this model."""
+
+    exit_code = ExitCode.CELL_FAILED
+    http_status = 422
+
+
+class GateFailed(FarmError):
+    """A program was made, and is not accurate or small enough for what was asked."""
+
+    exit_code = ExitCode.GATE_FAILED
+    http_status = 422
 
 
 class UsageError(FarmError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -209,6 +210,11 @@ def text(sidecar: Sidecar) -> bytes:
 def document(sidecar: Sidecar) -> dict[str, Any]:
     """Return a sidecar as plain JSON."""
     return sidecar.model_dump(mode="json", by_alias=True)
+
+
+def beside(program: Path) -> Path:
+    """Return where the sidecar of a program lies that shares its folder with others."""
+    return program.with_name(f"{program.name}.artifact.json")
 
 
 def schema() -> dict[str, Any]:

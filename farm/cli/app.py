@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from farm.cli import artifacts, builds, manifests, operate, output
+from farm.cli import artifacts, builds, local, manifests, operate, output
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ for command in (
     artifacts.fetch,
     artifacts.ls,
     artifacts.inspect,
+    local.optimize,
     manifests.init,
     manifests.lint,
     manifests.schema,

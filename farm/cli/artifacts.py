@@ -148,13 +148,14 @@ _LARGEST_SIDECAR = 16 << 20
 
 def _beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
     """Return the sidecar that a path names or that lies beside it, and the program; either may be missing."""
-    if path.is_dir() or path.name == _SIDECAR:
+    if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None
     if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
-    document = path.with_name(_SIDECAR)
+    own = path.with_name(f"{path.name}.{_SIDECAR}")  # where `farm optimize` puts it: programs share that folder
+    document = own if own.exists() else path.with_name(_SIDECAR)
     if not document.exists():
         return None, path
     sidecar = _read_sidecar(document)

@@ -1,0 +1,244 @@
+"""Commands that compile and measure on this machine, without a farm: optimize, bench."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.cli import output, render
+from farm.errors import CompileFailed, FarmFault, GateFailed, UsageError
+
+if TYPE_CHECKING:
+    from farm.jobs.state import Phase
+    from farm.settings import Settings
+    from farm.steps import OnPhase
+
+
+def optimize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file or a frozen TensorFlow graph (.pb).")],
+    target: Annotated[
+        str,
+        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; else the best one here."),
+    ] = "",
+    nchw: Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
+    disable_fast_math: Annotated[
+        bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
+    ] = False,
+    offload_copy_off: Annotated[
+        bool, typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to the GPU.")
+    ] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (what a plain model gets anyway).")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", "-f", help="Convert to fp16; goes with --int8 and --fp8.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; goes with --int8.")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
+    calibration: Annotated[
+        str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
+    ] = "",
+    exhaustive_tune: Annotated[
+        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; takes its time.")
+    ] = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
+    ] = None,
+    input_files: Annotated[
+        list[str] | None,
+        typer.Option("--input-file", "--input_file", metavar="[NAME=]FILE", help="Run it on this array (.npy)."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; 1 without it.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option("--samples", metavar="PATH", help="Real inputs (and right outputs) to verify with.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", help="Largest relative error; else that of the precision.")
+    ] = None,
+    memory_limit: Annotated[
+        str, typer.Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Of compiling, such as 8GiB.")
+    ] = "",
+    json_program: Annotated[
+        bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
+    ] = False,
+    output_path: Annotated[
+        str,
+        typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
+    ] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Compile one model here, and say what it gained.
+
+    Needs no server. The program goes to saved_models/<model> with its sidecar beside it; both are written only when the
+    program loads from its file, runs, and agrees with the original model.
+    """
+    from farm.optimize import Wanted, destination, make, plan, report, store
+
+    flags = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
+    options: dict[str, bool | str] = {}
+    options |= {"fast_math": False} if disable_fast_math else {}
+    options |= {"offload_copy": False} if offload_copy_off else {}
+    options |= {"nhwc": False} if nchw else {}
+    options |= {"format": "json"} if json_program else {}
+    wanted = Wanted(
+        model=model,
+        target=target,
+        precisions=[name for name, given in flags.items() if given],
+        options=options,
+        tuning="exhaustive" if exhaustive_tune else "off",
+        inputs=dict(_input_shape(text) for text in inputs or ()),
+        input_files={name: Path(path) for name, path in (_named_file(text) for text in input_files or ())},
+        batch=batch,
+        calibration=calibration,
+        samples=samples,
+        tolerance=tolerance,
+        memory_limit=_size("--memory-limit", memory_limit),
+        output=output_path,
+    )
+    with _here() as (settings, work, told):
+        planned = plan(wanted, settings, work)
+        place = destination(wanted, planned.extension)
+        output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
+        made = make(planned, model, settings, work, told, threading.Event())
+        found = report(planned, made)
+        if made.judgement:
+            _say_all(_report_lines(found), output.note)
+            hint = "nothing was written; --tolerance accepts more, --samples shows the error on real inputs"
+            raise GateFailed(made.judgement.message, hint=hint)
+        with output.writing(place):
+            beside, _ = store(made, place)
+    if as_json:
+        output.emit({"program": str(place), "sidecar": str(beside), **found})
+    else:
+        _say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(beside))], "  ")])
+
+
+# --- how they do it -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _here() -> Iterator[tuple[Settings, Path, OnPhase]]:
+    """Give settings for one compile at a time on all cores, a folder that goes with the block, and who is told phases.
+
+    Whatever ends a step becomes an error with its exit code; being asked to end politely is Ctrl-C.
+    """
+    from farm.jobs.state import Fault
+    from farm.settings import load_settings
+    from farm.steps import StepEnded
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = load_settings(cpu_slots=1)
+    output.quiet_logs(settings)
+    with tempfile.TemporaryDirectory(prefix="farm-") as work:
+        try:
+            yield settings, Path(work), _teller()
+        except StepEnded as ended:
+            if ended.failure is None:
+                raise KeyboardInterrupt from None
+            kind, message, detail = ended.failure
+            for line in detail.splitlines():
+                output.note(f"  | {render.one_line(line)}")
+            error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
+            raise error(f"{kind}: {render.one_line(message)}", hint=kind.policy.advice) from None
+
+
+def _teller() -> OnPhase:
+    said = ""
+
+    def told(phase: Phase, _progress: float | None, detail: str) -> None:
+        nonlocal said
+        words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
+        if words != said:
+            said = words
+            output.note(f"  {words}")
+
+    return told
+
+
+def _input_shape(text: str) -> tuple[str, list[int | str]]:
+    """Read NAME=SHAPE: `x=1x3x224x224`, `x=batch,3,224,224`, `x=` for a scalar."""
+    name, equals, shape = text.rpartition("=")
+    numbers = re.fullmatch(r"(?:batch|[0-9]+)(?:x(?:batch|[0-9]+))*", shape)
+    parts = [part.strip() for part in shape.split("x" if numbers else ",")] if shape else []
+    if not (name and equals) or not all(re.fullmatch(r"[0-9]+|[A-Za-z_]\w*", part) for part in parts):
+        raise UsageError(f"--input {text}: not NAME=SHAPE", hint="such as --input x=1x3x224x224 or --input x=batch,128")
+    return name, [int(part) if part.isdigit() else part for part in parts]
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and not Path(text).exists() else ("", text)
+
+
+def _size(option: str, text: str) -> int:
+    from farm.units import parse_size
+
+    try:
+        return parse_size(text) if text else 0
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:
+    for line in lines:
+        say(line)
+
+
+# --- how they look ----------------------------------------------------------------------------------------------------
+
+
+def _report_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return what `farm optimize` found out, for people."""
+    size, after, accuracy = found["size"], found["after"], found["accuracy"]
+    rows = [
+        ("target", f"{found['target']}, {found['toolchain']}"),
+        ("size", f"{render.size(size['after'])}, the model has {render.size(size['before'])}"),
+    ]
+    if found["quantized"]:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(found["quantized"].items()))
+        rows.append(("quantized", counts))
+    samples = render.plural(accuracy["samples"], "sample")
+    rows.append(("accuracy", f"{'ok' if accuracy['passed'] else 'FAIL'}, {samples} against {accuracy['reference']}"))
+    rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
+    if accuracy["weak"]:
+        rows.append(("", "weak: the samples prove little, a constant answer would pass too; --samples helps"))
+    rows.append(("latency", _latency(after)))
+    for other, words in (("before", "the model before"), ("untuned", "untuned")):
+        if found[other]:
+            rows.append(("", f"{words} ({found[other]['target']}): {_latency(found[other])}"))
+            rows.append(("", f"{_compared(found[other]['comparison'])}"))
+    firsts = after["first_runs"]
+    rows.append(("load", render.duration(after["load"])))
+    rows.append(("first run", render.duration(firsts[0])))
+    rows.append((f"first {len(firsts)}", ", ".join(render.duration(seconds) for seconds in firsts)))
+    memory = f"{render.size(found['peak_memory'])} to compile, {render.size(after['peak_memory'])} to run"
+    rows.append(("memory", memory))
+    rows.append(("took", render.duration(found["seconds"])))
+    return [found["identifier"], *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+
+
+def _output(value: Mapping[str, float]) -> str:
+    if "equal" in value:
+        return f"{value['equal']:.2%} equal, {value['needed']:.0%} needed"
+    return f"{value['error']:.2g} (rel_l2), tolerance {value['tolerance']:.2g}"
+
+
+def _latency(measured: Mapping[str, Any]) -> str:
+    latency = measured["latency"]
+    spread = f"90 % within {render.duration(latency['p90'])}, 99 % within {render.duration(latency['p99'])}"
+    return f"{render.duration(latency['p50'])}, {spread}"
+
+
+def _compared(comparison: Mapping[str, Any]) -> str:
+    ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
+    return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
+
+
+def _figures(comparison: Mapping[str, Any]) -> tuple[float, float, float]:
+    return comparison["ratio"], *comparison["interval"]

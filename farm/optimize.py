@@ -1,0 +1,500 @@
+"""Optimize: one model compiled on this machine, with the farm's own steps and checks, but without a farm.
+
+What is asked for becomes a manifest of one cell, so that shapes, options, precisions and data mean the same here as in
+a build; its work order then goes through the steps that a worker takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from farm.bench import Contestant, Measured, measure, original_of, program_of
+from farm.comparison import Rounds, compare
+from farm.compilers import COMPILERS, NATIVE, canonical_precision, default_equal_share
+from farm.devices import understand_target
+from farm.errors import ManifestError, UsageError
+from farm.gpus import Gpus, NoSuchGpu
+from farm.jobs.attempt import Limits
+from farm.jobs.state import Phase
+from farm.manifest import parse_manifest
+from farm.matrix import Cell, expand
+from farm.models import BATCH, Dimension, FrozenModel, Tensor, read_model
+from farm.nodes import Findings, survey
+from farm.pools import Pool
+from farm.settings import Settings
+from farm.sources import Inputs, freeze
+from farm.steps import Children, OnPhase, Steps
+from farm.verification import Judgement, judge, tolerance_of
+from farm.yamldoc import suggestion
+
+SAVED_MODELS = Path("saved_models")
+"""Where programs go that were given no folder."""
+UNLIMITED = Limits(time=0, memory=0)
+
+_FORMATS = {".onnx": "onnx", ".pb": "tf"}
+_SHORT = {"cpu": "migraphx/cpu", "ref": "migraphx/ref"}
+"""Targets as people know them from MIGraphX's own tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to make of one model. Empty fields leave it to the model and to this machine.
+
+    `inputs` are `{name: shape}` with numbers, `batch` or other names; `input_files` are arrays by input name ("" for
+    the only one). Limits are in bytes, 0 is none.
+    """
+
+    model: Path
+    target: str = ""
+    precisions: Sequence[str] = ()
+    options: Mapping[str, bool | str] = field(default_factory=dict)
+    tuning: str = "off"
+    inputs: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    input_files: Mapping[str, Path] = field(default_factory=dict)
+    batch: int | None = None
+    calibration: str = ""
+    samples: Path | None = None
+    tolerance: float | None = None
+    memory_limit: int = 0
+    output: str = ""
+
+
+class Made(NamedTuple):
+    """A program that was made, still in the work folder, and what is known of it.
+
+    `judgement` says why it is not accurate enough (None where it is); `before` are the original model's figures, or
+    those of its fp32 program, and `untuned` those of the same program without tuning, where each was measured.
+    """
+
+    program: Path
+    sidecar: dict[str, Any]
+    judgement: Judgement | None
+    gates: Mapping[str, Any]
+    after: Measured
+    before: Measured | None
+    untuned: Measured | None
+
+
+# --- what is asked for, as a cell ---------------------------------------------------------------------------------
+
+
+class Planned(NamedTuple):
+    """The one cell, where its inputs are, and the words for how its target was chosen."""
+
+    cell: Cell
+    model: FrozenModel
+    found: Inputs
+    why: str
+
+    @property
+    def extension(self) -> str:
+        """Ending of the program's file."""
+        spec = self.cell.order["spec"]
+        return COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+
+
+def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
+    """Read the model and the data, look at this machine, and work out the one cell; `work` is for files on the way.
+
+    Raises UsageError for whatever does not go together, before anything is compiled.
+    """
+    format = _format(wanted.model)
+    model = read_model(wanted.model, format)
+    pool, why = _choose(wanted.target, format, survey(settings))
+    document = _manifest(wanted, model, pool, work)
+    try:
+        manifest = parse_manifest(json.dumps(document, ensure_ascii=False), "optimize")
+        found = freeze(manifest, Path(), cache=work / "cache")
+        [cell] = expand(manifest, found.models, found.data, [pool])
+    except ManifestError as error:
+        # Its places are in a manifest that nobody wrote.
+        told = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in error.problems]
+        raise UsageError("\n".join(told)) from None
+    return Planned(cell, model, found, why)
+
+
+def _format(path: Path) -> str:
+    if path.suffix.lower() in _FORMATS:
+        return _FORMATS[path.suffix.lower()]
+    if not path.exists():
+        raise UsageError(f"there is no file {path}")
+    known = ", ".join(f"{suffix} ({name})" for suffix, name in _FORMATS.items())
+    raise UsageError(f"{path}: not a model that can be compiled here", hint=f"it takes {known}")
+
+
+def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
+    """Return the pool of this machine to compile for, and why this one."""
+    pools = [pool for pool in findings.pools if format in COMPILERS[pool.target.compiler].formats]
+    here = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
+    gpus = [pool for pool in pools if pool.target.device.startswith("gfx")]
+    by_name = {str(pool.target): pool for pool in pools}
+    if not target:
+        for pool in (*gpus, by_name.get("migraphx/cpu"), by_name.get("onnxruntime/cpu")):
+            if pool:
+                return pool, "the GPU of this machine" if pool in gpus else "this machine has no GPU for MIGraphX"
+        raise UsageError(f"nothing here compiles {format} models; here is {here}", hint="; ".join(_notes(findings)))
+    if target == "gpu":
+        fitting = gpus
+    else:
+        try:
+            choice = understand_target(_SHORT.get(target, target))
+        except ValueError as error:
+            raise UsageError(f"--target {target}: {error}", hint="gpu, cpu, ref, or a target such as gfx942") from None
+        fitting = [pool for pool in pools if choice.serves(pool)]
+    if not fitting:
+        hint = "; ".join([*_notes(findings), "`-t onnxruntime/cpu` needs nothing more" * (format == "onnx")])
+        raise UsageError(f"--target {target}: not on this machine; here is {here}", hint=hint.strip("; "))
+    return fitting[0], "as asked"
+
+
+def _notes(findings: Findings) -> list[str]:
+    return [str(note) for note in findings.notes]
+
+
+def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> dict[str, Any]:
+    precision = _precision(wanted, model, pool)
+    name = re.sub(r"[^a-z0-9._-]+", "-", _title(wanted.model).lower()).strip("-._")[:100] or "model"
+    arrays = _input_arrays(wanted, model)
+    shapes = _shapes(wanted, model, arrays)
+    entry: dict[str, Any] = {
+        "name": name,
+        "source": {"path": str(wanted.model.resolve())},
+        "format": model.format,
+        "inputs": {tensor: {"shape": shape} for tensor, shape in shapes.items()},
+    }
+    if any(BATCH in shape for shape in shapes.values()):
+        entry["batches"] = [wanted.batch or 1]
+    elif wanted.batch:
+        hint = f"--input {next(iter(shapes), 'NAME')}=batch,… says which dimension is the batch"
+        raise UsageError(f"--batch {wanted.batch}: no input of the model leaves its batch open", hint=hint)
+    if wanted.calibration:
+        entry["calibration"] = _data(wanted.calibration)
+    if wanted.samples:
+        entry["samples"] = {"path": str(wanted.samples.resolve())}
+    elif arrays:
+        entry["samples"] = {"path": str(_written(arrays, work / "inputs.npz"))}
+    if wanted.tolerance is not None:
+        entry["verify"] = {"tolerance": wanted.tolerance}
+    if wanted.memory_limit:
+        entry["limits"] = {"memory": f"{wanted.memory_limit}B"}
+    return {
+        "version": 1,
+        "name": name,
+        "targets": [str(pool.target)],
+        "precisions": [precision],
+        "options": _options(wanted, model, pool),
+        "tuning": wanted.tuning,
+        "models": [entry],
+    }
+
+
+def _title(path: Path) -> str:
+    # Most exporters call every model model.onnx: then its folder says more.
+    return path.resolve().parent.name if path.stem.lower() == "model" else path.stem
+
+
+def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
+    compiler = COMPILERS[pool.target.compiler]
+    flags = " ".join(f"--{name}" for name in wanted.precisions)
+    if not wanted.precisions:
+        precision = NATIVE if model.lowered else "fp32"
+    else:
+        precision = canonical_precision("+".join(wanted.precisions))
+    if precision == "fp32" and model.lowered:
+        hint = "leave --fp32 out: it is compiled as it was exported"
+        raise UsageError(f"--fp32: the model is lower already ({model.lowered})", hint=hint)
+    if precision not in (known := compiler.precisions(pool.target.device)):
+        hint = f"{pool.target} has {', '.join(known)}: use the flag of one, or of both halves of a pair"
+        raise UsageError(f"{flags} do not go together" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
+    if compiler.needs_calibration(precision) and not wanted.calibration:
+        names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs)
+        hint = f"add --calibration FILE.npz with an array for {names}: a few dozen real inputs"
+        raise UsageError(f"{flags} needs calibration data", hint=hint)
+    if wanted.calibration and not compiler.needs_calibration(precision):
+        hint = f"only {', '.join(f'--{name}' for name in sorted(compiler.calibrated))} use it here: leave it out"
+        raise UsageError(f"--calibration has no use at precision {precision}", hint=hint)
+    return precision
+
+
+def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, Any]:
+    known = COMPILERS[pool.target.compiler].options
+    for name in wanted.options:
+        if name not in known:
+            others = ", ".join(
+                name for name, compiler in COMPILERS.items() if wanted.options.keys() <= set(compiler.options)
+            )
+            hint = f"leave its flag out, or choose a target of {others}"
+            raise UsageError(f"{pool.target.compiler} has no option {name}", hint=hint)
+    if "nhwc" in wanted.options and model.format != "tf":
+        raise UsageError("--nchw is about TensorFlow models", hint="leave it out: ONNX models are NCHW")
+    return dict(wanted.options)
+
+
+def _data(text: str) -> dict[str, str]:
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) and not Path(text).exists():
+        return {"generator": text}
+    return {"path": str(Path(text).resolve())}
+
+
+# --- shapes -------------------------------------------------------------------------------------------------------
+
+
+def _shapes(wanted: Wanted, model: FrozenModel, arrays: Mapping[str, Any]) -> dict[str, list[int | str]]:
+    """Return every input's shape: as given, else its array's, else the model's with an open first axis as batch."""
+    names = [tensor.name for tensor in model.inputs]
+    for name in wanted.inputs:
+        if name not in names:
+            raise UsageError(f"--input {name}: no such input", hint=suggestion(name, names))
+    first = {tensor.shape[0] for tensor in model.inputs if tensor.shape and isinstance(tensor.shape[0], str)}
+    found: dict[str, list[int | str]] = {}
+    for tensor in model.inputs:
+        if tensor.name in wanted.inputs:
+            found[tensor.name] = list(wanted.inputs[tensor.name])
+        elif tensor.name in arrays and (
+            tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape)
+        ):
+            found[tensor.name] = list(arrays[tensor.name].shape)
+        else:
+            found[tensor.name] = _of_model(tensor, first)
+    return found
+
+
+def _of_model(tensor: Tensor, first: set[str]) -> list[int | str]:
+    if tensor.shape is None:
+        hint = f"--input {tensor.name}=batch,3,224,224 (or whatever it is)"
+        raise UsageError(f"input {tensor.name}: the model does not say its shape", hint=hint)
+    shape = [_named(size, axis, first) for axis, size in enumerate(tensor.shape)]
+    if None in shape:
+        shown = ",".join("SIZE" if size is None else str(size) for size in shape)
+        said = ",".join("?" if size is None else str(size) for size in tensor.shape)
+        raise UsageError(f"input {tensor.name} is [{said}]: it needs sizes", hint=f"--input {tensor.name}={shown}")
+    return [size for size in shape if size is not None]
+
+
+def _named(size: Dimension, axis: int, first: set[str]) -> int | str | None:
+    if isinstance(size, int):
+        return size
+    return BATCH if axis == 0 or size in first else None
+
+
+def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Any]:
+    """Read the arrays of --input-file by input name."""
+    if not wanted.input_files:
+        return {}
+    import numpy as np
+
+    if wanted.samples:
+        raise UsageError("--input-file and --samples say the same", hint="use one of them")
+    names = [tensor.name for tensor in model.inputs]
+    arrays: dict[str, Any] = {}
+    for given, path in wanted.input_files.items():
+        if not given and len(names) > 1:
+            raise UsageError(
+                f"--input-file {path}: which input?", hint=f"--input-file NAME={path}, of {', '.join(names)}"
+            )
+        name = given or names[0]
+        if name not in names:
+            raise UsageError(f"--input-file {name}: no such input", hint=suggestion(name, names))
+        try:
+            arrays[name] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            hint = "write it with numpy.save: one array of plain numbers"
+            raise UsageError(f"--input-file {path}: not an .npy file: {error}", hint=hint) from None
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise UsageError(f"--input-file: none for input {missing[0]}", hint=f"--input-file {missing[0]}=FILE.npy too")
+    return arrays
+
+
+def _written(arrays: Mapping[str, Any], path: Path) -> Path:
+    from farm.runner.samples import write_npz
+
+    write_npz(str(path), dict(arrays))
+    return path
+
+
+# --- the program --------------------------------------------------------------------------------------------------
+
+
+def make(
+    planned: Planned, model: Path, settings: Settings, work: Path, on_phase: OnPhase, cancelled: threading.Event
+) -> Made:
+    """Take the cell through the farm's steps, then measure what came out beside what was there before.
+
+    Raises StepEnded where a step fails, UsageError where this machine's GPU is gone.
+    """
+    cell, order = planned.cell, planned.cell.order
+    calibration, samples = (_blob(planned.found, order.get(name)) for name in ("calibration", "samples"))
+    try:
+        with Gpus().one(order["spec"]["device"], cancelled) as gpu:
+            limits = Limits(time=0, memory=cell.limits["memory"])
+            children = Children(work, settings, limits, on_phase, cancelled, gpu)
+            steps = Steps(order, children)
+            reference = work / "reference.npz"
+            with children.phase(Phase.VERIFYING):
+                steps.reference(model, samples, reference)
+            with children.phase(Phase.COMPILING):
+                compiled = steps.compile(model, calibration)
+            with children.phase(Phase.MEASURING):
+                evaluated = steps.evaluate(compiled, reference)
+            sidecar = {
+                **steps.record(compiled, evaluated, shared=False),
+                "key": cell.key,
+                "namespace": settings.namespace,
+                "blobs": {"program": {"path": steps.program.name}},
+            }
+            others = _Others(order, model, calibration, Children(work, settings, UNLIMITED, on_phase, cancelled, gpu))
+            contestants = {
+                "after": program_of(sidecar, steps.program, "after"),
+                "before": others.before(sidecar, steps.program),
+                "untuned": others.untuned(sidecar),
+            }
+            there = {name: contestant for name, contestant in contestants.items() if contestant}
+            figures = measure(list(there.values()), others.children, settings.measure_seconds)
+    except NoSuchGpu as error:
+        raise UsageError(str(error)) from None
+    facts = sidecar["verification"] or {}
+    judgement = judge(facts, cell.gates["tolerance"], equal_share=default_equal_share(cell.precision))
+    found = dict(zip(there, figures, strict=True))
+    return Made(
+        steps.program, sidecar, judgement, cell.gates, found["after"], found.get("before"), found.get("untuned")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What a program is compared with: compiled, where it has to be, without limits of its own."""
+
+    order: Mapping[str, Any]
+    model: Path
+    calibration: Path | None
+    children: Children
+
+    def before(self, sidecar: Mapping[str, Any], program: Path) -> Contestant | None:
+        """The original model in ONNX Runtime; of another format, its fp32 program."""
+        if self.order["model"]["format"] == "onnx":
+            return original_of(sidecar, self.model, program, "before")
+        if self.order["spec"]["precision"] in ("fp32", NATIVE):
+            return None
+        plain = {"precision": "fp32", "quantization": {}, "calibration": None, "tuning": {"mode": "off"}}
+        return self._sibling(sidecar, "before", plain)
+
+    def untuned(self, sidecar: Mapping[str, Any]) -> Contestant | None:
+        """The same program without tuning, where it was tuned."""
+        if self.order["spec"]["tuning"]["mode"] == "off":
+            return None
+        return self._sibling(sidecar, "untuned", {"tuning": {"mode": "off"}})
+
+    def _sibling(self, sidecar: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Contestant:
+        spec = {**self.order["spec"], **changes}
+        order = {**self.order, "spec": spec, "identifier": f"{self.order['identifier']}/{name}"}
+        steps = Steps(order, self.children)
+        with self.children.phase(Phase.COMPILING):
+            steps.compile(self.model, self.calibration)
+        return program_of({**sidecar, "spec": spec}, steps.program, name)
+
+
+def _blob(found: Inputs, reference: Mapping[str, Any] | None) -> Path | None:
+    return found.files[str(reference["digest"])] if reference else None
+
+
+# --- where it goes ------------------------------------------------------------------------------------------------
+
+
+def destination(wanted: Wanted, extension: str) -> Path:
+    """Return the file to write: `--output-path` is a file, a folder, or a bare name for the folder of saved models.
+
+    Raises UsageError where it cannot be written, or is the model itself.
+    """
+    given = wanted.output
+    if not given:
+        place = SAVED_MODELS / f"{_title(wanted.model)}{extension}"
+    elif given.endswith(os.sep) or Path(given).is_dir():
+        place = Path(given) / f"{_title(wanted.model)}{extension}"
+    else:
+        place = Path(given) if os.sep in given else SAVED_MODELS / given
+        if place.suffix != extension:
+            place = place.with_name(place.name + extension)
+    if place.is_dir():
+        raise UsageError(f"{place} is a folder", hint=f"--output-path {place}{os.sep} writes into it")
+    if place.exists() and place.samefile(wanted.model):
+        raise UsageError(f"{place} is the model itself", hint="--output-path names another file")
+    parent = next(folder for folder in place.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"cannot write into {parent}", hint="--output-path names another place")
+    return place
+
+
+def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
+    """Write the program to its place, and its sidecar beside it; both are whole or not there.
+
+    Returns the sidecar's path and the sidecar. Raises OSError.
+    """
+    from farm.artifacts import sidecar as sidecars
+    from farm.models import file_reference
+
+    blob = file_reference(made.program, place.name)
+    document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
+    beside = sidecars.beside(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    parts = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in (place, beside)]
+    try:
+        shutil.copyfile(made.program, parts[0])
+        parts[1].write_bytes(sidecars.text(document))
+        parts[0].replace(place)
+        parts[1].replace(beside)
+    finally:
+        for part in parts:
+            with suppress(FileNotFoundError):
+                part.unlink()
+    return beside, sidecars.document(document)
+
+
+def report(planned: Planned, made: Made) -> dict[str, Any]:
+    """Return what there is to say of a program: sizes in bytes, times in seconds, errors by output."""
+    cell, checked = planned.cell, made.sidecar["verification"] or {}
+    errors = {
+        name: {"error": error, "tolerance": tolerance_of(name, cell.gates["tolerance"])}
+        for name, error in checked.get("errors", {}).items()
+    }
+    share = default_equal_share(cell.precision)
+    equal = {name: {"equal": value, "needed": share} for name, value in checked.get("equal", {}).items()}
+    rounds = made.after.rounds
+    return {
+        "identifier": cell.identifier,
+        "key": cell.key,
+        "target": str(cell.order["target"]),
+        "why": planned.why,
+        "toolchain": cell.spec.toolchain,
+        "precision": cell.precision,
+        "inputs": made.sidecar["inputs"],
+        "outputs": made.sidecar["outputs"],
+        "quantized": made.sidecar["quantized"],
+        "size": {"before": planned.model.size, "after": made.program.stat().st_size},
+        "accuracy": {
+            "reference": checked.get("reference", ""),
+            "samples": checked.get("samples", 0),
+            "outputs": {**errors, **equal},
+            "weak": checked.get("weak", False),
+            "passed": made.judgement is None,
+            "message": made.judgement.message if made.judgement else "",
+        },
+        "after": made.after.as_dict(),
+        "before": _beside(made.before, rounds),
+        "untuned": _beside(made.untuned, rounds),
+        "peak_memory": made.sidecar["peak_memory"],
+        "seconds": made.sidecar["seconds"],
+    }
+
+
+def _beside(other: Measured | None, rounds: Rounds) -> dict[str, Any] | None:
+    return {**other.as_dict(), "comparison": compare(rounds, other.rounds).as_dict()} if other else None
