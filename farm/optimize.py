@@ -22,15 +22,17 @@ from farm.comparison import Rounds, compare
 from farm.compilers import COMPILERS, NATIVE, canonical_precision, default_equal_share
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError
-from farm.gpus import Gpus, NoSuchGpu
 from farm.jobs.attempt import Limits
 from farm.jobs.state import Phase
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import BATCH, Dimension, FrozenModel, Tensor, read_model
 from farm.nodes import Findings, survey
+from farm.nodes.machine import Machine
+from farm.nodes.share import share_out
 from farm.pools import Pool
 from farm.settings import Settings
+from farm.slots import FreeSlots
 from farm.sources import Inputs, freeze
 from farm.steps import Children, OnPhase, Steps
 from farm.verification import Judgement, judge, tolerance_of
@@ -78,7 +80,6 @@ class Made(NamedTuple):
     program: Path
     sidecar: dict[str, Any]
     judgement: Judgement | None
-    gates: Mapping[str, Any]
     after: Measured
     before: Measured | None
     untuned: Measured | None
@@ -88,11 +89,13 @@ class Made(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The one cell, where its inputs are, and the words for how its target was chosen."""
+    """The one cell, where its inputs are, which pool of this machine serves it, and why that one."""
 
     cell: Cell
     model: FrozenModel
     found: Inputs
+    findings: Findings
+    pool: Pool
     why: str
 
     @property
@@ -109,7 +112,8 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     """
     format = _format(wanted.model)
     model = read_model(wanted.model, format)
-    pool, why = _choose(wanted.target, format, survey(settings))
+    findings = survey(settings)
+    pool, why = _choose(wanted.target, format, findings)
     document = _manifest(wanted, model, pool, work)
     try:
         manifest = parse_manifest(json.dumps(document, ensure_ascii=False), "optimize")
@@ -119,7 +123,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
         # Its places are in a manifest that nobody wrote.
         told = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in error.problems]
         raise UsageError("\n".join(told)) from None
-    return Planned(cell, model, found, why)
+    return Planned(cell, model, found, findings, pool, why)
 
 
 def _format(path: Path) -> str:
@@ -133,7 +137,8 @@ def _format(path: Path) -> str:
 
 def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
     """Return the pool of this machine to compile for, and why this one."""
-    pools = [pool for pool in findings.pools if format in COMPILERS[pool.target.compiler].formats]
+    # What is only cross-compiled here cannot be run, so neither checked nor measured.
+    pools = [pool for pool in findings.pools if format in COMPILERS[pool.target.compiler].formats and not pool.untuned]
     here = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
     gpus = [pool for pool in pools if pool.target.device.startswith("gfx")]
     by_name = {str(pool.target): pool for pool in pools}
@@ -325,49 +330,46 @@ def _written(arrays: Mapping[str, Any], path: Path) -> Path:
 # --- the program --------------------------------------------------------------------------------------------------
 
 
-def make(
-    planned: Planned, model: Path, settings: Settings, work: Path, on_phase: OnPhase, cancelled: threading.Event
-) -> Made:
+def make(planned: Planned, model: Path, settings: Settings, work: Path, on_phase: OnPhase) -> Made:
     """Take the cell through the farm's steps, then measure what came out beside what was there before.
 
-    Raises StepEnded where a step fails, UsageError where this machine's GPU is gone.
+    Waits for a GPU that others use. Raises StepEnded where a step fails.
     """
     cell, order = planned.cell, planned.cell.order
     calibration, samples = (_blob(planned.found, order.get(name)) for name in ("calibration", "samples"))
-    try:
-        with Gpus().one(order["spec"]["device"], cancelled) as gpu:
-            limits = Limits(time=0, memory=cell.limits["memory"])
-            children = Children(work, settings, limits, on_phase, cancelled, gpu)
-            steps = Steps(order, children)
-            reference = work / "reference.npz"
-            with children.phase(Phase.VERIFYING):
-                steps.reference(model, samples, reference)
-            with children.phase(Phase.COMPILING):
-                compiled = steps.compile(model, calibration)
-            with children.phase(Phase.MEASURING):
-                evaluated = steps.evaluate(compiled, reference)
-            sidecar = {
-                **steps.record(compiled, evaluated, shared=False),
-                "key": cell.key,
-                "namespace": settings.namespace,
-                "blobs": {"program": {"path": steps.program.name}},
-            }
-            others = _Others(order, model, calibration, Children(work, settings, UNLIMITED, on_phase, cancelled, gpu))
-            contestants = {
-                "after": program_of(sidecar, steps.program, "after"),
-                "before": others.before(sidecar, steps.program),
-                "untuned": others.untuned(sidecar),
-            }
-            there = {name: contestant for name, contestant in contestants.items() if contestant}
-            figures = measure(list(there.values()), others.children, settings.measure_seconds)
-    except NoSuchGpu as error:
-        raise UsageError(str(error)) from None
+    settings = settings.model_copy(update={"migraphx_path": planned.findings.migraphx_path})
+    [kind] = share_out([planned.pool], planned.findings.gpus, settings, Machine())
+    cancelled = threading.Event()  # never set: Ctrl-C is an exception here
+    with FreeSlots(kind.slots).one(cancelled) as slot:
+        assert slot
+        limits = Limits(time=0, memory=cell.limits["memory"])
+        children = Children(work, settings, limits, on_phase, cancelled, slot)
+        steps = Steps(order, children)
+        reference = work / "reference.npz"
+        with children.phase(Phase.VERIFYING):
+            steps.reference(model, samples, reference)
+        with children.phase(Phase.COMPILING):
+            compiled = steps.compile(model, calibration)
+        with children.phase(Phase.MEASURING):
+            evaluated = steps.evaluate(compiled, reference)
+        sidecar = {
+            **steps.record(compiled, evaluated, shared=False),
+            "key": cell.key,
+            "namespace": settings.namespace,
+            "blobs": {"program": {"path": steps.program.name}},
+        }
+        others = _Others(order, model, calibration, Children(work, settings, UNLIMITED, on_phase, cancelled, slot))
+        contestants = {
+            "after": program_of(sidecar, steps.program, "after"),
+            "before": others.before(sidecar, steps.program),
+            "untuned": others.untuned(sidecar),
+        }
+        there = {name: contestant for name, contestant in contestants.items() if contestant}
+        figures = measure(list(there.values()), others.children, settings.measure_seconds)
     facts = sidecar["verification"] or {}
     judgement = judge(facts, cell.gates["tolerance"], equal_share=default_equal_share(cell.precision))
     found = dict(zip(there, figures, strict=True))
-    return Made(
-        steps.program, sidecar, judgement, cell.gates, found["after"], found.get("before"), found.get("untuned")
-    )
+    return Made(steps.program, sidecar, judgement, found["after"], found.get("before"), found.get("untuned"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,7 +104,7 @@ def optimize(
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
-        made = make(planned, model, settings, work, told, threading.Event())
+        made = make(planned, model, settings, work, told)
         found = report(planned, made)
         if made.judgement:
             _say_all(_report_lines(found), output.note)
