@@ -23,11 +23,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from farm import embedded
 from farm.artifacts.s3 import S3Store
+from farm.errors import FarmError
 from farm.tuning.database import TuningDatabase
 from farm.tuning.files import canonical, read_folder, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
+from tests import tuning_writers
 
 POOL = ("main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", "quick")
 FIND_DB = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
@@ -73,6 +77,16 @@ def report(options: argparse.Namespace) -> None:
     print(f"restoring {restore['size'] / 1e6:.0f} MB of files, {restore['records']} records:", end="")
     print(f" {restore['seconds']:.2f} s ({plain['seconds']:.2f} s for plain json load and dump:", end="")
     print(f" {ratio(restore, plain)}), {restore['rss']:.0f} MiB RSS ({plain['rss']:.0f})")
+    if options.races:
+        raced = run("race", options)
+        print(
+            f"{options.races} commits at once, 4 writers merging ({raced['merges']} merges, {raced['seconds']:.0f} s):"
+        )
+        print(f"  {raced['lost']} records lost, {raced['sessions']} sessions counted")
+    if options.kills:
+        killed = run("kill", options)
+        print(f"{killed['kills']} writers killed with SIGKILL, one at each request of a merge in turn:", end="")
+        print(f" {killed['corrupt']} corrupt heads, {killed['lost']} records lost")
 
 
 def ratio(ours: dict[str, Any], plain: dict[str, Any]) -> str:
@@ -84,6 +98,7 @@ def run(name: str, options: argparse.Namespace) -> Any:
     """Take one measure in a process of its own."""
     command = [sys.executable, __file__, "--one", name, "--folder", str(options.folder)]
     command += ["--endpoint", options.endpoint, "--records", str(options.records), "--head", str(options.head)]
+    command += ["--races", str(options.races), "--kills", str(options.kills)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])  # Before it, the farm's own log.
 
@@ -176,6 +191,49 @@ def plain_restore(options: argparse.Namespace) -> dict[str, float]:
     return measured(lambda: (options.folder / "plain.json").write_text(json.dumps(json.loads(path.read_text()))))
 
 
+def race(options: argparse.Namespace) -> dict[str, float]:
+    """Let many commit at once while others merge; count what is missing after one more merge."""
+    start = time.perf_counter()
+    connection = store(options)
+    expected, merges = tuning_writers.race(lambda: connection, options.races, committers=32, mergers=4)
+    seconds = time.perf_counter() - start
+    database = TuningDatabase(connection, *tuning_writers.NAME)
+    database.merge()
+    found = database.read().snapshot
+    return {
+        "seconds": seconds,
+        "merges": merges,
+        "lost": len(expected.minus(found)),
+        "sessions": found.log.total().sessions,
+    }
+
+
+def kill(options: argparse.Namespace) -> dict[str, int]:
+    """Kill writers at every step, round after round; after each kill look at the head, and for what is missing."""
+    connection = store(options)
+    database = TuningDatabase(connection, *tuning_writers.NAME)
+    database.delete()
+    figures = {"kills": 0, "corrupt": 0, "lost": 0}
+    committed = 0
+    while figures["kills"] < options.kills:
+        keys = {"access_key": os.environ["AWS_ACCESS_KEY_ID"], "secret_key": os.environ["AWS_SECRET_ACCESS_KEY"]}
+        for killed in tuning_writers.kill_writers({"bucket": "farm", "endpoint": options.endpoint, **keys}):
+            figures["kills"] += killed
+            try:
+                found = database.read().snapshot
+            except FarmError:
+                figures["corrupt"] += 1
+                continue
+            expected = Snapshot().join(*map(tuning_writers.delta, range(committed)))
+            figures["lost"] += len(expected.minus(found))
+            for _ in range(2):
+                database.commit(tuning_writers.delta(committed))
+                committed += 1
+            if killed and figures["kills"] % 3 == 0:
+                database.merge()
+    return figures
+
+
 def measured(work: Callable[[], object]) -> dict[str, float]:
     """Run something once; return its seconds, and the process's highest memory in MiB."""
     start = time.perf_counter()
@@ -201,6 +259,8 @@ MEASURES: dict[str, Callable[[argparse.Namespace], Any]] = {
     "head": head,
     "restore": restore,
     "plain restore": plain_restore,
+    "race": race,
+    "kill": kill,
 }
 
 if __name__ == "__main__":

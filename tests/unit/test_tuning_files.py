@@ -1,0 +1,211 @@
+"""The files of MIGraphX and MIOpen: what is whole in them is read, whatever happened to the rest."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from farm.errors import UsageError
+from farm.tuning.files import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
+from farm.tuning.records import Snapshot, Source, Store
+
+SOURCE = Source("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
+FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
+PERF = "batchnorm_gfx906_60.HIP.3_5_1_4dddc24-dirty.udb.txt"
+DEVICE = {"cu_count": 304, "device_name": "AMD Instinct MI300X", "gfx_name": "gfx942", "wavefront_size": 64}
+OTHER_DEVICE = {**DEVICE, "gfx_name": "gfx1100"}
+
+# What MIGraphX 6.4 wrote for one convolution and one GEMM, and a problem that it saw and never decided.
+MLIR = {"name": "gpu::mlir_op", "problem": "gfx942:sramecc+:xnack-\t304\t8\tconv -F 1 -f GNC01 -I NGC01 -O NGC01"}
+GEMM = {"name": "rocblas", "problem": [{"lens": [1, 64], "strides": [64, 1], "type": "half_type", "scale": 1.0}]}
+UNDECIDED = {"name": "gpu::mlir_op", "problem": "gfx942\t304\t8\tconv -F 2"}
+PLAIN: list[Any] = [[MLIR, "v4:64,16,8,16,16,1,1,1,1"], [UNDECIDED, None], [GEMM, 5]]
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+
+
+def write_sqlite(path: Path, rows: list[tuple[Any, Any, Any]]) -> None:
+    """As MIGraphX's `sqlite_problem_cache::save` does."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS solutions (  device_key  TEXT NOT NULL,  problem_key TEXT NOT NULL,"
+            "  solution    TEXT NOT NULL,  PRIMARY KEY (device_key, problem_key)) WITHOUT ROWID;"
+        )
+        database.executemany(
+            "INSERT OR REPLACE INTO solutions(device_key, problem_key, solution) VALUES(?,?,?)",
+            [tuple(map(json.dumps, row)) for row in rows],
+        )
+
+
+def values(snapshot: Snapshot) -> dict[str, str]:
+    return {record.key: record.value for record in snapshot}
+
+
+def test_the_problem_cache_of_rocm_6_and_7(tmp_path: Path) -> None:
+    (tmp_path / PROBLEM_CACHE).write_text(json.dumps(PLAIN, indent=2))
+    read = read_folder(tmp_path, SOURCE)
+    assert values(read.snapshot) == {canonical(MLIR): '"v4:64,16,8,16,16,1,1,1,1"', canonical(GEMM): "5"}
+    assert (read.dropped.nulls, read.dropped.broken) == (1, 0)
+    write_folder(read.snapshot, tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / PROBLEM_CACHE).read_text()) == [PLAIN[0], PLAIN[2]]
+
+
+def test_the_keyed_problem_cache(tmp_path: Path) -> None:
+    document = [[DEVICE, [PLAIN[0], PLAIN[1]]], [OTHER_DEVICE, [PLAIN[2]]]]
+    (tmp_path / PROBLEM_CACHE).write_text(json.dumps(document))
+    read = read_folder(tmp_path, SOURCE)
+    assert {record.file for record in read.snapshot} == {canonical(DEVICE), canonical(OTHER_DEVICE)}
+    write_folder(read.snapshot, tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / PROBLEM_CACHE).read_text()) == [
+        [DEVICE, [PLAIN[0]]],
+        [OTHER_DEVICE, [PLAIN[2]]],
+    ]
+
+
+def test_the_problem_cache_in_sqlite(tmp_path: Path) -> None:
+    write_sqlite(tmp_path / "cache.db", [(DEVICE, *PLAIN[0]), (DEVICE, *PLAIN[1]), (OTHER_DEVICE, *PLAIN[2])])
+    read = read_folder(tmp_path, SOURCE)
+    assert (len(read.snapshot), read.dropped.nulls) == (2, 1)
+    write_folder(read.snapshot, tmp_path / "copy", problem_cache="again.sqlite")
+    assert read_folder(tmp_path / "copy", SOURCE).snapshot == read.snapshot
+
+
+def test_a_sqlite_file_cannot_run_anything(tmp_path: Path) -> None:
+    """A view in the table's place could go on for ever."""
+    with closing(sqlite3.connect(tmp_path / "cache.db")) as database, database:
+        database.execute(
+            "CREATE VIEW solutions AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+            " SELECT x AS device_key, x AS problem_key, x AS solution FROM n"
+        )
+    read = read_folder(tmp_path, SOURCE)
+    assert len(read.snapshot) == 0
+    assert "solutions" in read.dropped.files["cache.db"]
+
+
+def test_find_db_and_perf_db(tmp_path: Path) -> None:
+    find = "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP16-F=ConvA:0.5,0,algo;ConvB:0.2,64,algo\n"
+    (tmp_path / FIND).write_text(find)
+    (tmp_path / PERF).write_text("k1=ConvA:1,2;ConvB:\nk2=ConvA:3\n")
+    (tmp_path / "gfx942130.HIP.fdb.txt").write_text("system=databases:are,not,ours\n")
+    (tmp_path / "notes.txt").write_text("neither\n")
+    read = read_folder(tmp_path, SOURCE)
+    assert {store: count for store, count in read.snapshot.counts().items() if count} == {"find_db": 1, "perf_db": 3}
+    write_folder(read.snapshot, tmp_path / "copy")
+    assert (tmp_path / "copy" / FIND).read_text() == find
+    assert (tmp_path / "copy" / PERF).read_text() == "k1=ConvA:1,2;ConvB:\nk2=ConvA:3\n"
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == sorted([FIND, PERF])
+
+
+def test_of_two_lines_with_one_key_miopen_reads_the_first(tmp_path: Path) -> None:
+    (tmp_path / FIND).write_text("k=A:0.5,0,x\nk=A:0.1,0,x\n")
+    assert values(read_folder(tmp_path, SOURCE).snapshot) == {"k": "A:0.5,0,x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (b"k2=A:0.1,0", 1),  # cut: MIOpen ends every line
+        (b"\0\0\0\0\n", 1),
+        (b"k2=A:0\0.1,0,x\n", 1),
+        (b"\xff\xfe=A:1,0,x\n", 1),
+        (b"=A:1,0,x\n", 1),
+        (b"k2=no solver here\n", 1),
+        (b"k2=;:1;A:0.1,0,x\n", 2),
+    ],
+)
+def test_broken_lines_are_dropped_and_counted(line: bytes, kept: int, tmp_path: Path) -> None:
+    (tmp_path / FIND).write_bytes(b"k1=A:0.5,0,x\n" + line)
+    read = read_folder(tmp_path, SOURCE)
+    assert len(read.snapshot) == kept
+    assert read.dropped.broken == 2 - kept
+
+
+def test_an_empty_problem_cache_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / PROBLEM_CACHE).write_bytes(b"")
+    read = read_folder(tmp_path, SOURCE)
+    assert (len(read.snapshot), read.dropped.broken) == (0, 0)
+
+
+def test_no_records_make_no_file(tmp_path: Path) -> None:
+    """MIGraphX fails on an empty problem cache, and makes one where there is none."""
+    write_folder(Snapshot(), tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+@same_folder
+@given(form=st.sampled_from(["plain", "keyed"]), data=st.data())
+def test_a_cut_problem_cache_gives_what_is_whole_in_it(form: str, data: st.DataObject, tmp_path: Path) -> None:
+    """Every whole entry, and never one whose solution lost its end (`12` of `123`)."""
+    entries = [[{"name": "rocblas", "problem": [{"lens": [number, 1]}]}, 1000000 + number] for number in range(8)]
+    text = json.dumps(entries if form == "plain" else [[DEVICE, entries]], indent=data.draw(st.sampled_from([None, 4])))
+    cut = data.draw(st.integers(1, len(text) - 1))
+    (tmp_path / PROBLEM_CACHE).write_text(text[:cut])
+    read = read_folder(tmp_path, SOURCE)
+    # An entry is whole once the bracket behind its solution is there.
+    ends = [text.index("]", text.index(str(value))) for _, value in entries]
+    assert len(read.snapshot) == sum(end < cut for end in ends)
+    assert values(read.snapshot).items() <= {canonical(key): canonical(value) for key, value in entries}.items()
+    assert read.dropped.broken == 1
+
+
+@same_folder
+@given(data=st.data())
+def test_nulls_in_a_file_cost_only_what_they_hit(data: st.DataObject, tmp_path: Path) -> None:
+    entries = [[{"name": "rocblas", "problem": number}, "solution"] for number in range(8)]
+    text = bytearray(json.dumps(entries).encode())
+    start = data.draw(st.integers(0, len(text) - 1))
+    length = data.draw(st.integers(1, 30))
+    text[start : start + length] = bytes(len(text[start : start + length]))
+    (tmp_path / PROBLEM_CACHE).write_bytes(text)
+    read = read_folder(tmp_path, SOURCE)
+    # The shortest entry has more than 30 bytes, so a hole hits two at most.
+    assert len(read.snapshot) >= 6
+    assert values(read.snapshot).items() <= {canonical(key): '"solution"' for key, _ in entries}.items()
+
+
+@same_folder
+@given(data=st.binary(max_size=200))
+def test_no_bytes_are_an_error(data: bytes, tmp_path: Path) -> None:
+    for name in (PROBLEM_CACHE, FIND, PERF, "cache.db"):
+        (tmp_path / name).write_bytes(data)
+    read_folder(tmp_path, SOURCE)
+
+
+def test_a_hostile_depth_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / PROBLEM_CACHE).write_text("[" * 200_000)
+    assert len(read_folder(tmp_path, SOURCE).snapshot) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "version"),
+    [
+        (FIND, "gfx942130", "HIP.3_5_1_4dddc24"),
+        (PERF, "batchnorm_gfx906_60", "HIP.3_5_1_4dddc24-dirty"),
+        ("gfx90a68.HIP.2_16_0_.ufdb.txt", "gfx90a68", "HIP.2_16_0_"),
+        ("gfx90a_sramecc_noxnack68.HIP.3_0_0_abc.udb.txt", "gfx90a_sramecc_noxnack68", "HIP.3_0_0_abc"),
+    ],
+)
+def test_names_of_miopen(name: str, base: str, version: str) -> None:
+    named = miopen_name(name)
+    assert named is not None
+    assert (named.base, named.version) == (base, version)
+
+
+@pytest.mark.parametrize("name", ["../x.ufdb.txt", "a/b.udb.txt", "gfx942130.HIP.fdb.txt", "x.udb", ".udb.txt"])
+def test_what_is_no_name_of_miopen(name: str) -> None:
+    assert miopen_name(name) is None
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"model\.onnx is no tuning database"):
+        read_files([tmp_path / "model.onnx"], SOURCE)
+    with pytest.raises(UsageError, match=r"there is no .*gone\.json"):
+        read_files([tmp_path / "gone.json"], SOURCE)
