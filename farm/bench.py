@@ -42,6 +42,13 @@ class Contestant:
         """Samples that one run takes."""
         return int(self.request["batch"] or 1)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files and folders that a child has to read for it."""
+        model = self.request["model"].get("path")
+        named = [self.program, Path(model).parent if model else None, self.request["samples"].get("path")]
+        return [Path(file) for file in named if file]
+
     def as_request(self) -> dict[str, Any]:
         """Return it as part of a request."""
         program = str(self.program) if self.program else None
@@ -161,7 +168,8 @@ def _ask(
         "rounds": rounds,
         "seconds": seconds,
     }
-    return children.ask(request, environment=leading.environment)
+    read = [file for contestant in contestants for file in contestant.files]
+    return children.ask(request, read=read, environment=leading.environment)
 
 
 def _one_process(contestants: Sequence[Contestant], machine: Machine) -> bool:

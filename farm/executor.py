@@ -174,7 +174,8 @@ class _Run:
         recipe = reference_recipe(self.order)
         key = digest_of(recipe)
         record = reference_key(self.attempt.namespace, key)
-        path = self.folder / "reference.npz"
+        path = self.folder / "reference" / "reference.npz"
+        path.parent.mkdir()
         known = self.artifacts.get_object(record)
         if known:
             document = json.loads(known.data)

@@ -211,7 +211,7 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         )
         reference = places.get("reference")
         if not reference:
-            reference = work / "reference.npz"
+            reference = work / "reference" / "reference.npz"
             with children.phase(Phase.VERIFYING):
                 steps.reference(places["model"], places.get("samples"), reference)
         with children.phase(Phase.COMPILING):

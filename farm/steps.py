@@ -1,7 +1,7 @@
 """Steps: what is done to the model of one cell, from its work order: reference, check, compile, evaluate.
 
-Each runs in a child, takes local files and leaves local files. The executor looks up, fetches and publishes around
-them; `farm optimize` takes them for one model, here. Knows no store.
+Each runs in a sealed child that reads its inputs and writes to a folder of its own. The executor looks up, fetches and
+publishes around them; `farm optimize` takes them for one model, here. Knows no store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import farm
-from farm.child import Failure, classify, run_child
+from farm.child import Failure, Seal, classify, run_child
 from farm.child import Limits as ChildLimits
 from farm.compilers import COMPILERS, default_equal_share, default_tolerance
 from farm.jobs.attempt import Limits
@@ -101,11 +101,21 @@ class Children:
         finally:
             self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
 
-    def ask(self, request: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Run one request in a child, with `environment` for this one beside that of all, and return its answer.
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
 
-        Raises StepEnded where there is none.
+        The child may read these files and folders, and write to those folders; they are made where they are missing.
+        Raises StepEnded where there is no answer.
         """
+        for folder in write:
+            folder.mkdir(parents=True, exist_ok=True)
         left = self.limits["time"] - self.seconds if self.limits["time"] else 0.0
         migraphx = request["compiler"] == "migraphx"
         end = run_child(
@@ -128,6 +138,7 @@ class Children:
             folder=self.folder,
             on_message=self._told,
             cancelled=self.cancelled,
+            seal=Seal(read=read, write=write),
         )
         self.peak_memory = max(self.peak_memory, end.memory)
         if end.result is not None and end.ok:
@@ -144,11 +155,11 @@ class Steps:
     def __init__(self, order: Mapping[str, Any], children: Children) -> None:
         self.order = order
         self.children = children
-        self.sample = children.folder / "sample.npz"
+        self.sample = children.folder / "sample" / "sample.npz"
         """One sample with its right outputs; `evaluate` leaves it."""
         spec = order["spec"]
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
-        self.program = children.folder / f"{order['identifier'].replace('/', '--')}{extension}"
+        self.program = children.folder / "program" / f"{order['identifier'].replace('/', '--')}{extension}"
         """The compiled program; `compile` leaves it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
@@ -161,7 +172,9 @@ class Steps:
 
     def reference(self, model: Path, samples: Path | None, path: Path) -> None:
         """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
-        self.children.ask(reference_request(self.order, model, samples, path))
+        request = reference_request(self.order, model, samples, path)
+        inputs = [model.parent, *([samples] if samples else [])]
+        self.children.ask(request, read=inputs, write=[path.parent])
         self._checked = True
 
     def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
@@ -172,19 +185,21 @@ class Steps:
             and self.children.settings.migraphx_python
         ):
             # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
-            self.children.ask(check_request(self.order, model))
+            self.children.ask(check_request(self.order, model), read=[model.parent])
         if needs_packing(self.order):
-            packed = self.children.folder / "packed.onnx"
-            self.children.ask(pack_request(self.order, model, packed))
+            packed = self.children.folder / "packed" / "packed.onnx"
+            self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
             model = packed
         request = compile_request(self.order, model, calibration, self.program)
-        return self.children.ask(request, environment=self.environment)
+        inputs = [model.parent, *([calibration] if calibration else []), *map(Path, self.env_files.values())]
+        return self.children.ask(request, read=inputs, write=[self.program.parent], environment=self.environment)
 
     def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
-        return self.children.ask(request, environment=self.environment)
+        inputs = [self.program, reference, *map(Path, self.env_files.values())]
+        return self.children.ask(request, read=inputs, write=[self.sample.parent], environment=self.environment)
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""

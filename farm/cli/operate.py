@@ -72,7 +72,7 @@ def gc(
 ) -> None:
     """Delete blobs that nothing has named for a day.
 
-    Such as inputs of builds that were never submitted, and uploads that were cut off.
+    Such are the inputs of builds that were never submitted, and what a dead worker had uploaded.
     """
     from farm.cli import render
 
