@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.errors import UsageError
-from farm.models import BATCH, FrozenModel, Input, Tensor
+from farm.models import BATCH, Extent, FrozenModel, Input, Tensor
 from farm.yamldoc import suggestion
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _samples(data: FrozenData, tensor: Input) -> int:
     count = _count(tuple(found["shape"]), tensor)
     if count is None:
         axis = tensor.batch_axis
-        stacked: list[int | str] = list(tensor.shape) if axis is not None else ["N", *tensor.shape]
+        stacked: list[Extent | str] = list(tensor.shape) if axis is not None else ["N", *tensor.shape]
         if axis is not None:
             stacked[axis] = "N"
         message = f"array `{name}` has shape {_listed(found['shape'])}, N samples would be {_listed(stacked)}"
@@ -141,7 +141,7 @@ def _count(found: tuple[int, ...], tensor: Input) -> int | None:
     return found[0] if found[1:] == tensor.shape and found else None
 
 
-def _listed(shape: Sequence[int | str]) -> str:
+def _listed(shape: Sequence[Extent | str]) -> str:
     return f"[{', '.join(str(size) for size in shape)}]"
 
 

@@ -41,6 +41,7 @@ def _member(cell: Mapping[str, Any], sidecar: Mapping[str, Any]) -> Document:
         "inputs": [{name: port[name] for name in ("name", "dtype", "shape")} for port in sidecar.get("inputs", [])],
         "latency": (measured.get("latency") or {}).get("median"),
         "throughput": measured.get("throughput"),
+        "points": measured.get("points", []),
         "shared": bool(measured.get("shared")),
     }
 

@@ -34,12 +34,15 @@ from farm.devices import understand_target
 from farm.errors import ManifestError, Problem, UsageError
 from farm.globs import freeze_globs
 from farm.jobs.state import FailureKind
+from farm.models import Extent, Span
 from farm.units import DURATION, SIZE, parse_duration, parse_size
 from farm.yamldoc import Document, read_document, shown, suggestion
 
 MAX_SELECTORS = 256
 """Entries of `exclude`, `include`, `overrides` and `expected` each."""
 MAX_DIMENSION = 2**31 - 1
+MAX_OPTIMALS = 16
+"""Sizes of a dynamic dimension that are verified and measured beside its smallest and largest."""
 
 SCHEMA_ID = "https://migraphx-farm.dev/manifest.schema.json"
 
@@ -125,13 +128,29 @@ def _dimension(value: Any) -> int | str:
     return value
 
 
-def _size(value: Any) -> int:
+def _number_of(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
         raise ValueError(f"{shown(value)} is not a size: write whole numbers from 0 to {MAX_DIMENSION}")
     return value
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
+def _size(value: Any) -> Extent:
+    if not isinstance(value, dict):
+        return _number_of(value)
+    if set(value) - {"optimals"} != {"min", "max"}:
+        raise ValueError(
+            "a dynamic size has `min`, `max` and, if you like, `optimals`: {min: 1, max: 8, optimals: [4]}"
+        )
+    low, high, given = _number_of(value["min"]), _number_of(value["max"]), value.get("optimals", [])
+    if low >= high:
+        raise ValueError(f"`min` {low} must be below `max` {high}; a size that does not vary is just a number")
+    optimals = sorted({_number_of(item) for item in given}) if isinstance(given, list) else [-1]
+    if any(not low <= item <= high for item in optimals) or len(optimals) > MAX_OPTIMALS:
+        raise ValueError(f"`optimals` must be a list of at most {MAX_OPTIMALS} sizes from {low} to {high}")
+    return Span(low, high, tuple(optimals))
+
+
+def _sizes(value: Any) -> tuple[Extent, ...]:
     sizes = [_size(size) for size in (value if isinstance(value, list) else [value])]
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
@@ -142,9 +161,10 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 def _batch_sizes(value: Any) -> tuple[int, ...]:
     sizes = _sizes(value)
-    if not isinstance(value, list) or 0 in sizes:
+    numbers = tuple(size for size in sizes if isinstance(size, int) and size)
+    if not isinstance(value, list) or len(numbers) < len(sizes):
         raise ValueError("must be a list of whole numbers from 1 on, such as [1, 8]")
-    return sizes
+    return numbers
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
@@ -232,10 +252,21 @@ def _off_or(value: Any) -> Any:
     return {"mode": "on", **value} if isinstance(value, dict) else value
 
 
-_SIZE_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_DIMENSION}
+_NUMBER_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_DIMENSION}
+_SPAN_SCHEMA = {
+    "type": "object",
+    "required": ["min", "max"],
+    "properties": {
+        "min": _NUMBER_SCHEMA,
+        "max": _NUMBER_SCHEMA,
+        "optimals": {"type": "array", "items": _NUMBER_SCHEMA, "maxItems": MAX_OPTIMALS},
+    },
+    "additionalProperties": False,
+}
+_SIZE_SCHEMA = {"anyOf": [_NUMBER_SCHEMA, _SPAN_SCHEMA]}
 _BATCHES_SCHEMA = {
     "type": "array",
-    "items": {**_SIZE_SCHEMA, "minimum": 1},
+    "items": {**_NUMBER_SCHEMA, "minimum": 1},
     "minItems": 1,
     "maxItems": 1000,
     "uniqueItems": True,
@@ -258,9 +289,11 @@ Duration = Annotated[float | None, *_read_by(parse_duration, {"type": "string", 
 Size = Annotated[int | None, *_read_by(parse_size, {"type": "string", "pattern": SIZE})]
 Precision = Annotated[str, *_read_by(_precision, {"enum": list(_SPELLINGS)})]
 TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$")]
-Dimension = Annotated[int | str, *_read_by(_dimension, {"anyOf": [_SIZE_SCHEMA, {"type": "string", "pattern": _SUM}]})]
+Dimension = Annotated[
+    int | str, *_read_by(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})
+]
 Sizes = Annotated[
-    tuple[int, ...],
+    tuple[Extent, ...],
     *_read_by(
         _sizes,
         {
@@ -318,7 +351,7 @@ DimName = Annotated[str, Field(pattern=_DIM_NAME)]
 Toolchain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,99}$")]
 Dims = dict[DimName, Sizes]
 Shapes = Annotated[
-    dict[Name, Annotated[dict[DimName, Annotated[int, *_read_by(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
+    dict[Name, Annotated[dict[DimName, Annotated[Extent, *_read_by(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
     Field(max_length=1000),
 ]
 Labels = Annotated[
@@ -659,9 +692,9 @@ class ModelEntry(_Entry):
         return tuple(name.removesuffix(":0") for name in self.outputs)
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def sizes(self) -> dict[str, tuple[Extent, ...]]:
         """Sizes of all named dimensions, the batch first."""
-        batches = self.sweep.batches if self.sweep else self.batches
+        batches: tuple[Extent, ...] = self.sweep.batches if self.sweep else self.batches
         return ({"batch": batches} if batches else {}) | self.dims
 
 
@@ -740,7 +773,7 @@ class IncludeEntry(_Entry):
     """Why; shown to people."""
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def sizes(self) -> dict[str, tuple[Extent, ...]]:
         """Sizes of the named dimensions that are given, the batch first."""
         return ({"batch": self.batches} if self.batches else {}) | self.dims
 
@@ -1103,7 +1136,8 @@ def _batch_of_zero(document: Document, holder: Mapping[str, Any], path: tuple[st
     points += [((*path, "shapes", name), _mapping(point)) for name, point in _mapping(holder.get("shapes")).items()]
     for place, point in points:
         sizes = point.get("batch")
-        if 0 in (sizes if isinstance(sizes, list) else [sizes]):
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        if 0 in (size.get("min") if isinstance(size, dict) else size for size in sizes):
             yield document.problem("a batch has at least one sample", (*place, "batch"))
 
 

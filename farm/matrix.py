@@ -19,6 +19,7 @@ from farm.compilers import COMPILERS, OFF, Compiler, DeviceKind, default_toleran
 from farm.compilers.environment import FILE
 from farm.data import DataError, FrozenData, check_data
 from farm.devices import Choice, understand_target
+from farm.dynamic import price, refusal
 from farm.errors import ManifestError, Problem
 from farm.manifest import (
     Data,
@@ -32,7 +33,19 @@ from farm.manifest import (
     Tuning,
     Verify,
 )
-from farm.models import BATCH, FrozenModel, Input, ShapeError, Tensor, resolve_inputs, shape_label, symbolic_inputs
+from farm.models import (
+    BATCH,
+    Extent,
+    FrozenModel,
+    Input,
+    ShapeError,
+    Span,
+    Tensor,
+    plain_size,
+    resolve_inputs,
+    shape_label,
+    symbolic_inputs,
+)
 from farm.pools import Pool, begins
 from farm.spec import CompileSpec, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
@@ -60,7 +73,7 @@ class Cell:
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
     named dimensions, `order` is what a worker gets, `emulated` the parts of its precision that its device has no units
     for, `gates` what the build judges by, `expected` the manifest's entry if this cell must fail, `sweep` what is
-    sought among its siblings of other batches, `line` its place.
+    sought among its siblings of other batches, `line` its place, `warnings` what to know before it is compiled.
     """
 
     identifier: str
@@ -80,6 +93,7 @@ class Cell:
     expected: Mapping[str, Json] | None
     sweep: Mapping[str, Json] | None
     line: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +161,7 @@ class _Answers(dict[str, bool]):
 class _Point:
     """Sizes of all named dimensions, with their label; `name` is that of the manifest's `shapes` they come from."""
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Extent]
     label: str
     name: str = ""
 
@@ -173,7 +187,7 @@ class _Combination:
     """The entry of `overrides` that names its calibration data."""
 
     @property
-    def sizes(self) -> Mapping[str, int]:
+    def sizes(self) -> Mapping[str, Extent]:
         return self.point.sizes
 
     @property
@@ -423,7 +437,7 @@ class _Expansion:
                     raise ManifestError(self.found())
         return added
 
-    def added(self, index: int, entry: IncludeEntry, point: Mapping[str, int], path: Path) -> Iterator[_Combination]:
+    def added(self, index: int, entry: IncludeEntry, point: Mapping[str, Extent], path: Path) -> Iterator[_Combination]:
         model = self.manifest.models[index]
         sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
         targets = [((*path, "target"), self.slug(entry.target))] if entry.target else self.targets(index)
@@ -456,7 +470,7 @@ class _Expansion:
             and targets[item.slug]
             and toolchains[item.toolchain]
             and precisions[item.precision]
-            and shapes[item.label]
+            and shapes[item.point.label]
         ]
         if not chosen:
             self.matches_nothing(entry, path, combinations)
@@ -506,6 +520,15 @@ class _Expansion:
                 return None
         if plan.pool is None:
             return None
+        target = self.choices[combination.slug].served
+        warnings: tuple[str, ...] = ()
+        if dynamic := [name for name, size in combination.sizes.items() if isinstance(size, Span)]:
+            inputs = list(shape.tensors.values())
+            if refused := refusal(target, str(plan.model["format"]), inputs, plan.document["env"]):
+                message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
+                self.complain(message, self.place_of_size(combination, dynamic[0]))
+                return None
+            warnings = tuple(filter(None, [price(target, inputs)]))
         identifier = combination.identifier
         spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
         # The same as spec.as_dict(), from parts that cells share.
@@ -514,7 +537,7 @@ class _Expansion:
         order = {
             "identifier": identifier,
             "pool": plan.pool,
-            "target": str(self.choices[combination.slug].served),
+            "target": str(target),
             "spec": document,
             "model": plan.model,
             "calibration": files.get("calibration"),
@@ -527,7 +550,7 @@ class _Expansion:
             target=str(self.choices[combination.slug].target),
             precision=combination.precision,
             shape=combination.label,
-            sizes=combination.sizes,
+            sizes={name: plain_size(size) for name, size in combination.sizes.items()},
             spec=spec,
             key=key_of_fields({**plan.texts, **shape.texts}),
             pool=plan.pool,
@@ -539,6 +562,7 @@ class _Expansion:
             expected=expected,
             sweep=_sought(combination.model),
             line=plan.line,
+            warnings=warnings,
         )
 
     def shape(self, combination: _Combination) -> _Shape | None:
@@ -578,7 +602,7 @@ class _Expansion:
             self.unused(combination, name, symbolic)
         if unused:
             return None
-        batch = combination.sizes.get(BATCH)
+        batch = plain_size(combination.sizes[BATCH]) if BATCH in combination.sizes else None
         documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
         return _Shape(
             documents, inputs, batch, {}, canonical_fields(dict(zip(_OF_SHAPE, (documents, batch), strict=True)))
@@ -928,7 +952,7 @@ class _Shape:
 
     inputs: Mapping[str, Mapping[str, Json]]
     tensors: Mapping[str, Input]
-    batch: int | None
+    batch: Json
     checked: dict[tuple[str, str], bool]
     texts: Mapping[str, str]
     """Canonical JSON of the spec's fields `inputs` and `batch`."""
@@ -988,17 +1012,17 @@ def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def _points(model: ModelEntry, sizes: Mapping[str, Sequence[int]]) -> Iterator[_Point]:
+def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[_Point]:
     """Yield the product of `sizes`, within each of the model's named shapes where it has some."""
     for name, own in (model.shapes or {"": {}}).items():
         for given in _product(sizes):
             yield _Point({**own, **given}, shape_label(given, name), name)
 
 
-def _count(model: ModelEntry, sizes: Mapping[str, Sequence[int]]) -> int:
+def _count(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> int:
     return max(1, len(model.shapes)) * prod(len(values) for values in sizes.values())
 
 
-def _product(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+def _product(sizes: Mapping[str, Sequence[Extent]]) -> Iterator[dict[str, Extent]]:
     for values in product(*sizes.values()):
         yield dict(zip(sizes, values, strict=True))

@@ -17,6 +17,52 @@ from farm.yamldoc import suggestion
 Dimension = int | str | None
 """A number, a name or sum of names, or None where the model does not say."""
 
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A dynamic dimension: one program takes every size from `low` to `high`. `optimals` are those that matter most."""
+
+    low: int
+    high: int
+    optimals: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.low}to{self.high}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the spec says of the dimension."""
+        return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
+
+    def optimal(self, index: int) -> int:
+        """Return the optimal of that number; the largest size where there are fewer."""
+        return self.optimals[index] if index < len(self.optimals) else self.high
+
+
+Extent = int | Span
+"""The size of a named dimension."""
+
+
+def plain_size(size: Extent) -> int | dict[str, Any]:
+    """Return a size as plain JSON."""
+    return size.as_dict() if isinstance(size, Span) else size
+
+
+def sum_of(sizes: Sequence[Extent]) -> Extent:
+    """Return a sum of sizes; the optimals of dynamic ones are added first to first, second to second."""
+    spans = [size for size in sizes if isinstance(size, Span)]
+    fixed = sum(size for size in sizes if isinstance(size, int))
+    if not spans:
+        return fixed
+    return Span(
+        fixed + sum(span.low for span in spans),
+        fixed + sum(span.high for span in spans),
+        tuple(
+            fixed + sum(span.optimal(index) for span in spans)
+            for index in range(max(len(span.optimals) for span in spans))
+        ),
+    )
+
+
 _CHUNK = 1 << 20
 
 _LOWER_DTYPES = frozenset({"float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
@@ -197,13 +243,13 @@ class Input:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     batch_axis: int | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the spec says of the input."""
         axis = {} if self.batch_axis is None else {"batch_axis": self.batch_axis}
-        return {"dtype": self.dtype, "shape": list(self.shape), **axis}
+        return {"dtype": self.dtype, "shape": [plain_size(size) for size in self.shape], **axis}
 
 
 BATCH = "batch"
@@ -250,7 +296,7 @@ def _check_against_model(tensor: Tensor, given: Sequence[int | str], pattern: st
 
 
 def resolve_inputs(
-    model: FrozenModel, symbolic: Mapping[str, Tensor], sizes: Mapping[str, int]
+    model: FrozenModel, symbolic: Mapping[str, Tensor], sizes: Mapping[str, Extent]
 ) -> tuple[dict[str, Input], frozenset[str]]:
     """Put numbers for the names in the inputs' shapes; return them with the names that were used.
 
@@ -279,22 +325,23 @@ def resolve_inputs(
     return resolved, frozenset(used)
 
 
-def _resolve(dimension: Dimension, sizes: Mapping[str, int]) -> tuple[int | None, frozenset[str]]:
+def _resolve(dimension: Dimension, sizes: Mapping[str, Extent]) -> tuple[Extent | None, frozenset[str]]:
     """Return a dimension's size, or None where a name has none, and the names that it is made of."""
     if not isinstance(dimension, str):
         return dimension, frozenset()
     if dimension in sizes:
         return sizes[dimension], frozenset({dimension})
-    total, names = 0, set()
+    parts: list[Extent] = []
+    names = set()
     for part in (part.strip() for part in dimension.split("+")):
         if part.isascii() and part.isdigit():
-            total += int(part)
+            parts.append(int(part))
         elif part in sizes:
-            total += sizes[part]
+            parts.append(sizes[part])
             names.add(part)
         else:
             return None, frozenset()
-    return total, frozenset(names)
+    return sum_of(parts), frozenset(names)
 
 
 def _without_size(tensor: Tensor, axis: int) -> ShapeError:
@@ -323,8 +370,8 @@ def _shown(shape: Iterable[Dimension]) -> str:
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
-def shape_label(sizes: Mapping[str, int], name: str = "") -> str:
-    """Return the label of a shape: `b8`, `b8-seq128`, `decode`, `decode-b8`; `static` where nothing is named.
+def shape_label(sizes: Mapping[str, Extent], name: str = "") -> str:
+    """Return the label of a shape: `b8`, `b1to8-seq128`, `decode`, `decode-b8`; `static` where nothing is named.
 
     `name` is a named shape's, `sizes` are those that are not its own. The batch comes first, the others by name. A
     dimension whose name ends in a digit is parted from its size by `_`.

@@ -46,6 +46,7 @@ class PlannedCell:
             "expected_seconds": self.expected_seconds,
             "expected": cell.expected is not None,
             "line": cell.line,
+            "warnings": list(cell.warnings),
         }
 
 
@@ -147,6 +148,13 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
     for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
         yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
+    told: dict[str, list[str]] = {}
+    for cell in cells:
+        for text in cell.warnings:
+            told.setdefault(text, []).append(cell.identifier)
+    for text, names in told.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: {text}"
     owner: dict[str, str] = {}
     for cell in cells:
         first = owner.setdefault(cell.key, cell.identifier)

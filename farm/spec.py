@@ -37,7 +37,8 @@ class Device:
 class CompileSpec:
     """One fully resolved compile. Equal specs have equal cache keys and may share one artifact.
 
-    `inputs` maps input names to `{"dtype": "float32", "shape": [1, 3, 224, 224]}` (all dimensions resolved).
+    `inputs` maps input names to `{"dtype": "float32", "shape": [1, 3, 224, 224]}` (all dimensions resolved; a dynamic
+    one, also as `batch`, is `{"min": 1, "max": 8, "optimals": [4]}`).
     `compiler` is `{"name", "recipe", "libraries"}`: the recipe number of our module for it and the versions of
     the libraries that rewrite the model. `calibration` is `{"digest"}` or `{"generate", "seed", "ranges"}`;
     `verification` is None (off) or `{"samples": {"digest"} or {"generate", "seed", "ranges"}, "reference"}`.
@@ -50,7 +51,7 @@ class CompileSpec:
     toolchain: str
     precision: str
     inputs: Mapping[str, Mapping[str, Json]]
-    batch: int | None = None
+    batch: Json = None
     options: Mapping[str, Json] = field(default_factory=dict)
     tuning: Mapping[str, Json] = field(default_factory=lambda: {"mode": "off"})
     env: Mapping[str, str] = field(default_factory=dict)

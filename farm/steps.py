@@ -357,19 +357,22 @@ def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _measurements(measured: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
     """Bring the child's figures into the sidecar's form."""
-    median = measured.get("latency")
     return {
         "load": measured.get("load"),
         "first_run_cold": measured.get("cold_run"),
         "first_run_warm": measured.get("warm_run"),
-        "latency": None
-        if median is None
-        else {
-            "median": median,
-            "p90": measured.get("p90"),
-            "p99": measured.get("p99"),
-            "repeats": measured.get("repeats", 1),
-        },
+        "latency": _latency(measured),
         "throughput": measured.get("throughput"),
         "shared": shared,
+        "points": [
+            {**{name: point[name] for name in ("batch", "shapes", "throughput")}, "latency": _latency(point)}
+            for point in measured.get("points", ())
+        ],
     }
+
+
+def _latency(measured: Mapping[str, Any]) -> dict[str, Any] | None:
+    if measured.get("latency") is None:
+        return None
+    percentiles = {name: measured.get(name) for name in ("p90", "p99")}
+    return {"median": measured["latency"], **percentiles, "repeats": measured.get("repeats", 1)}

@@ -128,12 +128,21 @@ class Latency(_Document):
     repeats: int = Field(default=1, ge=1)
 
 
+class MeasuredPoint(_Document):
+    """Speed of a dynamic program at one of its sizes: `shapes` by input name, `batch` samples in a run."""
+
+    batch: int
+    shapes: dict[str, list[int]]
+    latency: Latency
+    throughput: float | None = None
+
+
 class Measurements(_Document):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
     second; `ratio` is the untuned build's median over this one's. `shared`: another attempt ran on the node
-    meanwhile.
+    meanwhile. A dynamic program was measured at several `points`; the other figures are of its largest sizes.
     """
 
     load: Seconds | None = None
@@ -144,6 +153,7 @@ class Measurements(_Document):
     throughput: float | None = None
     baseline: Latency | None = None
     ratio: float | None = None
+    points: list[MeasuredPoint] = []
     shared: bool = False
 
 

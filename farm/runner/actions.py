@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,43 +147,39 @@ def _tune(request: Request, messages: Messages) -> Result:
 
 
 def _reference(request: Request, messages: Messages) -> Result:
-    from .samples import make_samples, save_runs
+    from .samples import make_samples, points_of, save_runs
 
     messages.phase("verifying", 0.0, "reference outputs")
     check_model(request)
     module = None if request["compiler"] == "none" else compiler_module(request)
-    inputs = request["inputs"]
     ranks = module.output_ranks(request) if module else {}
     minimum = int(request.get("min_samples") or 8)
     source = request["samples"]
     if "generate" in source:
         source = {**source, "generate": max(minimum, int(source["generate"]))}
-    samples = make_samples(
-        source,
-        inputs,
-        request.get("batch"),
-        what="samples",
-        output_ranks=ranks,
-        limit=max(minimum, MAX_SAMPLES),
-    )
-    outputs: list[dict[str, Any]] = [dict(expected) for expected in samples.expected] or [
-        {} for _ in range(len(samples.runs))
-    ]
+    runs: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
+    points = []
+    for inputs, batch in points_of(request["inputs"], request.get("batch")):
+        limit = max(minimum, MAX_SAMPLES)
+        samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
+        runs += samples.runs
+        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples.runs))]
+        distinct = samples.distinct(inputs)
+        points.append({"batch": samples.batch, "runs": len(samples.runs), "samples": distinct})
     origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
     if module and any(name not in origin for name in ranks):
         program = module.load_reference(request)
-        for index, feeds in enumerate(samples.runs):
-            messages.phase("verifying", index / len(samples.runs), "reference outputs")
+        for index, feeds in enumerate(runs):
+            messages.phase("verifying", index / len(runs), "reference outputs")
             made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
             # In the model's order; what the user expects wins.
             outputs[index] = {name: outputs[index].get(name, made[name]) for name in program.outputs}
         origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
-    distinct = samples.distinct(inputs)
-    meta = {"batch": samples.batch, "samples": distinct, "minimum": minimum, "origin": origin}
-    save_runs(request["reference"], samples.runs, outputs, meta)
+    save_runs(request["reference"], runs, outputs, {"points": points, "minimum": minimum, "origin": origin})
     return {
-        "samples": distinct,
-        "runs": len(samples.runs),
+        "samples": min(point["samples"] for point in points),
+        "runs": len(runs),
         "origin": origin,
         "outputs": [
             {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
@@ -197,44 +193,71 @@ def _evaluate(request: Request, messages: Messages) -> Result:
     from .samples import load_runs
 
     runs, references, meta = load_runs(request["reference"])
-    count = _MAX_RUNS.get(request["device"], len(runs))
-    runs, references = runs[:count], references[:count]
-    samples = min(meta["samples"], len(runs) * meta["batch"])
+    # A reference that was made before programs could be dynamic has one point.
+    points = meta.get("points") or [{"batch": meta["batch"], "runs": len(runs), "samples": meta["samples"]}]
+    parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
+    total = sum(len(part) for part in parts)
     messages.phase("verifying", 0.0)
     started = time.perf_counter()
     program = compiler_module(request).load(request)
-    measurements: dict[str, Any] = {"load": time.perf_counter() - started, "batch": meta["batch"]}
-    outputs, times = [], []
-    for index, feeds in enumerate(runs):
-        messages.phase("verifying", index / len(runs))
-        prepared = program.prepare(feeds)
-        started = time.perf_counter()
-        values = program.run(prepared)
-        times.append(time.perf_counter() - started)
-        outputs.append(dict(zip(program.outputs, values, strict=True)))
-    missing = [name for name in references[0] if name not in outputs[0]]
-    if missing:
-        raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
-    found = evidence.compare(
-        references,
-        outputs,
-        batch=meta["batch"],
-        tolerance=request["tolerance"],
-        equal_share=request["equal"],
-    )
-    minimum = min(meta["minimum"], len(runs) * meta["batch"])
-    found["weak"] = bool(references[0]) and (found["weak"] or samples < minimum)
+    load = time.perf_counter() - started
+    times: list[list[float]] = []
+    found = []
+    for point, part in zip(points, parts, strict=True):
+        outputs = []
+        times.append([])
+        for index in part:
+            messages.phase("verifying", sum(map(len, times)) / total)
+            prepared = program.prepare(runs[index])
+            started = time.perf_counter()
+            values = program.run(prepared)
+            times[-1].append(time.perf_counter() - started)
+            outputs.append(dict(zip(program.outputs, values, strict=True)))
+        missing = [name for name in references[0] if name not in outputs[0]]
+        if missing:
+            raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
+        compared = evidence.compare(
+            [references[index] for index in part],
+            outputs,
+            batch=point["batch"],
+            tolerance=request["tolerance"],
+            equal_share=request["equal"],
+        )
+        ran = len(part) * point["batch"]
+        few = min(point["samples"], ran) < min(meta["minimum"], ran)
+        found.append({**compared, "weak": bool(references[0]) and (compared["weak"] or few)})
+    samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
-    measurements |= _measure(program, runs[0], times, request, messages)
-    if measurements["latency"]:
-        measurements["throughput"] = meta["batch"] / measurements["latency"]
+    budget = float(request.get("measure_seconds") or 0) / len(points)
+    measured = [
+        {
+            "batch": point["batch"],
+            "shapes": {name: list(array.shape) for name, array in runs[part[0]].items()},
+            **_measure(program, runs[part[0]], spent, point["batch"], budget, messages),
+        }
+        for point, part, spent in zip(points, parts, times, strict=True)
+    ]
     if request.get("sample"):
         _save_sample(request["sample"], runs[0], references[0])
     return {
-        "verification": {**found, "samples": samples, "runs": len(runs), "origin": meta["origin"]},
-        "measurements": measurements,
+        "verification": {**evidence.worst(found), "samples": samples, "runs": total, "origin": meta["origin"]},
+        # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
+        "measurements": {
+            **measured[-1],
+            "load": load,
+            **{name: measured[0][name] for name in ("cold_run", "warm_run")},
+            "points": measured if len(measured) > 1 else [],
+        },
         "peak_memory": _peak_memory(),
     }
+
+
+def _parts(points: Sequence[dict[str, Any]], most: int) -> Iterator[range]:
+    """Yield the indexes of each point's runs, at most so many."""
+    start = 0
+    for point in points:
+        yield range(start, start + min(most, point["runs"]))
+        start += point["runs"]
 
 
 def _bench(request: Request, messages: Messages) -> Result:
@@ -253,15 +276,19 @@ def _load_any(request: Request) -> Program:
 
 
 def _measure(
-    program: Program, feeds: dict[str, Any], times: Sequence[float], request: Request, messages: Messages
+    program: Program,
+    feeds: dict[str, Any],
+    times: Sequence[float],
+    batch: int,
+    budget: float,
+    messages: Messages,
 ) -> dict[str, Any]:
-    """Return the measurements of one run after another; verification was the warm-up.
+    """Return the measurements of one run after another for `budget` seconds; verification was the warm-up.
 
     Where one run takes longer than the whole budget, the last of verification's is the only repeat.
     """
     from . import evidence
 
-    budget = float(request.get("measure_seconds") or 0)
     prepared = program.prepare(feeds)
     seconds = _repeat(lambda: program.run(prepared), budget, messages) if times[-1] < budget else [times[-1]]
     device = program.run_on_device(prepared)
@@ -276,6 +303,7 @@ def _measure(
         "p90": p90,
         "p99": p99,
         "repeats": len(seconds),
+        "throughput": batch / p50 if p50 else None,
     }
 
 

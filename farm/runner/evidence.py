@@ -51,6 +51,22 @@ def compare(
     return found
 
 
+def worst(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the comparisons at several sizes of a dynamic program as one, which is no better than any of them."""
+
+    def by_output(field: str, choose: Callable[[Iterator[float]], float]) -> dict[str, float]:
+        return {name: choose(each[field][name] for each in found) for name in found[0][field]}
+
+    return {
+        "errors": by_output("errors", max),
+        "rms": by_output("rms", max),
+        "equal": by_output("equal", min),
+        "nonfinite": list(dict.fromkeys(name for each in found for name in each["nonfinite"])),
+        "spread": by_output("spread", min),
+        "weak": any(each["weak"] for each in found),
+    }
+
+
 def is_weak(found: Mapping[str, Any], tolerance: float, equal_share: float) -> bool:
     """Whether some output's check could not fail: always giving the mean over the samples would pass.
 

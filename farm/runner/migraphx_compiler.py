@@ -26,7 +26,7 @@ from . import mxr
 from .elf import identity
 from .mxr import dtype_name
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
-from .samples import Held, Samples, aligned, make_samples, numpy_dtype, static_shape
+from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
 
@@ -291,16 +291,18 @@ def _parse(migraphx: Any, request: Request) -> Any:
     unknown = sorted(set(re.findall(r"\bunknown:(\w+)", repr(program))))
     if unknown:
         raise Failure("unsupported_operator", f"the compiler does not have operator {', '.join(unknown)}")
-    shapes = program.get_parameter_shapes()
+    shapes, sizes = program.get_parameter_shapes(), points_of(inputs, None)
     for name, spec in inputs.items():
         if name not in shapes:
             # MIGraphX would ignore a misspelt name silently.
             raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(shapes)}")
-        wanted = _program_shape(spec, request) or [1]  # MIGraphX has no scalars
-        if not shapes[name].dynamic() and list(shapes[name].lens()) != wanted:
+        smallest, largest = (
+            _program_shape(point[name], request) or [1]  # MIGraphX has no scalars
+            for point, _ in (sizes[0], sizes[-1])
+        )
+        if _bounds(shapes[name]) != (smallest, largest):
             raise Failure(
-                "compiler_error",
-                f"MIGraphX gives input '{name}' the shape {list(shapes[name].lens())}, not {spec['shape']}",
+                "compiler_error", f"MIGraphX gives input '{name}' the shape {shapes[name]}, not {spec['shape']}"
             )
     missing = [name for name in shapes if name not in inputs]
     if missing:
@@ -316,6 +318,8 @@ def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[s
         if name in options and _takes(migraphx, "parse_onnx", name)
     }
     if any(isinstance(size, Mapping) for spec in inputs.values() for size in spec["shape"]):
+        if "map_dyn_input_dims" not in str(migraphx.parse_onnx.__doc__):
+            raise Failure("toolchain_mismatch", "this MIGraphX has no dynamic dimensions (map_dyn_input_dims)")
         dimension = migraphx.shape.dynamic_dimension
         arguments["map_dyn_input_dims"] = {
             name: [
@@ -346,9 +350,9 @@ def _quantize(
             raise Failure("toolchain_mismatch", f"this MIGraphX has no quantize_{part}")
     if eight:
         messages.phase("quantizing", 0.0, "calibration")
-        samples = make_samples(
-            request["calibration"] or {}, request["inputs"], request.get("batch"), what="calibration data"
-        )
+        # Of dynamic sizes the largest.
+        inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
+        samples = make_samples(request["calibration"] or {}, inputs, batch, what="calibration data")
         calibration, held = _calibration(migraphx, program, samples, request)
         arguments: list[Any] = [{"dot", "convolution"}] if eight == ["int8"] else []
         with blamed_on_compiler(f"MIGraphX cannot quantize the model to {eight[0]}"):
@@ -403,6 +407,13 @@ def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request
             arguments[name] = _argument(migraphx, held.keep(array), shape)
         calibration.append(arguments)
     return calibration, held
+
+
+def _bounds(shape: Any) -> tuple[list[int], list[int]]:
+    """Return the smallest and the largest dimensions of a MIGraphX shape."""
+    if not shape.dynamic():
+        return list(shape.lens()), list(shape.lens())
+    return [dimension.min for dimension in shape.dyn_dims()], [dimension.max for dimension in shape.dyn_dims()]
 
 
 def static_lens(shape: Any) -> list[int]:
@@ -647,6 +658,8 @@ def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
     # A scalar has the strides {0}, which no array of one element has.
     if array.size > 1:
         return migraphx.argument(array)
+    if shape.dynamic():
+        shape = migraphx.shape(type=shape.type_string(), lens=list(array.shape))
     return migraphx.argument_from_pointer(shape, array.ctypes.data)
 
 

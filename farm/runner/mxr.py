@@ -549,7 +549,10 @@ def _shape(shape: Mapping[str, Any], place: str) -> dict[str, Any]:
         return {"dtype": dtype, "shape": lens, "strides": strides}
     sizes: list[Any] = []
     for size in dynamic[:MAX_RANK]:
-        low, high = (_checked(size if isinstance(size, dict) else {}, end, int, place) for end in ("min", "max"))
+        bounds = size if isinstance(size, dict) else {}
+        # File version 8 has the bounds in a `range`, earlier ones beside the optimals.
+        bounds = _checked(bounds, "range", dict, place, bounds)
+        low, high = (_checked(bounds, end, int, place) for end in ("min", "max"))
         sizes.append(f"{low}..{high}" if low < high else low)
     return {"dtype": dtype, "shape": sizes, "strides": None}
 

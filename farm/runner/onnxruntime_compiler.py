@@ -16,7 +16,7 @@ from . import onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
-from .samples import make_samples
+from .samples import make_samples, points_of
 
 QUIET = 3
 """Log severity: errors only."""
@@ -273,9 +273,9 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     options = request["quantization"]
-    samples = make_samples(
-        request["calibration"] or {}, request["inputs"], request.get("batch"), what="calibration data"
-    )
+    # Of dynamic sizes the largest.
+    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
+    samples = make_samples(request["calibration"] or {}, inputs, batch, what="calibration data")
     prepared = _preprocessed(base)
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
     methods = {

@@ -65,6 +65,30 @@ class Samples:
         return len(seen)
 
 
+def points_of(inputs: Mapping[str, Any], batch: Any) -> list[tuple[dict[str, Any], int | None]]:
+    """Return the inputs and batches at which a program is verified and measured: one where all sizes are static.
+
+    Of dynamic ones (`{"min", "max", "optimals"}`) these are the smallest sizes, the first optimals, the second and so
+    on (a dimension without one has its largest there), and the largest sizes, which come last.
+    """
+    sizes = [batch, *(size for spec in inputs.values() for size in spec["shape"])]
+    optimals = max((len(size["optimals"]) for size in sizes if isinstance(size, Mapping)), default=0)
+
+    def at(size: Any, index: int) -> Any:
+        if not isinstance(size, Mapping):
+            return size
+        if index < 0:
+            return size["min"]
+        return size["optimals"][index] if index < len(size["optimals"]) else size["max"]
+
+    found: list[tuple[dict[str, Any], int | None]] = []
+    for index in range(-1, optimals + 1):
+        point = {name: {**spec, "shape": [at(size, index) for size in spec["shape"]]} for name, spec in inputs.items()}
+        if (point, at(batch, index)) not in found:
+            found.append((point, at(batch, index)))
+    return found
+
+
 def make_samples(
     source: Mapping[str, Any],
     inputs: Mapping[str, Any],
@@ -76,8 +100,8 @@ def make_samples(
 ) -> Samples:
     """Return the samples that a request describes: `{"path"}` of an .npz, or `{"generate", "seed", "ranges"}`.
 
-    `inputs` has `{"dtype", "shape"}` by name; the batch axis is added to it where the data shows it. Arrays in
-    the data that are named in `output_ranks` are expected outputs. `limit` bounds the samples taken (0: all).
+    `inputs` has `{"dtype", "shape"}` by name, all sizes static; the batch axis is added to it where the data shows it.
+    Arrays in the data that are named in `output_ranks` are expected outputs. `limit` bounds the samples taken (0: all).
 
     Raises Failure (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
     """

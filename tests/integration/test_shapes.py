@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.compiling import Case
+from tests.compiling import PNET, Case, Refused
 from tests.kv_cache import HEAD, HEADS, HIDDEN, write_block
 
 MIGRAPHX = pytest.mark.migraphx
@@ -65,3 +65,48 @@ def test_a_block_with_a_cache_in_prefill_and_decode(
     assert max(found["errors"].values()) < 1e-5 if precision == "fp32" else 0.1
     assert not found["nonfinite"]
     assert not found["weak"]
+
+
+# --- one program for a range ----------------------------------------------------------------------------------------
+
+
+def span(low: int, high: int, *optimals: int) -> dict[str, Any]:
+    return {"min": low, "max": high, "optimals": list(optimals)}
+
+
+def dynamic(path: Path, **fields: Any) -> dict[str, Any]:
+    batch = span(1, 6, 3)
+    inputs = {"input_1": {"dtype": "float32", "shape": [batch, 24, 24, 3], "batch_axis": 0}}
+    compiler = fields.get("compiler", "onnxruntime")
+    net = Case(
+        path, PNET, inputs, batch, ranges={"input_1": {"range": [-1, 1]}}, search=module_folder(compiler), **fields
+    )  # type: ignore[arg-type]
+    precision = fields.pop("precision", "fp32")
+    net.reference()
+    compiled = net.compile(precision)
+    return {**net.evaluate(precision), "compiled": compiled}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [("onnxruntime", "cpu"), pytest.param(("migraphx", "ref"), marks=MIGRAPHX)],
+    ids="/".join,
+)
+def test_one_program_is_checked_and_measured_at_the_ends_of_its_range_and_at_the_optimals(
+    tmp_path: Path, target: tuple[str, str]
+) -> None:
+    found = dynamic(tmp_path, compiler=target[0], device=target[1])
+    assert max(found["verification"]["errors"].values()) < 1e-5
+    assert not found["verification"]["weak"]
+    points = found["measurements"]["points"]
+    assert [point["batch"] for point in points] == [1, 3, 6]
+    assert [point["shapes"]["input_1"][0] for point in points] == [1, 3, 6]
+    assert all(point["throughput"] == pytest.approx(point["batch"] / point["latency"]) for point in points)
+    assert found["measurements"]["latency"] == points[-1]["latency"]
+
+
+@MIGRAPHX
+def test_a_target_that_takes_no_dynamic_dimensions_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="Dynamic shapes not supported") as caught:
+        dynamic(tmp_path, compiler="migraphx", device="cpu")
+    assert caught.value.kind == "compiler_error"

@@ -35,6 +35,7 @@ PURE = [
     "verification",
     "family",
     "sweep",
+    "dynamic",
     "tuning/records",
     "comparison",
 ]

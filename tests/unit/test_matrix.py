@@ -19,7 +19,7 @@ from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, Selector, check, expand
-from farm.models import FrozenModel, Tensor, shape_label
+from farm.models import FrozenModel, Span, Tensor, shape_label, sum_of
 from farm.pools import Pool, Target
 from farm.spec import CompileSpec, Device, cache_key
 
@@ -623,6 +623,65 @@ def test_selectors_and_includes_know_named_shapes() -> None:
         ("decode-b2", ""),
     ]
     assert made[2].expected
+
+
+IMAGE = "inputs: {x: {shape: [batch, 3, size, size]}}\n    dims: "
+
+
+def image() -> FrozenModel:
+    return model(Tensor("x", "float32", (None, 3, None, None)), Tensor("scale", "float32", ("batch", "size+1")))
+
+
+def test_a_dynamic_dimension_is_a_range_in_the_spec() -> None:
+    dims = "{batch: [1, {min: 1, max: 8, optimals: [4, 2, 4]}], size: 32}"
+    static, dynamic = cells(manifest_text(model=IMAGE + dims), {"net": image()})
+    assert (static.shape, dynamic.shape) == ("b1-size32", "b1to8-size32")
+    span = {"min": 1, "max": 8, "optimals": [2, 4]}
+    assert dynamic.spec.inputs["x"] == {"dtype": "float32", "shape": [span, 3, 32, 32], "batch_axis": 0}
+    assert dynamic.spec.batch == dynamic.sizes["batch"] == span
+    assert dynamic.key == cache_key(dynamic.spec) != static.key
+
+
+def test_a_sum_with_a_dynamic_dimension_moves_its_range() -> None:
+    cell = one(manifest_text(model=IMAGE + "{batch: 1, size: {min: 8, max: 64, optimals: [32]}}"), {"net": image()})
+    assert cell.spec.inputs["scale"]["shape"] == [1, {"min": 9, "max": 65, "optimals": [33]}]
+    assert sum_of([Span(0, 8, (2, 4)), 1, Span(1, 2)]) == Span(2, 11, (5, 7))
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [("gfx942:any", "8 submodules, one for each size from 1 to 8"), ("migraphx/ref", ""), ("onnxruntime/cpu", "")],
+)
+def test_the_price_of_a_dynamic_dimension_is_said_when_planning(target: str, told: str) -> None:
+    text = manifest_text(model="dims: {batch: {min: 1, max: 8}}", targets=f"[{target}]")
+    (warnings,) = [cell.warnings for cell in cells(text)]
+    assert "".join(warnings).startswith(told)
+    assert bool(warnings) == bool(told)
+
+
+def test_two_dynamic_dimensions_on_a_gpu_need_to_be_asked_for() -> None:
+    dims = "{batch: {min: 1, max: 8}, size: {min: 8, max: 64}}"
+    text = told(manifest_text(model=IMAGE + dims, targets="[gfx942:any]"), {"net": image()})
+    assert (
+        "farm.yaml:9:19: model `net` at b1to8-size8to64 on migraphx/gfx942: MIGraphX compiles for one dynamic" in text
+    )
+    asked = manifest_text("    env: {MIGRAPHX_ENABLE_FULL_DYNAMIC: 1}", model=IMAGE + dims, targets="[gfx942:any]")
+    assert "when the program runs" in one(asked, {"net": image()}).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("{min: 1}", "`min`, `max`"),
+        ("{min: 8, max: 8}", "`min` 8 must be below `max` 8"),
+        ("{min: 1, max: 8, optimals: [9]}", "sizes from 1 to 8"),
+        ("{min: 1, max: 8, optimals: 4}", "must be a list"),
+        ("{min: 0, max: 8}", "a batch has at least one sample"),
+        ("{min: 1, max: many}", "is not a size"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(size: str, message: str) -> None:
+    assert message in told(manifest_text(model=f"dims: {{batch: {size}}}"))
 
 
 def test_a_sweep_builds_the_cells_of_its_batches() -> None:

@@ -1,0 +1,54 @@
+"""Dynamic dimensions: what a program that takes a range of sizes costs on a target, and where there is none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from farm.models import Input, Span
+from farm.pools import Target
+
+FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
+_TRUE = frozenset({"1", "enable", "enabled", "yes", "true"})
+
+
+def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[str, str]) -> str:
+    """Return why a target cannot have a program of these inputs, and what to do; empty where it can."""
+    spans = [_spans(tensor) for tensor in inputs]
+    if target.compiler != "migraphx" or not any(spans):
+        return ""
+    if format == "tf":
+        return "MIGraphX gives TensorFlow graphs no dynamic dimensions; build each size on its own"
+    if target.device.startswith("gfx") and _several(spans) and env.get(FULL_DYNAMIC, "") not in _TRUE:
+        return (
+            "MIGraphX compiles for one dynamic dimension on a GPU, these inputs have several; build the others size by "
+            f"size, or set {FULL_DYNAMIC}, which compiles kernels when they run"
+        )
+    return ""
+
+
+def price(target: Target, inputs: Iterable[Input]) -> str:
+    """Return what is to be known of a dynamic program before it is compiled; empty where there is nothing."""
+    spans = [_spans(tensor) for tensor in inputs]
+    if target.compiler != "migraphx" or not any(spans):
+        return ""
+    if target.device == "cpu":
+        return "MIGraphX's cpu target refuses dynamic dimensions in convolutions and other oneDNN operators"
+    if target.device == "ref":
+        return ""
+    if _several(spans):
+        return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not ahead, and tunes none"
+    (span,) = {span for found in spans for span in found}
+    count = span.high - span.low + 1
+    return (
+        f"{count} submodules, one for each size from {span.low} to {span.high}: compile time and program size multiply"
+    )
+
+
+def _spans(tensor: Input) -> list[Span]:
+    return [size for size in tensor.shape if isinstance(size, Span)]
+
+
+def _several(spans: Iterable[list[Span]]) -> bool:
+    """Whether MIGraphX sees more than one dynamic dimension: it takes those with equal bounds and optimals for one."""
+    found = list(spans)
+    return any(len(each) > 1 for each in found) or len({span for each in found for span in each}) > 1
