@@ -95,7 +95,9 @@ class FreeSlots:
         """Take a GPU's lock file, which is let go when it is closed; a slot without a GPU needs none."""
         if not slot.lock:
             return True, None
-        lock = os.open(self._folder / f"farm-{slot.lock}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = self._folder / f"farm-{slot.lock}.lock"
+        # Another user's file in a shared folder may be opened, but not in a way that could create it.
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if path.exists() else os.O_CREAT), 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

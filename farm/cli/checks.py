@@ -54,7 +54,6 @@ def run_checks() -> list[Check]:
         "redis": _redis,
         "object storage": _storage,
         "seal": lambda _: _seal(),
-        "memory": _memory,
         "disk": _disk,
     }
     found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
@@ -120,7 +119,7 @@ def _embedded(name: str, server: str, package: str, program: str, setting: str) 
 
 
 def _node(settings: Settings) -> list[Check]:
-    """What the survey of this node found: ROCm, each GPU, the compilers, and whatever cannot be used."""
+    """What the survey of this node found: ROCm, each GPU, compilers, pools, what cannot be used; memory."""
     from farm.nodes import survey
     from farm.nodes.machine import Machine
     from farm.nodes.share import share_out
@@ -144,7 +143,9 @@ def _node(settings: Settings) -> list[Check]:
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     compilers = [Check("compilers", "ok", versions)] if found.pools else []
     notes = [Check(note.subject, "broken" if note.broken else "absent", note.text, note.fix) for note in found.notes]
-    return [rocm, *gpus, *compilers, pools, *notes]
+    slots = sum(len(kind.slots) for kind in kinds)
+    memory = _guarded("memory", partial(_memory, settings, max(1, slots)))
+    return [rocm, *gpus, *compilers, pools, *notes, memory]
 
 
 def _seal() -> Check:
@@ -158,12 +159,12 @@ def _seal() -> Check:
     return Check("seal", "ok", "children reach their own files only, no network, no other process")
 
 
-def _memory(settings: Settings) -> Check:
+def _memory(settings: Settings, slots: int) -> Check:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup_limit()
     usable = min(total, limit or total)
-    share = usable / settings.slots
-    found = f"{usable / 1e9:.1f} GB for {settings.slots} slots"
+    share = usable / slots
+    found = f"{usable / 1e9:.1f} GB for {slots} slots"
     if limit and limit < total:
         found += f" (the cgroup's limit; the machine has {total / 1e9:.1f} GB)"
     if settings.memory_limit > usable:

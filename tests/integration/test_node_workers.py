@@ -19,6 +19,7 @@ import pytest
 
 from farm import broker
 from farm.app import Farm
+from farm.cli import main
 from farm.control.loops import ControlPlane
 from farm.errors import ManifestError
 from farm.nodes import survey
@@ -182,7 +183,7 @@ def test_a_worker_compiles_for_gpus_that_it_does_not_have(settings: Settings, tm
         assert [child["ROCR_VISIBLE_DEVICES"] for child in given(farm, cell)] == ["-1"]
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- what the operator is told ----------------------------------------------------------------------------------------
 
 
 def notes(settings: Settings, machine: Machine) -> dict[str, tuple[str, str, bool]]:
@@ -231,3 +232,26 @@ def test_what_a_node_amounts_to_is_the_same_each_time(settings: Settings, tmp_pa
     assert [slot.gpu for slot in kind.slots] == list("01234567")
     assert "limit_max_iterations" in kind.pools[0].features
     assert not {"gpu_arch", "quantize_bf16", "dim_params"} & set(kind.pools[0].features)
+
+
+def test_the_doctor_explains_each_finding_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which ROCm and why, every GPU with what it is pinned by, the pools, and the fix for what cannot be used."""
+    root = unpack("mixed", tmp_path / "root")
+    (root / "dev/dri/renderD129").unlink()
+    monkeypatch.setattr("farm.nodes.machine.ROOT", root)
+    monkeypatch.setenv("FARM_MIGRAPHX_PATH", standin(tmp_path / "standin", "gfx90a"))
+    monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    main(["doctor", "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["rocm"]["found"] == "ROCm 7.2.4, MIOpen 3.5.1 at /opt/rocm (the usual place)"
+    assert "AMD Instinct MI210 gfx90a:sramecc+:xnack-, 104 CUs" in checks["GPU 0"]["found"]
+    assert "pinned by GPU-1901ead3a2ecd4a6" in checks["GPU 0"]["found"]
+    assert "migraphx 2.17.0.dev+stand-in" in checks["compilers"]["found"]
+    assert "migraphx-gfx90a-104cu.rocm7.2-migraphx2.17-" in checks["pools"]["found"]
+    closed = checks["GPU 1 (0000:e3:00.0)"]
+    assert (closed["state"], closed["found"]) == ("broken", "/dev/dri/renderD129 is not there")
+    assert closed["fix"] == "start the container with --device /dev/kfd --device /dev/dri"
+    assert " slots" in checks["memory"]["found"]
