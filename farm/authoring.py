@@ -20,8 +20,8 @@ _PICTURE, _SEQUENCE = 224, 128
 def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     """Return every problem of a manifest that shows without a server; none where it is fine.
 
-    With `models`, local models and data are read and checked as well; what takes a download or a run of the user's code
-    is left out.
+    With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
+    the user's code is left out.
     """
     from farm.matrix import check
     from farm.sources import Inputs, read_inputs

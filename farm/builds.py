@@ -76,6 +76,7 @@ class Builds:
             "name": manifest.name,
             "cells": [planned.as_dict() for planned in plan.cells],
             "warnings": list(plan.warnings),
+            "conversions": plan.conversions,
             "missing_blobs": [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)],
         }
 

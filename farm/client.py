@@ -75,8 +75,17 @@ class Frozen:
         return str(self.submission["build_id"])
 
 
-def freeze(path: str | Path, *, labels: Mapping[str, str] | None = None, cache: Path | None = None) -> Frozen:
+def freeze(
+    path: str | Path,
+    *,
+    labels: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+    pythons: Mapping[str, str] | None = None,
+) -> Frozen:
     """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
+
+    `pythons` names the interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one where
+    there is none.
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
@@ -84,7 +93,7 @@ def freeze(path: str | Path, *, labels: Mapping[str, str] | None = None, cache: 
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)
-    found = sources.freeze(manifest, Path(path).parent, cache=cache)
+    found = sources.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
     if problems := matrix.check(manifest, found.models, found.data):
         raise errors.ManifestError(problems)
     submission = {

@@ -619,15 +619,56 @@ class Sweep(_Entry):
 SweepUse = Annotated[Sweep | None, _Short(_sweep_use, _BATCHES_SCHEMA)]
 
 
+class Conversion(_Entry):
+    """How a model is converted, in a child process on the submitter's machine."""
+
+    to: Literal["onnx", "tf"] = "onnx"
+    """`tf`: a SavedModel is frozen instead of being converted to ONNX."""
+    opset: Annotated[int, Field(ge=9, le=30)] = 18
+    """ONNX opset to convert to."""
+    signature: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")] = "serving_default"
+    """SavedModel: which of its signatures."""
+    dtypes: dict[
+        Annotated[str, Field(min_length=1, max_length=200)],
+        Literal["float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool"],
+    ] = {}
+    """TorchScript: dtypes of the inputs that are not float32; such an archive does not say them."""
+
+
+def _format_is(*formats: str) -> dict[str, Any]:
+    return {"required": ["format"], "properties": {"format": {"enum": list(formats)}}}
+
+
+_FREEZING: dict[str, Any] = {
+    "required": ["conversion"],
+    "properties": {"conversion": {"required": ["to"], "properties": {"to": {"const": "tf"}}}},
+}
+"""Matches a model that is converted to a frozen graph."""
+
+
 class ModelEntry(_Entry):
     """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "dependentSchemas": {"outputs": {"required": ["format"], "properties": {"format": {"const": "tf"}}}},
             "if": {"properties": {"source": {"type": "object", "required": ["glob"]}}, "required": ["source"]},
             "then": {"not": {"required": ["name"]}},
             "else": {"required": ["name"]},
+            "dependentSchemas": {
+                "outputs": {"anyOf": [_format_is("tf"), {"allOf": [_format_is("saved-model"), _FREEZING]}]},
+                "conversion": {
+                    "allOf": [
+                        _format_is("saved-model", "torch"),
+                        {"anyOf": [_format_is("saved-model"), {"not": _FREEZING}]},
+                    ]
+                },
+            },
+            "not": {
+                "allOf": [
+                    _format_is("saved-model", "torch"),
+                    {"properties": {"source": {"type": "object", "required": ["s3"]}}},
+                ]
+            },
         }
     )
 
@@ -635,8 +676,10 @@ class ModelEntry(_Entry):
     """The model's name in identifiers and refs; the models of a `glob` have those of their files."""
     source: Source
     """Where its file is."""
-    format: Literal["onnx", "tf"] = "onnx"
-    """What the file is."""
+    format: Literal["onnx", "tf", "saved-model", "torch"] = "onnx"
+    """What the file is; a SavedModel (a folder) and PyTorch's .pt2 or TorchScript are converted by the submitter."""
+    conversion: Conversion = Conversion()
+    """How a SavedModel or a PyTorch model is converted."""
     outputs: tuple[OutputNode, ...] = Field(
         default=(), strict=False, min_length=1, max_length=1000, json_schema_extra={"uniqueItems": True}
     )
@@ -676,8 +719,14 @@ class ModelEntry(_Entry):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.outputs and self.format != "tf":
+        if self.outputs and self.compiled_format != "tf":
             raise ValueError("`outputs` belongs to `format: tf`: a model of another format names its own")
+        if "conversion" in self.model_fields_set and not self.converted:
+            raise ValueError("`conversion` belongs to `format: saved-model` or `format: torch`")
+        if self.conversion.to == "tf" and self.format != "saved-model":
+            raise ValueError("only a SavedModel can be converted to `tf`, a frozen graph")
+        if self.converted and self.source.s3:
+            raise ValueError("what has to be converted is read here: use `path`, `package` or `https`, not `s3`")
         if len(set(self.output_nodes)) < len(self.outputs):
             raise ValueError("the same output is here twice")
         if self.name and self.source.glob:
@@ -685,6 +734,16 @@ class ModelEntry(_Entry):
         if not self.name and not self.source.glob:
             raise ValueError("`name` is missing")
         return self
+
+    @property
+    def converted(self) -> bool:
+        """Whether the model is converted before it is compiled."""
+        return self.format in ("saved-model", "torch")
+
+    @property
+    def compiled_format(self) -> str:
+        """The format in which compilers get the model."""
+        return self.conversion.to if self.converted else self.format
 
     @property
     def output_nodes(self) -> tuple[str, ...]:

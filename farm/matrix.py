@@ -737,6 +737,8 @@ class _Expansion:
         plan.emulated = compiler.emulates(choice.served.device, precision)
         if plan.emulated:
             plan.order["emulated"] = list(plan.emulated)
+        if frozen.conversion:
+            plan.model["conversion"] = frozen.conversion
         if tuning != OFF and settings.tuning.budget:
             plan.order["budget"] = settings.tuning.budget
         if env_files:
@@ -968,7 +970,7 @@ class _Plan:
     gates: Mapping[str, Json]
     line: int
     pool: str | None = None
-    model: Mapping[str, Json] = field(default_factory=dict)
+    model: dict[str, Json] = field(default_factory=dict)
     order: dict[str, Json] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)

@@ -119,6 +119,8 @@ class FrozenModel:
     opset: int = 0
     operators: Mapping[str, int] = field(default_factory=dict)
     weight_dtypes: Sequence[str] = ()
+    conversion: Mapping[str, Any] | None = None
+    """How the model was made from one of another format (`farm.conversion`), if it was."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the model as plain JSON."""
@@ -132,6 +134,7 @@ class FrozenModel:
             "operators": dict(self.operators),
             "weight_dtypes": list(self.weight_dtypes),
             "size": self.size,
+            "conversion": self.conversion,
         }
 
     @classmethod
@@ -147,6 +150,7 @@ class FrozenModel:
             opset=document.get("opset", 0),
             operators=document.get("operators", {}),
             weight_dtypes=document.get("weight_dtypes", ()),
+            conversion=document.get("conversion"),
         )
 
     @cached_property

@@ -58,6 +58,12 @@ class Plan:
     warnings: tuple[str, ...]
 
     @property
+    def conversions(self) -> dict[str, Any]:
+        """How models were made from ones of other formats, by name."""
+        models = {planned.cell.model: planned.cell.order["model"] for planned in self.cells}
+        return {name: model["conversion"] for name, model in models.items() if model.get("conversion")}
+
+    @property
     def needed_blobs(self) -> dict[str, int]:
         """Digest and size of every input that a miss has to fetch."""
         needed: dict[str, int] = {}

@@ -58,6 +58,8 @@ class Settings(BaseModel):
     migraphx_python: str
     migraphx_path: str
     cross_targets: tuple[str, ...]
+    torch_python: str
+    tensorflow_python: str
     measure_seconds: float = Field(gt=0)
     cache_bytes: int = Field(gt=0)
     log_level: str = Field(pattern="^(debug|info|warning|error)$")
@@ -72,6 +74,11 @@ class Settings(BaseModel):
     def threads_per_slot(self) -> int:
         """How many threads the compiler of one attempt uses."""
         return self.threads or max(1, (os.cpu_count() or 1) // self.slots)
+
+    @property
+    def converters(self) -> dict[str, str]:
+        """The interpreters that convert models, by the extra that installs what they need."""
+        return {"torch": self.torch_python, "tensorflow": self.tensorflow_python}
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that give another process of the farm these same settings."""

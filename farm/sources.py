@@ -12,10 +12,11 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.conversion import convert, kind_of
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
@@ -56,7 +57,7 @@ def resolve(
 
     Raises ManifestError with every file that is not there.
     """
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick=False)
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick=False, pythons={})
     paths = {model.name: reader.model_path(index) for index, model in enumerate(manifest.models)}
     if reader.found.problems:
         raise ManifestError(reader.found.problems)
@@ -64,13 +65,18 @@ def resolve(
 
 
 def freeze(
-    manifest: Manifest, folder: Path, *, cache: Path | None = None, transport: httpx.BaseTransport | None = None
+    manifest: Manifest,
+    folder: Path,
+    *,
+    cache: Path | None = None,
+    transport: httpx.BaseTransport | None = None,
+    pythons: Mapping[str, str] | None = None,
 ) -> Inputs:
     """Read, check and hash all models and data that a manifest names; relative paths start at `folder`.
 
     Raises ManifestError with every problem found, each with its place in the manifest.
     """
-    found = read_inputs(manifest, folder, cache=cache, transport=transport)
+    found = read_inputs(manifest, folder, cache=cache, transport=transport, pythons=pythons)
     if found.problems:
         raise ManifestError(found.problems)
     return found
@@ -83,12 +89,14 @@ def read_inputs(
     cache: Path | None = None,
     transport: httpx.BaseTransport | None = None,
     quick: bool = False,
+    pythons: Mapping[str, str] | None = None,
 ) -> Inputs:
     """Read what can be read, and list what cannot.
 
-    With `quick`, what takes a download or a run of the user's code is left out.
+    With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
+    interpreters that have a converter (`farm.conversion.convert`).
     """
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick)
+    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
     reader.read()
     return reader.found
 
@@ -103,6 +111,7 @@ class _Reader:
         cache: Path,
         transport: httpx.BaseTransport | None,
         quick: bool,
+        pythons: Mapping[str, str],
     ) -> None:
         self.manifest = manifest
         self.folder = folder
@@ -110,6 +119,7 @@ class _Reader:
         self.transport = transport
         self.quick = quick
         self.found = Inputs()
+        self.pythons = pythons
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
 
     def complain(self, error: UsageError, place: Place) -> None:
@@ -119,11 +129,9 @@ class _Reader:
         for index, entry in enumerate(self.manifest.models):
             path = self.model_path(index)
             model = self.model(path, entry, ("models", index, "source")) if path else None
-            if model is None or path is None:
+            if model is None:
                 continue
             self.found.models[entry.name] = model
-            for file in model.files:
-                self.found.files[str(file["digest"])] = path.parent / str(file["path"])
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
                     self.data(index, data_key(entry.name, use), described, ("models", index, use))
@@ -163,14 +171,23 @@ class _Reader:
         return None if source.s3 else self.path(source, ("models", index, "source"))
 
     def model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
-        key = (path, entry.format, entry.output_nodes)
+        record = None
         try:
+            if entry.converted:
+                if self.quick:
+                    kind_of(path, entry.format)
+                    return None
+                path, record = convert(path, entry, self.cache, self.pythons)
+            key = (path, entry.compiled_format, entry.output_nodes)
             if key not in self.read_before:
                 self.read_before[key] = read_model(*key)
         except UsageError as error:
             self.complain(error, place)
             return None
-        return self.read_before[key]
+        model = self.read_before[key]
+        for file in model.files:
+            self.found.files[str(file["digest"])] = path.parent / str(file["path"])
+        return replace(model, conversion=record)
 
     def data(self, index: int, key: str, described: Data, place: Place) -> None:
         entry = self.manifest.models[index]

@@ -208,6 +208,7 @@ class Steps:
             "schema": 1,
             "identifier": self.order["identifier"],
             "spec": spec,
+            "conversion": self.order["model"].get("conversion"),
             "toolchain": spec["toolchain"],
             "device": {"arch": spec["device"]["arch"], "compute_units": spec["device"]["compute_units"]},
             "inputs": compiled["inputs"],

@@ -41,6 +41,33 @@ class FileRef(BaseModel):
     size: Size
 
 
+class ExampleInput(BaseModel):
+    """An input that a model was converted with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Label
+    dtype: Label
+    sizes: Annotated[list[int], Field(max_length=64)]
+    axes: Annotated[dict[Label, Label], Field(max_length=64)]
+
+
+class Conversion(BaseModel):
+    """How a model was made from one of another format, where it was submitted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: Digest
+    recipe: int
+    name: Label
+    converter: Label
+    libraries: Annotated[dict[Label, Label], Field(max_length=16)]
+    kind: Label
+    options: Annotated[dict[Label, int | Label], Field(max_length=16)]
+    inputs: Annotated[list[ExampleInput], Field(max_length=1000)]
+    source: Digest
+
+
 class FrozenModel(_Open):
     """A model as the client read and hashed it; the first file is the model itself."""
 
@@ -50,6 +77,7 @@ class FrozenModel(_Open):
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     size: Size
+    conversion: Conversion | None = None
 
 
 class FrozenData(_Open):
@@ -100,6 +128,7 @@ class Plan(_Open):
     name: str
     cells: list[PlannedCell]
     warnings: list[str]
+    conversions: dict[str, dict[str, Any]] = {}
     missing_blobs: list[str]
 
 

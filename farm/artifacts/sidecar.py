@@ -167,6 +167,8 @@ class Sidecar(_Document):
     identifier: str
     spec: dict[str, Any]
     blobs: Blobs
+    conversion: dict[str, Any] | None = None
+    """How the model was made from one of another format, with what; None where it came as it was compiled."""
     toolchain: str
     device: FoundDevice
     inputs: list[Port] = []

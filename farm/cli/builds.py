@@ -38,10 +38,8 @@ def run(manifest: Manifest, label: Labels = None, junit: Junit = None, as_json: 
     settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops; the next run goes on where this
     one stopped.
     """
-    from farm.client import freeze
-
     _check_folder(junit)
-    frozen = freeze(manifest, labels=_labels(label))
+    frozen = _freeze(manifest, label)
     with _own_farm() as settings, connect(settings) as client:
         build_id = _submit(client, frozen, as_json=as_json)
         gone_on = [
@@ -82,10 +80,8 @@ def submit(
 
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
-    from farm.client import freeze
-
     _check_folder(junit)
-    frozen = freeze(manifest, labels=_labels(label))
+    frozen = _freeze(manifest, label)
     with connect() as client:
         if dry_run:
             _show_plan(client.plan(frozen), as_json=as_json)
@@ -103,9 +99,7 @@ def plan(manifest: Manifest, as_json: output.Json = False) -> None:
 
     Lists hits, misses and what changed. Creates nothing.
     """
-    from farm.client import freeze
-
-    frozen = freeze(manifest)
+    frozen = _freeze(manifest)
     with connect() as client:
         _show_plan(client.plan(frozen), as_json=as_json)
 
@@ -294,6 +288,13 @@ def _detached(build: dict[str, Any], *, as_json: bool) -> None:
         output.emit({"build": build})
     else:
         _say_all([f"  follow:  farm watch {build['id']}", f"  cancel:  farm cancel {build['id']}"])
+
+
+def _freeze(manifest: Path, labels: list[str] | None = None) -> Frozen:
+    from farm.client import freeze
+    from farm.settings import load_settings
+
+    return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters)
 
 
 def _show_plan(planned: dict[str, Any], *, as_json: bool) -> None:

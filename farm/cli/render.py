@@ -115,6 +115,10 @@ def plan(document: Document) -> list[str]:
     if known:
         rest = len(to_do) - len(known)
         lines.append(f"about {duration(sum(known))} of compiling" + (f", and {rest} that are new" if rest else ""))
+    for name, conversion in document.get("conversions", {}).items():
+        made_by = ", ".join(f"{library} {version}" for library, version in conversion["libraries"].items())
+        source, kind, to = conversion["name"], conversion["kind"], conversion["options"]["to"]
+        lines.append(f"{name}: converted from {source} ({kind}) to {to} by {made_by}")
     lines += [f"warning: {text}" for text in document["warnings"]]
     return lines
 

@@ -69,6 +69,8 @@ def run_action(request: Request, messages: Messages) -> Result:
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     actions: dict[str, Callable[[Request, Messages], Result]] = {
         "probe": _probe,
+        "libraries": _libraries,
+        "convert": _convert,
         "check": _check,
         "reference": _reference,
         "slice": _slice,
@@ -110,6 +112,18 @@ def _probe(request: Request, messages: Messages) -> Result:
         return compiler_module(request).probe(request)
     except ImportError as error:
         return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
+
+
+def _libraries(request: Request, messages: Messages) -> Result:
+    from .convert import libraries
+
+    return libraries(request)
+
+
+def _convert(request: Request, messages: Messages) -> Result:
+    from .convert import convert
+
+    return convert(request, messages)
 
 
 def _check(request: Request, messages: Messages) -> Result:

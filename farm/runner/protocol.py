@@ -17,6 +17,11 @@ set by `run_child`) and, by action:
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
     features [names], targets [devices], cpu_family
+libraries   converter (`torch`, `tensorflow`)
+    -> libraries {name: version}
+convert     converter, kind (`pt2`, `torchscript`, `saved-model`), source (path), output (path to write), options
+            {to, opset, signature}, inputs of a TorchScript archive [{name, dtype, sizes, axes {axis: name}}]
+    -> size
 check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends)}
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
 reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an

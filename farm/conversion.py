@@ -1,0 +1,165 @@
+"""Conversions: models that no compiler reads, turned into ONNX or a frozen graph where they are submitted.
+
+A conversion has a key of its own (converter, versions, options, source) under which its outcome is kept, and goes into
+the model's reference as a record. The cell's model is the converted file: what counts for the cache key is its digest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farm.child import Limits, Seal, classify, run_child
+from farm.errors import UsageError
+from farm.manifest import ModelEntry
+from farm.models import UnreadableModel, file_reference
+from farm.spec import digest_of, model_digest
+
+RECIPE = 1
+"""Number of this module's way to convert; goes up when what comes out changes."""
+
+LIMITS = Limits(time=3600.0, memory=32 << 30, hang=600.0)
+"""What a conversion may use."""
+
+EXTRAS = {"pt2": "torch", "torchscript": "torch", "saved-model": "tensorflow"}
+"""The farm's extra that installs what converts a kind of model."""
+
+OPEN_SIZE = 2
+"""Stands for a dimension without a size in the example that a TorchScript model is exported with."""
+
+_EXPORT = "torch.export.save(torch.export.export(model, (example,)), 'net.pt2'), or torch.onnx.export(model, …)"
+
+
+def kind_of(path: Path, format: str) -> str:
+    """Return what a model to be converted is: `pt2`, `torchscript` or `saved-model`; nothing of it is loaded.
+
+    Raises UnreadableModel, also for pickled modules and weights: unpickling runs whatever is in the file.
+    """
+    if format == "saved-model":
+        if path.is_dir() and any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
+            return "saved-model"
+        hint = "name the folder that holds saved_model.pb; a frozen graph (.pb) is `format: tf`"
+        raise UnreadableModel(f"{path} is no SavedModel", hint=hint)
+    if not zipfile.is_zipfile(path):
+        pickled = path.is_file() and path.read_bytes()[:1] == b"\x80"
+        what = "is a pickle" if pickled else "is neither a .pt2 nor a TorchScript archive"
+        raise UnreadableModel(f"{path} {what}", hint=f"export the model where its code is: {_EXPORT}")
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()} | set(archive.namelist())
+    if any(name.startswith("data/aotinductor/") for name in names):
+        hint = f"compiled machine code cannot be converted; export the program itself: {_EXPORT}"
+        raise UnreadableModel(f"{path} is a package of AOTInductor", hint=hint)
+    if "serialized_exported_program.json" in names or any(
+        name.startswith("models/") and name.endswith(".json") for name in names
+    ):
+        return "pt2"
+    if "constants.pkl" in names and any(name.startswith("code/") for name in names):
+        return "torchscript"
+    if "data.pkl" in names:
+        hint = f"pickles are never loaded, they can run anything; export the model where its code is: {_EXPORT}"
+        raise UnreadableModel(f"{path} holds a pickled module or weights (torch.save)", hint=hint)
+    raise UnreadableModel(f"{path} is neither a .pt2 nor a TorchScript archive", hint=f"export it anew: {_EXPORT}")
+
+
+def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
+    """Convert a model, or find what was converted before; return the converted file and the record of the conversion.
+
+    `cache` is a folder for converted models; `pythons` names interpreters that have a converter, by the extra that
+    installs it (this interpreter where there is none).
+
+    Raises UnreadableModel for a model that cannot be converted, UsageError where the converter is not installed.
+    """
+    kind = kind_of(path, entry.format)
+    converter = EXTRAS[kind]
+    python = pythons.get(converter, "")
+    options = _options(entry, kind)
+    record: dict[str, Any] = {
+        "recipe": RECIPE,
+        "converter": converter,
+        "libraries": _ask({"action": "libraries", "converter": converter}, path, python)["libraries"],
+        "kind": kind,
+        "options": options,
+        "inputs": _examples(entry, path) if kind == "torchscript" else [],
+        "source": _digest(path),
+    }
+    key = digest_of(record)
+    place = cache / "conversions" / key
+    model = place / f"model.{'pb' if options['to'] == 'tf' else 'onnx'}"
+    if not model.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(suffix=".part", dir=place.parent) as made:
+            output = Path(made) / "model" / model.name
+            output.parent.mkdir()
+            request = {name: record[name] for name in ("converter", "kind", "options", "inputs")}
+            source = str(path.resolve())
+            _ask(
+                {**request, "action": "convert", "source": source, "output": str(output)},
+                path,
+                python,
+                Seal(read=[path.resolve()], write=[output.parent]),
+            )
+            (output.parent / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
+            if place.exists():
+                shutil.rmtree(place)
+            output.parent.rename(place)
+    return model, {**record, "key": key, "name": path.name}
+
+
+def _options(entry: ModelEntry, kind: str) -> dict[str, Any]:
+    given = entry.conversion
+    if kind == "saved-model":
+        return {"to": given.to, "signature": given.signature} | ({} if given.to == "tf" else {"opset": given.opset})
+    return {"to": "onnx", "opset": given.opset}
+
+
+def _examples(entry: ModelEntry, path: Path) -> list[dict[str, Any]]:
+    """Return what a TorchScript archive is exported with: its inputs in order, as the manifest describes them."""
+    if not entry.inputs or not all(item.has_shape for item in entry.inputs.values()):
+        hint = "`inputs: {x: {shape: [batch, 3, 224, 224]}}`, and `conversion: {dtypes: {x: int64}}` if not float32"
+        raise UnreadableModel(f"{path}: a TorchScript archive does not say its inputs: list all, in order", hint=hint)
+    sizes = {name: values[0] for name, values in entry.sizes.items()}
+    return [
+        {
+            "name": name,
+            "dtype": entry.conversion.dtypes.get(name, "float32"),
+            "sizes": [_size(dimension, sizes) for dimension in item.shape],
+            "axes": {str(axis): size for axis, size in enumerate(item.shape) if isinstance(size, str)},
+        }
+        for name, item in entry.inputs.items()
+    ]
+
+
+def _size(dimension: int | str, sizes: Mapping[str, int]) -> int:
+    parts = [dimension] if isinstance(dimension, int) else dimension.split("+")
+    return sum(int(part) if str(part).isdigit() else sizes.get(str(part), OPEN_SIZE) for part in parts)
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file, or of all files of a folder as of a model with external data."""
+    if path.is_file():
+        return str(file_reference(path, path.name)["digest"])
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    names = {file.relative_to(path).as_posix(): file for file in files}
+    return model_digest({name: file_reference(file, name)["digest"] for name, file in names.items()})
+
+
+def _ask(request: Mapping[str, Any], path: Path, python: str, seal: Seal | None = None) -> dict[str, Any]:
+    """Ask a child, which has neither credentials nor this process's environment, nor files and sockets beyond its seal."""
+    with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
+        folder = Path(name)
+        try:
+            end = run_child(request, log_path=folder / "log.txt", python=python, limits=LIMITS, folder=folder, seal=seal)
+        except OSError as error:
+            raise UsageError(f"the converter cannot be started: {error}") from None
+    if end.ok and end.result is not None:
+        return end.result
+    failure = classify(end)
+    message = failure.message if failure else "interrupted"
+    if failure is None or request["action"] == "libraries":
+        raise UsageError(message)
+    raise UnreadableModel(f"{path}: {message}", failure.kind, hint=failure.detail.strip()[-500:])
