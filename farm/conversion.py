@@ -149,11 +149,13 @@ def _digest(path: Path) -> str:
 
 
 def _ask(request: Mapping[str, Any], path: Path, python: str, seal: Seal | None = None) -> dict[str, Any]:
-    """Ask a child, which has neither credentials nor this process's environment, nor files and sockets beyond its seal."""
+    """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
     with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
         folder = Path(name)
         try:
-            end = run_child(request, log_path=folder / "log.txt", python=python, limits=LIMITS, folder=folder, seal=seal)
+            end = run_child(
+                request, log_path=folder / "log.txt", python=python, limits=LIMITS, folder=folder, seal=seal
+            )
         except OSError as error:
             raise UsageError(f"the converter cannot be started: {error}") from None
     if end.ok and end.result is not None:
