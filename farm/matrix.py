@@ -733,12 +733,11 @@ class _Expansion:
         tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else OFF
         plan.pool = pool.name
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
-        plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs}
+        converted = {"conversion": frozen.conversion} if frozen.conversion else {}
+        plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
         if plan.emulated:
             plan.order["emulated"] = list(plan.emulated)
-        if frozen.conversion:
-            plan.model["conversion"] = frozen.conversion
         if tuning != OFF and settings.tuning.budget:
             plan.order["budget"] = settings.tuning.budget
         if env_files:
@@ -970,7 +969,7 @@ class _Plan:
     gates: Mapping[str, Json]
     line: int
     pool: str | None = None
-    model: dict[str, Json] = field(default_factory=dict)
+    model: Mapping[str, Json] = field(default_factory=dict)
     order: dict[str, Json] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
