@@ -17,7 +17,7 @@ from typing import Any
 from farm.child import Limits, Seal, classify, run_child
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
-from farm.models import UnreadableModel, file_reference
+from farm.models import Span, UnreadableModel, file_reference
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1
@@ -122,7 +122,8 @@ def _examples(entry: ModelEntry, path: Path) -> list[dict[str, Any]]:
     if not entry.inputs or not all(item.has_shape for item in entry.inputs.values()):
         hint = "`inputs: {x: {shape: [batch, 3, 224, 224]}}`, and `conversion: {dtypes: {x: int64}}` if not float32"
         raise UnreadableModel(f"{path}: a TorchScript archive does not say its inputs: list all, in order", hint=hint)
-    sizes = {name: values[0] for name, values in entry.sizes.items()}
+    first = {name: values[0] for name, values in entry.sizes.items()}
+    sizes = {name: size.high if isinstance(size, Span) else size for name, size in first.items()}
     return [
         {
             "name": name,
