@@ -8,7 +8,8 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from farm import reproduction
 from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
+from farm.compilers import OFF
 from farm.errors import ArtifactGone, FarmFault
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.settings import Settings
-from farm.spec import digest_of
+from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.steps import Children, OnPhase, StepEnded, Steps, after_a_crash, reference_recipe
+from farm.tuner import Tuner
+from farm.tuning.database import TuningDatabase, device_name
 
 log = get_logger(__name__)
 
@@ -107,6 +111,10 @@ class _Run:
         self.cache = cache
         self.running = running
         self.reference: dict[str, Any] | None = None
+        self.key = attempt.key
+        """The artifact's: a tuning that its budget cut short has one of its own."""
+        self.kernels: list[Path] = []
+        """MIOpen's kernel binaries, where the program takes some."""
 
     def outcome(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
@@ -131,12 +139,15 @@ class _Run:
             return self._make_untried(model, calibration)
         with self.children.phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
-        with self.children.phase(Phase.COMPILING):
-            compiled = self.steps.compile(model, calibration)
-        with self.children.phase(Phase.MEASURING):
-            evaluated, shared = self._evaluate(compiled, reference)
+        tuner = self._tuner()
+        if tuner:
+            record = self._tuned(tuner, model, calibration, samples, reference)
+        else:
+            with self.children.phase(Phase.COMPILING):
+                compiled = self.steps.compile(model, calibration)
+            record = self._evaluated(compiled, reference)
         with self.children.phase(Phase.UPLOADING):
-            return self._publish(self.steps.record(compiled, evaluated, shared=shared))
+            return self._publish(record)
 
     def _make_untried(self, model: Path, calibration: Path | None) -> Outcome:
         """Compile for a GPU that is not here: nothing can load the program, so nothing is said of how it runs."""
@@ -149,8 +160,11 @@ class _Run:
 
     def _lookup(self) -> Outcome | None:
         """Another attempt, build or namespace may have made the artifact since the job was planned."""
-        found = self.artifacts.lookup(readable(self.attempt.namespace), self.attempt.key)
-        return Outcome.success(facts(found.sidecar), hit=True) if found else None
+        for key in keys_of(self.order, self.attempt.key):
+            found = self.artifacts.lookup(readable(self.attempt.namespace), key)
+            if found:
+                return Outcome.success(facts(found.sidecar), hit=True)
+        return None
 
     def _fetch(self) -> tuple[Path, Path | None, Path | None]:
         model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
@@ -193,11 +207,51 @@ class _Run:
         self.artifacts.put_object(record, json.dumps({"digest": digest, "size": size, "recipe": recipe}).encode())
         return path
 
-    def _evaluate(self, compiled: Mapping[str, Any], reference: Path) -> tuple[dict[str, Any], bool]:
-        """Return the evaluation, and whether another attempt ran on the node meanwhile."""
-        running, begun = self.running.look()
-        evaluated = self.steps.evaluate(compiled, reference)
-        return evaluated, running > 1 or self.running.look()[1] > begun
+    def _tuner(self) -> Tuner | None:
+        """Return what tunes this cell; None where its mode is off."""
+        attempt, spec = self.attempt, self.order["spec"]
+        if spec["tuning"]["mode"] == OFF:
+            return None
+        device = device_name(Device(**spec["device"]))
+        return Tuner(
+            self.steps,
+            TuningDatabase(self.artifacts, attempt.namespace, self.order["pool"], device, spec["tuning"]["mode"]),
+            session=f"{attempt.job_id}-{attempt.number}",
+            worker=attempt.worker,
+            job=attempt.job_id,
+            budget=self.order.get("budget") or 0.0,
+        )
+
+    def _tuned(
+        self, tuner: Tuner, model: Path, calibration: Path | None, samples: Path | None, reference: Path
+    ) -> dict[str, Any]:
+        """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning."""
+        compiled = tuner.compile(model, calibration)
+        record = self._evaluated(compiled, reference, tuner)
+        is_faster = tuner.prove(compiled, samples)
+        if not is_faster:
+            tuner.untuned.replace(self.steps.program)
+            record = self._evaluated(tuner.untuned_compiled, reference)
+        record["tuning"] |= tuner.report(published=is_faster)
+        record["measurements"] |= tuner.figures()
+        self.kernels = tuner.kernels() if is_faster else []
+        if tuner.cut:
+            self.key = keys_of(self.order, self.attempt.key)[-1]
+            record["spec"] = cut_short(self.order["spec"], self.order["budget"])
+        return record
+
+    def _evaluated(self, compiled: Mapping[str, Any], reference: Path, tuner: Tuner | None = None) -> dict[str, Any]:
+        """Evaluate the program and return what the sidecar says of it, also whether another attempt ran meanwhile."""
+        with self.children.phase(Phase.MEASURING):
+            running, begun = self.running.look()
+            evaluated = self.steps.evaluate(
+                compiled,
+                reference,
+                tuner.measuring if tuner else None,
+                write=[tuner.proof] if tuner else (),
+            )
+            shared = running > 1 or self.running.look()[1] > begun
+        return self.steps.record(compiled, evaluated, shared=shared)
 
     def _publish(self, record: Mapping[str, Any]) -> Outcome:
         blobs = {"program": self._blob(self.steps.program)}
@@ -206,13 +260,15 @@ class _Run:
         document = self.folder / "reproduce.json"
         document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
         blobs["reproduction"] = self._blob(document)
+        if self.kernels:
+            blobs["kernel_cache"] = self._blob(_packed(self.kernels, self.folder / "kernels.zip"))
         blobs["log"] = self._blob(self.children.log_path)
         if self.children.cancelled.is_set():
             raise StepEnded(None)
         attempt = self.attempt
         sidecar = {
             **record,
-            "key": attempt.key,
+            "key": self.key,
             "namespace": attempt.namespace,
             "blobs": blobs,
             "build": attempt.build,
@@ -243,6 +299,14 @@ class _Run:
         return Outcome(
             outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.children.phases
         )
+
+
+def _packed(files: Sequence[Path], path: Path) -> Path:
+    """Put files into one archive, by their names."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, file.name)
+    return path
 
 
 def _outcome_of(ended: StepEnded) -> Outcome:

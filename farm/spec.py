@@ -96,6 +96,21 @@ def _decimals_as_text(value: Json) -> Json:
             return value
 
 
+def cut_short(document: Mapping[str, Json], budget: float) -> dict[str, Json]:
+    """Return the spec (as a document) under which a tuning is published that its budget, in seconds, cut short.
+
+    A finished tuning has no budget in its key, so a larger budget is a miss that goes on from the database.
+    """
+    return {**document, "tuning": {**document["tuning"], "budget": int(budget) if budget == int(budget) else budget}}
+
+
+def keys_of(order: Mapping[str, Json], key: str) -> list[str]:
+    """Return the cache keys under which a work order's program may be: its own, and that of a tuning cut short."""
+    if not order.get("budget"):
+        return [key]
+    return [key, cache_key(CompileSpec.from_dict(cut_short(order["spec"], order["budget"])))]
+
+
 def digest_of(value: Json) -> str:
     """Return the SHA-256 (64 hex digits) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

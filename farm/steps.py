@@ -108,15 +108,19 @@ class Children:
         read: Sequence[Path] = (),
         write: Sequence[Path] = (),
         environment: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
+        quiet: bool = False,
     ) -> dict[str, Any]:
         """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
 
         The child may read these files and folders, and write to those folders; they are made where they are missing.
+        It gets `seconds` at most (0: as long as there is); with `quiet` what it says of its progress is kept back.
         Raises StepEnded where there is no answer.
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
-        left = self.limits["time"] - self.seconds if self.limits["time"] else 0.0
+        left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
+        left = min(left, seconds) if seconds else left
         migraphx = request["compiler"] == "migraphx"
         end = run_child(
             {
@@ -130,13 +134,13 @@ class Children:
             python=self.settings.migraphx_python if migraphx else "",
             environment={**self.environment, **(environment or {})},
             limits=ChildLimits(
-                time=max(left, 0.001) if self.limits["time"] else 0.0,
+                time=left,
                 memory=self.limits["memory"],
                 hang=self.settings.hang_seconds,
                 progress_only=bool(self.slot.gpu),
             ),
             folder=self.folder,
-            on_message=self._told,
+            on_message=None if quiet else self._told,
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write),
         )
@@ -177,8 +181,8 @@ class Steps:
         self.children.ask(request, read=inputs, write=[path.parent])
         self._checked = True
 
-    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
-        """Quantize, tune, compile and save the program."""
+    def prepare(self, model: Path) -> Path:
+        """Check the model, where no compiling child does, and return it in the form that compilers take."""
         if (
             not self._checked
             and self.order["spec"]["compiler"]["name"] == "migraphx"
@@ -186,20 +190,50 @@ class Steps:
         ):
             # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model), read=[model.parent])
-        if needs_packing(self.order):
-            packed = self.children.folder / "packed" / "packed.onnx"
-            self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
-            model = packed
-        request = compile_request(self.order, model, calibration, self.program)
-        inputs = [model.parent, *([calibration] if calibration else []), *map(Path, self.env_files.values())]
-        return self.children.ask(request, read=inputs, write=[self.program.parent], environment=self.environment)
+        if not needs_packing(self.order):
+            return model
+        packed = self.children.folder / "packed" / "packed.onnx"
+        self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
+        return packed
 
-    def evaluate(self, compiled: Mapping[str, Any], reference: Path) -> dict[str, Any]:
+    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+        """Quantize, compile and save the program."""
+        model = self.prepare(model)
+        request = compile_request(self.order, model, calibration, self.program)
+        return self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent])
+
+    def evaluate(
+        self,
+        compiled: Mapping[str, Any],
+        reference: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        write: Sequence[Path] = (),
+    ) -> dict[str, Any]:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
-        inputs = [self.program, reference, *map(Path, self.env_files.values())]
-        return self.children.ask(request, read=inputs, write=[self.sample.parent], environment=self.environment)
+        return self.ask(request, environment, read=[self.program, reference], write=[self.sample.parent, *write])
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        seconds: float = 0.0,
+        quiet: bool = False,
+    ) -> dict[str, Any]:
+        """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`."""
+        return self.children.ask(
+            request,
+            read=[*read, *map(Path, self.env_files.values())],
+            write=write,
+            environment={**self.environment, **(environment or {})},
+            seconds=seconds,
+            quiet=quiet,
+        )
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
@@ -218,7 +252,7 @@ class Steps:
             "quantized": compiled["quantized"],
             "emulated": self.order.get("emulated", []),
             "offload_copy": compiled.get("offload_copy"),
-            "tuning": {"mode": spec["tuning"]["mode"]},
+            "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
             "verification": {
                 "reference": spec["verification"]["reference"],
                 **evaluated["verification"],
@@ -234,6 +268,11 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
+
+
+def inputs_of(model: Path, calibration: Path | None) -> list[Path]:
+    """Return what a child that compiles a model reads: the model's folder, and the calibration data."""
+    return [model.parent, *([calibration] if calibration else [])]
 
 
 # --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------
@@ -267,6 +306,32 @@ def reference_request(order: Mapping[str, Any], model: Path, samples: Path | Non
         min_samples=verification["samples"].get("generate", 1),
         reference=str(reference),
     )
+
+
+def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> dict[str, Any]:
+    """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
+    return _request(
+        order, "slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
+    )
+
+
+def tune_request(
+    order: Mapping[str, Any], piece: Mapping[str, Any], *, arguments: Mapping[str, Any], database: Path, key: str
+) -> dict[str, Any]:
+    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
+    spec = order["spec"]
+    ranges = (spec["calibration"] or {}).get("ranges") or {}
+    return {
+        **_request(order, "tune", model={"path": piece["path"], "format": "onnx"}),
+        "inputs": piece["inputs"],
+        "batch": None,
+        "precision": spec["precision"],
+        "quantization": spec["quantization"],
+        "tuning": {**spec["tuning"], **arguments},
+        "calibration": {"generate": 2, "seed": 0, "ranges": ranges},
+        "database": str(database),
+        "key": key,
+    }
 
 
 def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
@@ -329,7 +394,34 @@ def evaluate_request(
         equal=default_equal_share(precision),
         measure_seconds=measure_seconds,
         sample=str(sample),
+        session=compiled.get("session"),
     )
+
+
+def bench_request(
+    order: Mapping[str, Any],
+    programs: Sequence[tuple[Path, Mapping[str, Any]]],
+    samples: Path | None,
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Ask for programs of one cell, each with what its compile said, to be measured in turns."""
+    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE}
+    whole = _request(order, "bench", rounds=rounds, seconds=seconds, first=2)
+    source = {"path": str(samples)} if samples else verification["samples"]
+    parts = [
+        {
+            **{name: whole[name] for name in ("compiler", "device", "inputs", "batch", "options")},
+            "program": str(path),
+            "model": {"format": order["model"]["format"]},
+            "outputs": [output["name"] for output in compiled["outputs"]],
+            "samples": source,
+            "session": compiled.get("session"),
+        }
+        for path, compiled in programs
+    ]
+    return {**whole, "programs": parts}
 
 
 def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, Any]:

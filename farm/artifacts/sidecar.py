@@ -54,7 +54,8 @@ class Blobs(_Document):
     sample: Blob | None = None
     """One sample input with its expected output: an `.npz` with arrays by input and output name."""
     kernel_cache: Blob | None = None
-    """MIOpen's kernel binaries, which are not in the program file; without them the first run is slower."""
+    """MIOpen's kernel binaries (`.ukdb`, in a zip), which are not in the program file; without them the first run is
+    slower."""
 
     def required(self) -> list[Blob]:
         """The blobs without which the artifact is broken."""
@@ -91,13 +92,26 @@ class Port(_Document):
 
 
 class Tuning(_Document):
-    """How much of the program was tuned: `tuned` of `operations`, from which store, in how many seconds."""
+    """What tuning came to, in the model's operations (its convolutions and matrix products) and in seconds.
+
+    `known` came from the tuning database, `tuned` were tuned now, `untunable` left nothing to keep; `saved` is what the
+    known ones took when they were tuned. `finished` is false where the budget ended first. `published` says which of
+    the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
+    `level`, `threads`, `spinning`). `written` counts the records that it left in the empty databases it was measured
+    with: none, where the file carries its tuning.
+    """
 
     mode: str = "off"
     operations: int | None = None
+    known: int = 0
     tuned: int | None = None
-    source: str = ""
+    untunable: int = 0
     seconds: Seconds = 0.0
+    saved: Seconds = 0.0
+    finished: bool = True
+    published: Literal["tuned", "untuned"] | None = None
+    session: dict[str, Any] | None = None
+    written: int = 0
 
 
 class Verification(_Document):
@@ -141,8 +155,9 @@ class Measurements(_Document):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
-    second; `ratio` is the untuned build's median over this one's. `shared`: another attempt ran on the node
-    meanwhile. A dynamic program was measured at several `points`; the other figures are of its largest sizes.
+    second. Where tuning ran, the `tuned` program and the untuned `baseline` took turns in one process: `ratio` is the
+    baseline's median over the tuned one's, `interval` its 95 % confidence interval. `shared`: another attempt ran on
+    the node meanwhile. A dynamic program was measured at several `points`; the other figures are of its largest sizes.
     """
 
     load: Seconds | None = None
@@ -151,8 +166,10 @@ class Measurements(_Document):
     latency: Latency | None = None
     device_latency: Latency | None = None
     throughput: float | None = None
+    tuned: Latency | None = None
     baseline: Latency | None = None
     ratio: float | None = None
+    interval: tuple[float, float] | None = None
     points: list[MeasuredPoint] = []
     shared: bool = False
 
@@ -238,6 +255,9 @@ def schema() -> dict[str, Any]:
     }
 
 
+_TUNING_FACTS = {"mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published"}
+
+
 def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
     """Return the small extract of a sidecar that the store, the index and reports keep; builds judge by it.
 
@@ -263,6 +283,8 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "weak": verification.weak,
         "latency": measured.latency.median if measured.latency else None,
         "baseline_latency": measured.baseline.median if measured.baseline else None,
+        "ratio": measured.ratio,
+        "tuning": sidecar.tuning.model_dump(include=_TUNING_FACTS) if sidecar.tuning.mode != "off" else None,
         "load": measured.load,
         "shared": measured.shared,
         "peak_memory": sidecar.peak_memory,

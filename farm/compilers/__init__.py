@@ -89,17 +89,25 @@ _TYPE_NAMES: Mapping[type, str] = {bool: "true or false", int: "a whole number",
 
 @dataclass(frozen=True, slots=True)
 class TuningMode:
-    """What a tuning mode sets in the children that tune, and in no other: environment and compile arguments.
+    """What a tuning mode sets in the children that tune, and in no other.
 
     `{database}` in a value stands for the job's private folder, into which the mode's shared database was restored.
     """
 
-    environment: Mapping[str, str] = field(default_factory=dict)
+    stores: Mapping[str, str] = field(default_factory=dict)
+    """Environment that says where the databases are."""
+    search: Mapping[str, str] = field(default_factory=dict)
+    """Environment that makes the compiler look for what they do not have."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the compile that do the same."""
 
-    def environment_in(self, database: str) -> dict[str, str]:
-        """Return the environment for a database in this folder."""
-        return {name: value.format(database=database) for name, value in self.environment.items()}
+    def reading(self, database: str) -> dict[str, str]:
+        """Return the environment of a child that takes what the databases in this folder have."""
+        return {name: value.format(database=database) for name, value in self.stores.items()}
+
+    def searching(self, database: str) -> dict[str, str]:
+        """Return the environment of a child that tunes into the databases in this folder."""
+        return {name: value.format(database=database) for name, value in {**self.stores, **self.search}.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,21 +362,22 @@ ONNXRUNTIME = Compiler(
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
 )
 
-# Both stores in the job's private folder: MIGraphX's problem cache and MIOpen's user databases.
-_QUICK = {
+_STORES = {
     "MIOPEN_USER_DB_PATH": "{database}",
     "MIOPEN_CUSTOM_CACHE_DIR": "{database}/kernels",
-    "MIOPEN_FIND_ENFORCE": "3",
     "MIGRAPHX_PROBLEM_CACHE": "{database}/problem_cache.json",
+}
+_QUICK = {
+    "MIOPEN_FIND_ENFORCE": "3",
     # With it MIGraphX (ROCm 7.0 and newer) writes its cache after every operation, else when a program is done.
     "MIGRAPHX_TRACE_BENCHMARKING": "1",
 }
 # Enforcement 3 skips what the system database holds, so that is put where nothing is but what was tuned here.
 _EXHAUSTIVE = {**_QUICK, "MIOPEN_SYSTEM_DB_PATH": "{database}"}
 _MIGRAPHX_TUNING = {
-    "quick": TuningMode(_QUICK),
-    "exhaustive": TuningMode(_EXHAUSTIVE, {"exhaustive_tune": True}),
-    "full": TuningMode({**_EXHAUSTIVE, "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE": "1"}, {"exhaustive_tune": True}),
+    "quick": TuningMode(_STORES, _QUICK),
+    "exhaustive": TuningMode(_STORES, _EXHAUSTIVE, {"exhaustive_tune": True}),
+    "full": TuningMode(_STORES, {**_EXHAUSTIVE, "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE": "1"}, {"exhaustive_tune": True}),
 }
 
 _MIGRAPHX_PRECISIONS = (

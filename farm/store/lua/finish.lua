@@ -22,8 +22,10 @@ local cells = cells_of(job)
 job.done = token
 end_attempt(job, how, outcome)
 if how == "succeeded" then
-  -- In the same step: who sees the job ended finds its artifact in the index.
-  call("HSET", key("index", index ~= "" and index or job.namespace), job.key, facts)
+  -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
+  -- its own.
+  local known = cjson.decode(facts)
+  call("HSET", key("index", index ~= "" and index or job.namespace), known.key or job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then
   end_job(job, cells, "cancelled", outcome)

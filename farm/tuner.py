@@ -1,0 +1,350 @@
+"""Tuner: takes one model through tuning, slice by slice, and keeps what is learnt whatever happens to the attempt.
+
+    restore the database into a private folder
+    for each slice that the database does not have: tune it in a child, commit what is new
+    compile the whole model from what is known; what that still tunes is committed too
+
+A minute's work at most lies in the private folder alone. An attempt that dies leaves its finished slices behind, and
+the next one, wherever it runs, begins with the slice in hand.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from farm.comparison import Comparison, compare, distribution
+from farm.compilers import COMPILERS, OFF, TuningMode
+from farm.errors import FarmFault
+from farm.jobs.state import FailureKind, Phase
+from farm.logging import get_logger
+from farm.spec import digest_of
+from farm.steps import StepEnded, Steps, bench_request, compile_request, inputs_of, slice_request, tune_request
+from farm.tuning.collecting import Collector
+from farm.tuning.database import TuningDatabase
+from farm.tuning.files import read_folder, write_folder, write_object
+from farm.tuning.records import Source, Store, Work
+
+log = get_logger(__name__)
+
+ROUNDS = 10
+"""In which the tuned program and the untuned one take turns."""
+COLLECT_SECONDS = 60.0
+"""Between two looks for what a running child has learnt."""
+
+_REFUSED = frozenset(
+    {
+        FailureKind.BAD_MODEL,
+        FailureKind.UNSUPPORTED_OPERATOR,
+        FailureKind.BAD_CALIBRATION,
+        FailureKind.NOTHING_QUANTIZED,
+        FailureKind.COMPILER_ERROR,
+    }
+)
+"""What a compiler may say of one slice without the whole being wrong."""
+
+
+def slice_key(spec: Mapping[str, Any], signature: str) -> str:
+    """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
+
+    64 hex digits. Names and weights are no part of it, so equal layers of different models share one.
+    """
+    fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
+    extra = {name: value for name, value in spec["tuning"].items() if name != "mode"}
+    return digest_of({"schema": 1, "signature": signature, **fields, **extra})
+
+
+class Tuner:
+    """Tunes and compiles the model of one cell against the database of its pool, device and mode."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        database: TuningDatabase,
+        *,
+        session: str,
+        worker: str = "",
+        job: str = "",
+        budget: float = 0.0,
+        collect_seconds: float = COLLECT_SECONDS,
+    ) -> None:
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none."""
+        self.steps, self.children, self.order = steps, steps.children, steps.order
+        self.spec: Mapping[str, Any] = steps.order["spec"]
+        compiler = COMPILERS[self.spec["compiler"]["name"]]
+        kind = compiler.device(str(self.order["target"]).partition("/")[2])
+        if kind is None:
+            raise ValueError(f"{self.order['target']} is not served")
+        self.mode: TuningMode = kind.tuning[self.spec["tuning"]["mode"]]
+        enforce = self.spec["tuning"].get("miopen_find_enforce")
+        self.overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
+        self.folder = self.children.folder / "tuning"
+        self.work = Work()
+        """What was done so far."""
+        self.cut = False
+        """Whether the budget ended before the tuning did."""
+        self.slices: list[dict[str, Any]] = []
+        """The model's slices, `{key, count}`."""
+        self._deadline = time.monotonic() + budget if budget else None
+        self._database = database
+        self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
+        self._collect_seconds = collect_seconds
+        self.proof = self.children.folder / "proof"
+        """Empty databases, with which the tuned program is measured: it must need none, and leave none."""
+        self.measuring = self.mode.reading(str(self.proof))
+        """The environment of the children that measure."""
+        self.untuned = self.children.folder / "untuned" / steps.program.name
+        self.untuned_compiled: dict[str, Any] = {}
+        self.measured: list[dict[str, Any]] = []
+        self.comparison: Comparison | None = None
+        self._left_over = 0
+        self._lock = threading.Lock()
+        self._learnt = 0
+
+    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+        """Tune what is not known yet, compile, and return what the compiling child says of the program.
+
+        Raises StepEnded; what was learnt until then is kept.
+        """
+        self._model, self._calibration = self.steps.prepare(model), calibration
+        self._inputs = inputs_of(self._model, calibration)
+        restored = self._database.restore(self.folder)
+        self._collector = Collector(
+            self._database, self.folder, restored.snapshot, toolchain=self.spec["toolchain"], **self._session
+        )
+        known = restored.snapshot.tables.get((Store.SLICES, ""), {})
+        self._finished = {key: json.loads(value) for key, (value, _) in known.items()}
+        with self._collecting():
+            with self.children.phase(Phase.TUNING):
+                self._tune()
+            with self.children.phase(Phase.COMPILING):
+                return self._compile()
+
+    def prove(self, compiled: Mapping[str, Any], samples: Path | None) -> bool:
+        """Measure the untuned program beside the tuned one, in one process, in turns; say whether tuned is faster.
+
+        True also where there is no untuned program to compare with. Its file is `untuned`, what its child said of it
+        `untuned_compiled`.
+        """
+        untuned = compile_request(self.order, self._model, self._calibration, self.untuned)
+        with self.children.phase(Phase.COMPILING):
+            try:
+                self.untuned_compiled = self.steps.ask(
+                    {**untuned, "tuning": {"mode": OFF}}, read=self._inputs, write=[self.untuned.parent]
+                )
+            except StepEnded as ended:
+                if ended.failure is None or ended.failure.kind not in _REFUSED:
+                    raise
+                log.warning("the untuned program does not compile", reason=ended.failure.message)
+                return True
+        with self.children.phase(Phase.MEASURING):
+            request = bench_request(
+                self.order,
+                [(self.steps.program, compiled), (self.untuned, self.untuned_compiled)],
+                samples,
+                rounds=ROUNDS,
+                seconds=self.children.settings.measure_seconds,
+            )
+            read = [self.steps.program, self.untuned, *([samples] if samples else [])]
+            answer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
+            self.measured = answer["programs"]
+        tuned, baseline = self.measured
+        self.comparison = compare(tuned["rounds"], baseline["rounds"])
+        return self.comparison.ratio >= 1
+
+    def kernels(self) -> list[Path]:
+        """Return MIOpen's kernel binaries that the program took when it ran with nothing else there."""
+        return sorted(path for path in (self.proof / "kernels").rglob("*.ukdb") if path.is_file())
+
+    def report(self, *, published: bool) -> dict[str, Any]:
+        """Return what the sidecar says of the tuning; `published` is whether it is the tuned program."""
+        work = self.work
+        return {
+            "mode": self.spec["tuning"]["mode"],
+            "operations": work.known + work.tuned + work.untunable + self._left_over,
+            **{name: getattr(work, name) for name in ("known", "tuned", "untunable", "seconds", "saved")},
+            "finished": not self.cut,
+            "published": "tuned" if published else "untuned",
+            "written": len(read_folder(self.proof, Source("")).snapshot),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the sidecar's measurements say of both programs."""
+        if self.comparison is None:
+            return {}
+        tuned, baseline = (distribution([run for runs in each["rounds"] for run in runs]) for each in self.measured)
+        return {
+            "tuned": _latency(tuned),
+            "baseline": _latency(baseline),
+            "ratio": self.comparison.ratio,
+            "interval": [self.comparison.low, self.comparison.high],
+            "first_run_warm": self.measured[0]["first"][0],
+        }
+
+    # --- slices -------------------------------------------------------------------------------------------------
+
+    def _tune(self) -> None:
+        missing = []
+        for piece in self._cut():
+            key, operations = slice_key(self.spec, piece["signature"]), piece["operations"] * piece["count"]
+            self.slices.append({"key": key, "count": piece["count"]})
+            if key in self._finished:
+                seconds = float(self._finished[key]["seconds"])
+                self.work += Work(known=operations, saved=seconds)
+            else:
+                missing.append((key, operations, piece))
+        for number, (key, operations, piece) in enumerate(missing):
+            if self._out_of_budget():
+                self.cut = True
+                self._left_over += sum(left for _, left, _ in missing[number:])
+                break
+            self._say(number, len(missing), operations)
+            self._tune_slice(key, operations, piece)
+
+    def _cut(self) -> list[dict[str, Any]]:
+        """Return the model's slices; none where it cannot be cut, which is then tuned as a whole."""
+        if self.order["model"]["format"] != "onnx":
+            return []
+        folder = self.folder.with_name("slices")
+        folder.mkdir()
+        try:
+            found = self.steps.ask(slice_request(self.order, self._model, folder), read=self._inputs, write=[folder])
+        except StepEnded as ended:
+            if ended.failure is None or ended.failure.kind not in _REFUSED:
+                raise
+            log.warning("model cannot be cut into slices, tuning it as a whole", reason=ended.failure.message)
+            return []
+        slices: list[dict[str, Any]] = found["slices"]
+        return slices
+
+    def _tune_slice(self, key: str, operations: int, piece: Mapping[str, Any]) -> None:
+        began, before, spent = time.monotonic(), self._learnt, self.work.seconds
+        request = tune_request(self.order, piece, arguments=self.mode.arguments, database=self.folder, key=key)
+        try:
+            self._ask(request, read=[Path(piece["path"]).parent], quiet=True)
+        except StepEnded as ended:
+            self._tidy()
+            if self._out_of_budget() and _is_time_limit(ended):
+                self._left_over += operations
+                self.cut = True
+            elif ended.failure is not None and ended.failure.kind in _REFUSED:
+                log.info("slice cannot be tuned", slice=key, reason=ended.failure.message)
+                self.work += Work(untunable=operations)
+            else:
+                raise
+            return
+        finally:
+            seconds = round(time.monotonic() - began, 3)
+            self.work = replace(self.work, seconds=round(spent + seconds, 3))
+        known = bool(self._finished)
+        self._finished[key] = {"operations": operations, "seconds": seconds}
+        write_object(self.folder, Store.SLICES, self._finished)
+        self._collect()
+        if self._learnt - before > 1:
+            self.work += Work(tuned=operations)
+        elif known:
+            self.work += Work(known=operations)  # Slices of another cut had the same operations.
+        else:
+            self.work += Work(untunable=operations)
+
+    # --- the whole ----------------------------------------------------------------------------------------------
+
+    def _compile(self) -> dict[str, Any]:
+        def request(database: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
+            whole = compile_request(self.order, self._model, self._calibration, self.steps.program)
+            tuning = {**whole["tuning"], **arguments, "slices": self.slices}
+            return {**whole, "tuning": tuning, "database": str(database)}
+
+        self._tidy()
+        if not self.cut:
+            try:
+                return self._ask(
+                    request(self.folder, self.mode.arguments), read=self._inputs, write=[self.steps.program.parent]
+                )
+            except StepEnded as ended:
+                if not (self._out_of_budget() and _is_time_limit(ended)):
+                    raise
+                self.cut = True
+        # From a copy: what the compiler now chooses in a hurry would stop every later search for something better.
+        copy = self.folder.with_name("tuning-copy")
+        write_folder(read_folder(self.folder, Source("")).snapshot, copy)
+        return self.steps.ask(
+            request(copy, {}),
+            self.mode.reading(str(copy)),
+            read=self._inputs,
+            write=[self.steps.program.parent, copy],
+        )
+
+    # --- tools --------------------------------------------------------------------------------------------------
+
+    def _ask(
+        self, request: Mapping[str, Any], *, read: Sequence[Path], write: Sequence[Path] = (), quiet: bool = False
+    ) -> dict[str, Any]:
+        """Ask a child that tunes into the private folder, within the budget."""
+        return self.steps.ask(
+            request,
+            {**self.mode.searching(str(self.folder)), **self.overrides},
+            read=read,
+            write=[*write, self.folder],
+            seconds=max(self._deadline - time.monotonic(), 0.001) if self._deadline else 0.0,
+            quiet=quiet,
+        )
+
+    def _out_of_budget(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _say(self, number: int, count: int, operations: int) -> None:
+        done = self.work.known + self.work.tuned + self.work.untunable
+        detail = f"slice {number + 1} of {count}: {operations} operations; {done} done, {self.work.known} known before"
+        self.children.on_phase(Phase.TUNING, number / count, detail)
+
+    def _tidy(self) -> None:
+        """Write the folder anew where a child left something broken or undecided, on which the next would trip."""
+        found = read_folder(self.folder, Source(""))
+        if found.dropped.nulls or found.dropped.broken:
+            for path in self.folder.iterdir():
+                if path.is_file():
+                    path.unlink()
+            write_folder(found.snapshot, self.folder)
+
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
+        """Commit what children learn, every minute while the block runs and when it ends, however it ends."""
+        ended = threading.Event()
+
+        def collect() -> None:
+            while not ended.wait(self._collect_seconds):
+                self._collect()
+
+        thread = threading.Thread(target=collect, name="collect", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._collect(last=True)
+
+    def _collect(self, *, last: bool = False) -> None:
+        """Commit what is new. Storage that is away costs nothing yet: the next call commits the same again."""
+        with self._lock:
+            try:
+                commit = self._collector.finish if last else self._collector.collect
+                self._learnt += commit(self.work)
+            except FarmFault as error:
+                log.warning("what was tuned is not committed yet", error=error.message)
+
+
+def _latency(measured: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"p50": "median", "p90": "p90", "p99": "p99", "minimum": "minimum", "repeats": "repeats"}
+    return {names[name]: value for name, value in measured.items() if name in names}
+
+
+def _is_time_limit(ended: StepEnded) -> bool:
+    return ended.failure is not None and ended.failure.kind is FailureKind.TIME_LIMIT
