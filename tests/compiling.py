@@ -104,6 +104,14 @@ class Case:
             },
         )
 
+    def pack(self, precision: str, **quantization: Any) -> dict[str, int]:
+        """Give the model int4 weights; the later steps take that one."""
+        packed = self.folder / "packed.onnx"
+        options = COMPILERS[self.compiler].filled_quantization(precision, quantization)
+        found = self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
+        self.path = packed
+        return dict(found["quantized"])
+
     def compile(
         self, precision: str, calibration: Mapping[str, Any] | None = None, **quantization: Any
     ) -> dict[str, Any]:

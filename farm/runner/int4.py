@@ -33,7 +33,7 @@ def pack_weights(request: Request, messages: Messages) -> Result:
     for graph in graphs_of(model.graph):
         counts += _pack(graph, int(options["block_size"]), bool(options["symmetric"]))
     if not counts:
-        needs = f"weights of two dimensions, the first a multiple of {options['block_size']}, the last even"
+        needs = f"at least two blocks of {options['block_size']} inputs, and an even number of outputs"
         raise Failure("nothing_quantized", f"int4 left every operator as it was: MatMul and Gemm need {needs}")
     model.ir_version = max(model.ir_version, 10)  # the first with 4-bit tensors
     path = Path(request["packed"])
@@ -48,18 +48,20 @@ def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
 
     weights = {tensor.name: tensor for tensor in graph.initializer}
     counts: Counter[str] = Counter()
-    made: dict[tuple[str, int], str] = {}
+    made: set[str] = set()
     nodes = []
     for node in graph.node:
         weight = weights.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") and not node.domain else None
-        axis = int(any(attribute.name == "transB" and attribute.i for attribute in node.attribute))
-        if weight is not None and _can_be_packed(weight, axis, block):
-            key = (weight.name, axis)
-            if key not in made:
-                made[key] = f"{weight.name}.int4.{axis}"
+        turned = [attribute for attribute in node.attribute if attribute.name == "transB" and attribute.i]
+        if weight is not None and _can_be_packed(weight, bool(turned), block):
+            name = f"{weight.name}.int4{'.turned' if turned else ''}"
+            if name not in made:
+                made.add(name)
                 array = numpy_helper.to_array(weight)
-                nodes.append(_add(graph, made[key], array, axis, block, symmetric))
-            node.input[1] = made[key]
+                nodes.append(_add(graph, name, array.T if turned else array, block, symmetric))
+            for attribute in turned:
+                attribute.i = 0
+            node.input[1] = name
             counts[node.op_type] += 1
         nodes.append(node)
     del graph.node[:]
@@ -72,40 +74,40 @@ def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
     return counts
 
 
-def _can_be_packed(weight: Any, axis: int, block: int) -> bool:
+def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:
+    """Whether MIGraphX takes a weight so: it refuses a single block, and an odd number of values in a row."""
     from onnx import TensorProto
 
-    sizes = list(weight.dims)
-    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
-    return len(sizes) == 2 and weight.data_type in floats and sizes[axis] % block == 0 and sizes[1] % 2 == 0
+    if len(weight.dims) != 2 or weight.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+        return False
+    inputs, outputs = reversed(weight.dims) if turned else weight.dims
+    return inputs % block == 0 and inputs > block and outputs % 2 == 0
 
 
-def _add(graph: Any, name: str, array: Any, axis: int, block: int, symmetric: bool) -> Any:
-    """Add a weight's packed tensors to a graph; return the node that makes floats of them."""
+def _add(graph: Any, name: str, array: Any, block: int, symmetric: bool) -> Any:
+    """Add the packed tensors of a weight `[inputs, outputs]` to a graph; return the node that makes floats of them."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
-    # Rows are blocks: the axis that is summed over comes last, and is cut.
-    rows = np.moveaxis(array, axis, -1).astype(np.float32)
-    blocks = rows.reshape(rows.shape[0], -1, block)
+    blocks = array.astype(np.float32).reshape(-1, block, array.shape[1])
     if symmetric:
-        low, high, zero = -7, 7, np.zeros(blocks.shape[:2], np.float32)
-        scale = np.abs(blocks).max(-1) / 7
+        low, high, scale = -7, 7, np.abs(blocks).max(1) / 7
+        zero = np.zeros_like(scale)
     else:
-        least, most = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
+        least, most = np.minimum(blocks.min(1), 0), np.maximum(blocks.max(1), 0)
         low, high, scale = 0, 15, (most - least) / 15
         zero = np.round(-least / np.where(scale, scale, 1))
     scale = np.where(scale, scale, 1).astype(array.dtype)
-    steps = blocks / scale.astype(np.float32)[..., None] + zero[..., None]
-    values = np.clip(np.round(steps), low, high).reshape(rows.shape)
+    steps = blocks / scale.astype(np.float32)[:, None] + zero[:, None]
+    values = np.clip(np.round(steps), low, high).reshape(array.shape)
     kind = TensorProto.INT4 if symmetric else TensorProto.UINT4
-    graph.initializer.append(_packed(f"{name}.values", np.moveaxis(values, -1, axis), kind))
-    graph.initializer.append(numpy_helper.from_array(np.moveaxis(scale, -1, axis).copy(), f"{name}.scale"))
+    graph.initializer.append(_packed(f"{name}.values", values, kind))
+    graph.initializer.append(numpy_helper.from_array(scale, f"{name}.scale"))
     inputs = [f"{name}.values", f"{name}.scale"]
     if not symmetric:
-        graph.initializer.append(_packed(f"{name}.zero", np.moveaxis(zero, -1, axis), kind))
+        graph.initializer.append(_packed(f"{name}.zero", zero, kind))
         inputs.append(f"{name}.zero")
-    return helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=axis, block_size=block)
+    return helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=0, block_size=block)
 
 
 def _packed(name: str, values: Any, kind: int) -> Any:
@@ -114,6 +116,5 @@ def _packed(name: str, values: Any, kind: int) -> Any:
     from onnx import TensorProto
 
     flat = values.astype(np.int8).reshape(-1).view(np.uint8) & 0xF
-    flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
     data = (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8).tobytes()
     return TensorProto(name=name, data_type=kind, dims=values.shape, raw_data=data)

@@ -362,7 +362,7 @@ def _quantize(
     if eight and not counts:
         raise Failure("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
     if "int4" in precision:
-        counts = {"weights": sum(i.operator == "unpack_int4" for i in _instructions(program))}
+        counts = {"weights": _packed_weights(program)}
         if not counts["weights"]:
             raise Failure("nothing_quantized", "MIGraphX has no weight of the model in int4")
     for part in half:
@@ -375,6 +375,13 @@ def _quantize(
     if eight and not any(i.operator == "quantizelinear" for i in _instructions(program)):
         raise Failure("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
     return counts
+
+
+def _packed_weights(program: Any) -> int:
+    """Count the weights that are unpacked from 4 bits; zero points are not weights."""
+    instructions = list(_instructions(program))
+    unpacked = {i.name for i in instructions if i.operator == "unpack_int4"}
+    return sum(i.operator == "dequantizelinear" and i.arguments[0] in unpacked for i in instructions)
 
 
 def _of_type(program: Any, precision: str) -> int:
