@@ -785,6 +785,9 @@ class _Expansion:
         if frozen.format not in compiler.formats:
             message = f"{compiler.name} does not read {frozen.format} files (model `{name}`)"
             self.complain(message, combination.places["target"], f"it reads {', '.join(compiler.formats)}")
+        if compiler.packs(combination.precision) and frozen.format != "onnx":
+            message = f"{combination.precision} of model `{name}`: int4 needs an ONNX model"
+            self.complain(message, place, "convert it to ONNX, or leave the precision out")
         if combination.precision == "fp32" and frozen.lowered:
             hint = f"write `precisions: [native]` for model `{name}`: it is compiled as it was exported"
             self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)

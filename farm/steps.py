@@ -190,7 +190,8 @@ class Steps:
         ):
             # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model), read=[model.parent])
-        if not needs_packing(self.order):
+        spec = self.order["spec"]
+        if not COMPILERS[spec["compiler"]["name"]].packs(spec["precision"]):
             return model
         packed = self.children.folder / "packed" / "packed.onnx"
         self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
@@ -337,11 +338,6 @@ def tune_request(
 def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
     """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
     return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
-
-
-def needs_packing(order: Mapping[str, Any]) -> bool:
-    """Whether the farm packs a model's weights itself: MIGraphX's Python module has no call for int4."""
-    return order["spec"]["compiler"]["name"] == "migraphx" and "int4" in order["spec"]["precision"].split("-")
 
 
 def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> dict[str, Any]:

@@ -155,6 +155,8 @@ class Compiler:
     """Names that the compiler itself has for what is written otherwise or never asked of it, and why."""
     features: Mapping[str, str] = field(default_factory=dict)
     """Since when the compiler offers what not every release has."""
+    packed: frozenset[str] = frozenset()
+    """Precisions that the farm itself packs into the weights of ONNX models, before the compiler sees them."""
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Features that a precision needs; a pair needs those of both halves."""
     emulated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -174,6 +176,10 @@ class Compiler:
     def needs_calibration(self, precision: str) -> bool:
         """Whether a precision (a pair too) needs calibration data."""
         return any(part in self.calibrated for part in precision.split("-"))
+
+    def packs(self, precision: str) -> bool:
+        """Whether the farm packs weights at a precision (a pair too); only ONNX models can be."""
+        return any(part in self.packed for part in precision.split("-"))
 
     def quantization_options(self, precision: str) -> dict[str, Option]:
         """Return the quantization options that a precision (a pair too) has."""
@@ -460,6 +466,7 @@ MIGRAPHX = Compiler(
         "unpack_int4": "MIGraphX 2.11 (ROCm 6.3)",
         "use_debug_symbols": "MIGraphX 2.16",
     },
+    packed=frozenset({"int4"}),
     needs={
         "fp16": ("quantize_fp16",),
         "bf16": ("quantize_bf16",),

@@ -81,7 +81,7 @@ def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:
     if len(weight.dims) != 2 or weight.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return False
     inputs, outputs = reversed(weight.dims) if turned else weight.dims
-    return inputs % block == 0 and inputs > block and outputs % 2 == 0
+    return bool(inputs % block == 0 and inputs > block and outputs % 2 == 0)
 
 
 def _add(graph: Any, name: str, array: Any, block: int, symmetric: bool) -> Any:

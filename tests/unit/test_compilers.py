@@ -211,3 +211,17 @@ def test_every_failure_kind_is_documented_as_it_is() -> None:
     page = (RUNNER.parents[1] / "docs" / "failure-kinds.md").read_text()
     for kind in FailureKind:
         assert f"| `{kind}` | {kind.policy.fault} | {kind.policy.attempts} |" in page
+
+
+def test_the_page_of_the_cache_key_lists_the_younger_options() -> None:
+    page = (RUNNER.parents[1] / "docs" / "cache-key.md").read_text()
+    listed = page.partition("A **younger option**")[2].partition("\n\n")[0]
+    younger = {
+        name
+        for compiler in COMPILERS.values()
+        for table in (compiler.options, *compiler.quantization.values())
+        for name, option in table.items()
+        if option.newer
+    }
+    assert younger
+    assert {name for name in younger if f"`{name}`" not in listed} == set()

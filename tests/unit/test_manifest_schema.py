@@ -36,7 +36,10 @@ CHANGES: dict[str, list[Any]] = {
     "labels": [{}, {"team": "x"}, {"Team": "x"}, {"team": 1}, [], {"a/b": ""}],
     "targets": [[], ["gfx942:any"], ["GFX942"], "mi300x", [1], ["mi300x"]],
     "precisions": [["int8+fp16"], ["int8-fp16"], ["fp16+int8"], ["int9"], [], "fp32", [8]],
-    "options": [{}, {"level": "tuned"}, {"level": 1.5}, {"level": None}, {"Level": "x"}, []],
+    "options": [
+        {}, {"level": "tuned"}, {"level": 1.5}, {"level": None}, {"Level": "x"}, [], {"fp16_operators": ["dot"]},
+        {"fp16_operators": []},
+    ],
     "tuning": [
         "off", "full", "max", {}, {"mode": "quick", "budget": "2h"}, {"budget": 2}, None, {"budget": "2h"},
         {"budget": "2 h"}, {"budget": "90s"}, {"budget": "1.5d"}, {"budget": "h"}, {"budget": "2w"}, {"budget": ""},
@@ -57,8 +60,18 @@ CHANGES: dict[str, list[Any]] = {
     "priority": [0, -100, 101, 1.5, "1", True],
     "salt": ["", "x", "x" * 101, 1, None],
     "fail_fast": [True],
-    "toolchains": [[]],
-    "overrides": [[]],
+    "toolchains": [[], ["rocm7.2"], ["rocm7.2", "migraphx2.16"], ["ROCm"], "rocm7.2", [7.2]],
+    "env": [
+        {}, {"MIGRAPHX_DISABLE_MLIR": True}, {"MIGRAPHX_NSTREAMS": 2}, {"MIOPEN_DEBUG_X": "a"}, {"a": 1}, [],
+        {"HIPBLASLT_TUNING_OVERRIDE_FILE": {"path": "x"}}, {"HIPBLASLT_TUNING_OVERRIDE_FILE": {}},
+        {"HIPBLASLT_TUNING_OVERRIDE_FILE": {"path": "x", "y": 1}}, {"MIOPEN_DEBUG_X": None}, {"MIOPEN_DEBUG_X": 1.5},
+    ],
+    "overrides": [
+        [], [{}], [{"select": {}}], [{"select": {"model": "*"}}], [{"select": {"toolchain": "rocm*"}}],
+        [{"select": {"model": "*"}, "options": {"level": "tuned"}, "limits": {"time": "4h"}, "reason": "x"}],
+        [{"select": {"model": "*"}, "salt": "x"}], [{"options": {}}], [{"select": "net"}],
+        [{"select": {"model": "*", "reason": "x"}}], [{"select": {"shape": "b8"}, "calibration": {"generate": 8}}],
+    ],
     "unknown": [[]],
     "datasets": [{}, {"A": {"path": "x"}}, {"a": {}}, {"a": {"dataset": "b"}}, {"a": "b"}],
     "datasets.x": [
@@ -72,6 +85,11 @@ CHANGES: dict[str, list[Any]] = {
         {"s3": "bucket/key"}, {"https": "https://h/f", "sha256": SHA}, {"https": "https://h/f"},
         {"path": "x", "sha256": SHA}, {"s3": "s3://bucket/k", "sha256": SHA}, {"path": "x", "s3": "s3://bucket/k"},
         {"glob": "*"}, {"sha256": SHA},
+    ],
+    "models.0": [
+        {"source": {"glob": {"*": ["a.onnx"]}}}, {"source": {"glob": {}}}, {"source": {"glob": {"*": []}}},
+        {"source": {"glob": ""}}, {"source": {"path": "x"}}, {"name": "net", "source": {"glob": {"*": ["a.onnx"]}}},
+        {"name": "net"}, {"source": {"glob": {"*": ["a"], "b": ["c"]}}}, {"source": {"glob": {"*": [1]}}},
     ],
     "models.0.format": ["onnx", "tf", "pt", None],
     "models.0.inputs": [{}, {"x": {}}, {"x.*": {"shape": []}}, {"x": None}, {"x": []}, []],

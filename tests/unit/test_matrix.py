@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -18,9 +19,10 @@ from farm.data import FrozenData
 from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
-from farm.matrix import Cell, Selector, check, expand
+from farm.matrix import Cell, Selector, check, expand, overridden_calibration
 from farm.models import FrozenModel, Span, Tensor, shape_label, sum_of
-from farm.pools import Pool, Target
+from farm.plan import input_files, make_plan
+from farm.pools import Pool, Target, begins
 from farm.spec import CompileSpec, Device, cache_key
 
 CPU = Pool(
@@ -867,3 +869,226 @@ def test_every_profile_belongs_to_a_gpu_that_migraphx_knows() -> None:
         assert fnmatchcase(choice.served.device, "gfx*")
         assert profile.device.compute_units
         assert profile.memory >= 8 << 30
+
+
+# --- overrides ----------------------------------------------------------------------------------------------------
+
+
+def test_overrides_come_after_include_and_the_later_wins() -> None:
+    text = manifest_text(
+        "include: [{precision: fp16, batches: [8], options: {fast_math: false}, limits: {time: 1h}}]",
+        "overrides:",
+        "  - {select: {precision: fp16}, options: {fast_math: true, offload_copy: false}, limits: {time: 2h}}",
+        "  - {select: {shape: b8}, options: {offload_copy: true}, verify: {weak: fail}}",
+        targets="[gfx1100]",
+        precisions="[fp32, fp16]",
+    )
+    found = {cell.identifier.partition("gfx1100/")[2]: cell for cell in cells(text)}
+    assert {
+        label: (cell.spec.options["fast_math"], cell.spec.options["offload_copy"]) for label, cell in found.items()
+    } == {
+        "fp32/b1": (True, True),
+        "fp32/b8": (True, True),
+        "fp16/b1": (True, False),
+        "fp16/b8": (True, True),
+    }
+    assert [cell.limits["time"] for cell in found.values()] == [14_400, 14_400, 7200, 7200]
+    assert {label for label, cell in found.items() if cell.gates["weak"] == "fail"} == {"fp32/b8", "fp16/b8"}
+
+
+OVERRIDES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "select": st.fixed_dictionaries(
+                {"model": st.just("net")},
+                optional={"precision": st.sampled_from(["fp32", "fp16", "*"]), "shape": st.sampled_from(["b1", "b8"])},
+            ),
+        },
+        optional={
+            "options": st.dictionaries(st.sampled_from(["fast_math", "offload_copy"]), st.booleans()),
+            "env": st.dictionaries(st.sampled_from(["MIGRAPHX_DISABLE_MLIR", "MIGRAPHX_ENABLE_CK"]), st.booleans()),
+            "limits": st.fixed_dictionaries({"time": st.sampled_from(["1h", "2h"])}),
+            "tuning": st.sampled_from(["off", "quick", "full"]),
+        },
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(overrides=OVERRIDES)
+def test_every_cell_has_what_the_last_override_that_takes_it_says(overrides: list[dict[str, Any]]) -> None:
+    """Against a plain retelling of the rule: field by field, entry after entry."""
+    text = manifest_text(f"overrides: {json.dumps(overrides)}", targets="[gfx1100]", precisions="[fp32, fp16]")
+    for cell in cells(text):
+        options, env, time_limit, mode = {"fast_math": True, "offload_copy": True}, {}, 14_400, "off"
+        for entry in overrides:
+            chosen = entry["select"]
+            if fnmatchcase(cell.precision, chosen.get("precision", "*")) and cell.shape == chosen.get(
+                "shape", cell.shape
+            ):
+                options |= entry.get("options", {})
+                env |= entry.get("env", {})
+                mode = entry.get("tuning", mode)
+                time_limit = {"1h": 3600, "2h": 7200}.get(entry.get("limits", {}).get("time"), time_limit)
+        assert {name: cell.spec.options[name] for name in options} == options
+        assert cell.spec.env == {name: "1" for name, on in env.items() if on}
+        assert (cell.limits["time"], cell.spec.tuning["mode"]) == (time_limit, mode)
+        assert cell.key == cache_key(cell.spec)
+
+
+def test_an_override_that_selects_nothing_is_an_error_on_its_line() -> None:
+    message = told(manifest_text("overrides:", "  - {select: {precision: int8*}, limits: {time: 8h}}"))
+    assert "farm.yaml:10:26: overrides[0] matches nothing: no cell has the precision int8*" in message
+
+
+def test_an_override_brings_calibration_of_its_own_to_the_cells_that_it_selects() -> None:
+    text = manifest_text(
+        "    calibration: {path: a.npz}",
+        "overrides: [{select: {shape: b8}, calibration: {path: b.npz}}]",
+        precisions="[int8]",
+    )
+    frozen = {
+        "net/calibration": FrozenData("a" * 64, 9, data(x=(8, 3)).arrays),
+        "net/calibration/0": FrozenData("b" * 64, 9, data(x=(8, 3)).arrays),
+    }
+    assert [cell.spec.calibration for cell in cells(text, data=frozen)] == [{"digest": "a" * 64}, {"digest": "b" * 64}]
+    assert overridden_calibration(parse_manifest(text)) == [(0, 0)]
+    # Where no cell that it selects needs any, nobody has to bring it.
+    assert overridden_calibration(parse_manifest(text.replace("[int8]", "[fp32]"))) == []
+    assert "overrides[0]" not in told(text, data={"net/calibration": frozen["net/calibration"]})
+
+
+# --- toolchains ---------------------------------------------------------------------------------------------------
+
+OLD = migraphx("gfx1100", "rocm7.1-migraphx2.14-cc", "gfx1100", 96)
+
+
+def test_toolchains_are_an_axis_for_the_compilers_that_can_have_them() -> None:
+    text = manifest_text("toolchains: [rocm7.1, rocm7.2]", targets="[gfx1100, onnxruntime/cpu]", model="batches: [1]")
+    found = {cell.identifier: cell.spec.toolchain for cell in cells(text, pools=[*POOLS, OLD])}
+    assert found == {
+        "net/migraphx-gfx1100.rocm7.1/fp32/b1": "rocm7.1-migraphx2.14-cc",
+        "net/migraphx-gfx1100.rocm7.2/fp32/b1": "rocm7.2-migraphx2.15-bb",
+        "net/onnxruntime-cpu/fp32/b1": CPU.toolchain,
+    }
+
+
+def test_the_only_toolchain_of_a_target_leaves_its_identifiers_as_they_are() -> None:
+    with_one = cells(manifest_text("toolchains: [rocm7.2]", targets="[gfx1100]"), pools=[*POOLS, OLD])
+    without = cells(manifest_text(targets="[gfx1100]"))
+    assert [(cell.identifier, cell.key) for cell in with_one] == [(cell.identifier, cell.key) for cell in without]
+
+
+def test_toolchains_choose_among_all_that_are_known() -> None:
+    """The operator's default, or who has workers, counts only where the manifest does not choose."""
+    text = manifest_text("toolchains: [rocm7.1]", targets="[gfx1100]")
+    assert {cell.spec.toolchain for cell in cells(text, pools=[NAVI], known=[NAVI, OLD])} == {OLD.toolchain}
+
+
+def test_a_selector_and_an_include_may_name_a_toolchain() -> None:
+    text = manifest_text(
+        "toolchains: [rocm7.1, rocm7.2]",
+        "exclude: [{toolchain: rocm7.1, shape: b8}]",
+        "include: [{toolchain: rocm7.2, salt: x}]",
+        targets="[gfx1100]",
+    )
+    assert [(cell.identifier, cell.spec.salt) for cell in cells(text, pools=[*POOLS, OLD])] == [
+        ("net/migraphx-gfx1100.rocm7.1/fp32/b1", ""),
+        ("net/migraphx-gfx1100.rocm7.2/fp32/b1", "x"),
+        ("net/migraphx-gfx1100.rocm7.2/fp32/b8", "x"),
+    ]
+
+
+def test_an_included_toolchain_that_is_no_other_cells_shows_in_its_identifier() -> None:
+    text = manifest_text("include: [{toolchain: rocm7.1}]", targets="[gfx1100]", model="batches: [1]")
+    assert names(text, pools=[NAVI], known=[NAVI, OLD]) == [
+        "net/migraphx-gfx1100/fp32/b1",
+        "net/migraphx-gfx1100.rocm7.1/fp32/b1",
+    ]
+
+
+def test_a_toolchain_that_no_pool_has_is_an_error_that_lists_those_there_are() -> None:
+    message = told(manifest_text("toolchains: [rocm6.4]", targets="[gfx1100]"), pools=[*POOLS, OLD])
+    assert "farm.yaml:9:14: no pool of `gfx1100` has the toolchain `rocm6.4`" in message
+    assert "known: rocm7.1-migraphx2.14-cc, rocm7.2-migraphx2.15-bb" in message
+
+
+@pytest.mark.parametrize(
+    ("toolchain", "prefix", "expected"),
+    [
+        ("rocm7.1-migraphx2.14-cc112233", "rocm7.1", True),
+        ("rocm7.1.2-migraphx2.14-cc112233", "rocm7.1", True),
+        ("rocm7.10-migraphx2.14-cc112233", "rocm7.1", False),
+        ("rocm7.1-migraphx2.14-12345678", "rocm7.1-migraphx2.14-1234", True),
+        ("rocm7.1-migraphx2.14-12345678", "rocm7.1-migraphx2.1", False),
+        ("rocm7.1-migraphx2.14-12345678", "migraphx", False),
+        ("rocm7.1-migraphx2.14-12345678", "", True),
+    ],
+)
+def test_the_start_of_a_toolchain_ends_where_a_number_ends(toolchain: str, prefix: str, expected: bool) -> None:
+    assert begins(toolchain, prefix) is expected
+
+
+# --- what a toolchain can do, and what a device only emulates --------------------------------------------------------
+
+
+def test_what_a_toolchain_cannot_do_is_told_when_planning() -> None:
+    old = migraphx("gfx1100", "rocm6.3-migraphx2.11-dd", "gfx1100", 96, features=("quantize_fp16", "quantize_int8"))
+    message = told(manifest_text(targets="[gfx1100]", precisions="[fp16, bf16]"), pools=[old])
+    assert "farm.yaml:4:20: toolchain_mismatch: rocm6.3-migraphx2.11-dd has no quantize_bf16" in message
+    assert "MIGraphX 2.12 (ROCm 6.4) and newer have it" in message
+    symbols = told(manifest_text("options: {use_debug_symbols: true}", targets="[gfx1100]"), pools=[old])
+    assert "which option `use_debug_symbols` needs" in symbols
+    assert cells(manifest_text("options: {use_debug_symbols: false}", targets="[gfx1100]"), pools=[old])
+
+
+def test_an_emulated_precision_is_said_of_each_cell_and_once_in_the_plan() -> None:
+    text = manifest_text("    calibration: {generate: 8}", targets="[gfx1100, mi300x]", precisions="[fp8+fp16, fp16]")
+    found = cells(text)
+    assert {(cell.target, cell.precision): cell.emulated for cell in found} == {
+        ("migraphx/gfx1100", "fp8-fp16"): ("fp8",),
+        ("migraphx/gfx1100", "fp16"): (),
+        ("migraphx/mi300x", "fp8-fp16"): (),
+        ("migraphx/mi300x", "fp16"): (),
+    }
+    assert found[0].order["emulated"] == ["fp8"]
+    plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={})
+    assert [warning for warning in plan.warnings if "no units" in warning] == [
+        "migraphx/gfx1100 has no units for fp8: 2 cells round to it and compute in a wider type, no faster"
+    ]
+
+
+def test_int4_is_for_the_targets_and_formats_that_have_it() -> None:
+    assert "migraphx/cpu has no precision int4" in told(manifest_text(targets="[migraphx/cpu]", precisions="[int4]"))
+    graph = dataclasses.replace(model(), format="tf")
+    text = manifest_text(targets="[migraphx/ref]", precisions="[int4+fp16]")
+    assert "int4 needs an ONNX model" in told(text, {"net": graph})
+    assert names(text)[0] == "net/migraphx-ref/int4-fp16/b1"
+
+
+# --- environment --------------------------------------------------------------------------------------------------
+
+
+def test_environment_is_laid_over_at_every_level_and_reaches_only_its_compiler() -> None:
+    text = manifest_text(
+        "    env: {MIGRAPHX_ENABLE_NHWC: true, MIGRAPHX_NSTREAMS: 2}",
+        "env: {MIGRAPHX_DISABLE_MLIR: 1, MIGRAPHX_NSTREAMS: 8}",
+        "overrides: [{select: {shape: b8}, env: {MIGRAPHX_DISABLE_MLIR: false}}]",
+        targets="[gfx1100, onnxruntime/cpu]",
+    )
+    first, second, *others = cells(text)
+    assert first.spec.env == {"MIGRAPHX_DISABLE_MLIR": "1", "MIGRAPHX_ENABLE_NHWC": "1", "MIGRAPHX_NSTREAMS": "2"}
+    assert second.spec.env == {"MIGRAPHX_ENABLE_NHWC": "1", "MIGRAPHX_NSTREAMS": "2"}
+    assert [cell.spec.env for cell in others] == [{}, {}]
+
+
+def test_a_file_in_the_environment_is_in_the_key_by_its_digest() -> None:
+    text = manifest_text("env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gemms.txt}}", targets="[gfx1100]")
+    files = {"gemms.txt": {"digest": "f" * 64, "size": 12}}
+    cell = cells(text, files=files)[0]
+    assert cell.spec.env == {"HIPBLASLT_TUNING_OVERRIDE_FILE": "sha256:" + "f" * 64}
+    assert {"path": "HIPBLASLT_TUNING_OVERRIDE_FILE", **files["gemms.txt"]} in input_files(cell.order)
+    assert "was not brought with the manifest" in told(text)
+    other = cells(text, files={"gemms.txt": {"digest": "e" * 64, "size": 12}})[0]
+    assert cell.key != other.key

@@ -17,7 +17,7 @@ from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest
 from farm.matrix import expand
 from farm.pools import Pool, Target
-from farm.sources import freeze, in_package, resolve
+from farm.sources import as_submission, freeze, in_package, resolve
 from farm.spec import Device
 
 CPU = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1)
@@ -276,3 +276,34 @@ def test_a_new_manifest_is_complete_and_without_problems(
     assert "name: net-1" in text
     assert 'path: "My Nets/Net (1).onnx"' in text
     assert lint(tmp_path / "farm.yaml") == []
+
+
+def test_overrides_bring_data_for_the_models_that_need_it_and_files_for_the_environment(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    np.savez(tmp_path / "cal.npz", x=np.zeros((6, 4), dtype=np.float32))
+    np.savez(tmp_path / "better.npz", x=np.ones((6, 4), dtype=np.float32))
+    (tmp_path / "gemms.txt").write_text("a tuned GEMM\n")
+    entry = f"source: {{path: net.onnx}}\n{SHAPE}"
+    manifest = write(
+        tmp_path,
+        f"{entry}\ncalibration: {{path: cal.npz}}\nprecisions: [int8]",
+        entry,
+        last="overrides:\n"
+        "  - {select: {shape: b2}, calibration: {path: better.npz}}\n"
+        "  - {select: {model: net1}, env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gemms.txt}}}",
+    )
+    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    assert sorted(found.data) == ["net0/calibration", "net0/calibration/0"]
+    digest = hashlib.sha256(b"a tuned GEMM\n").hexdigest()
+    assert as_submission(found)["files"] == {"gemms.txt": {"digest": digest, "size": 13}}
+    assert found.files[digest].read_bytes() == b"a tuned GEMM\n"
+    cell, _ = expand(manifest, found.models, found.data, [CPU], files=found.env_files)
+    assert cell.spec.calibration == {"digest": found.data["net0/calibration/0"].digest}
+
+
+def test_a_file_of_the_environment_that_is_missing_is_told_at_its_place(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    setting = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gems.txt}}"
+    manifest = write(tmp_path, f"source: {{path: net.onnx}}\n{SHAPE}\n{setting}")
+    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "cache"))
+    assert "farm.yaml:9:43: there is no file" in text
