@@ -124,6 +124,8 @@ class FetchedFamily:
     folder: Path
     index: Path
     document: Document
+    left_out: list[str]
+    """Cells that the ref names too, but of another model file or toolchain."""
 
 
 class FarmClient:
@@ -407,23 +409,27 @@ class FarmClient:
     ) -> FetchedFamily:
         """Write a model's programs for every shape, each with its sidecar into `folder/<shape>`, and `family.json`.
 
-        All members are of one toolchain: of those that `toolchain` begins, the one with most shapes, and of several
-        such the one that made something last. Raises as `fetch`.
+        All members are of one model file and one toolchain (of those that `toolchain` begins), the ones of which an
+        artifact was made last; `left_out` names the others. Raises as `fetch`.
         """
         candidates = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
-        families: dict[str, list[tuple[Document, Document]]] = {}
+        families: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
         for cell in candidates:
-            families.setdefault(str(cell["toolchain"]), []).append((cell, self._sidecar_of(cell)))
+            sidecar = self._sidecar_of(cell)
+            made_of = str(cell["toolchain"]), str(sidecar["spec"]["model"]["digest"])
+            families.setdefault(made_of, []).append((cell, sidecar))
         members = max(
-            families.values(), key=lambda found: (len(found), max(str(sidecar["created"]) for _, sidecar in found))
+            families.values(), key=lambda found: (max(str(sidecar["created"]) for _, sidecar in found), len(found))
         )
+        shapes = {str(cell["shape"]) for cell, _ in members}
+        left_out = sorted({str(cell["identifier"]) for cell in candidates if cell["shape"] not in shapes})
         for cell, sidecar in members:
             self._write(cell, sidecar, folder / _file_name(cell["shape"]), ref=ref, log=log)
         document, index = family_index(ref, members), folder / INDEX
         # Last, so that a serving program that finds the index finds all that it names.
         with _into(folder), _replacing(index) as file:
             file.write(json.dumps(document, indent=2).encode() + b"\n")
-        return FetchedFamily(folder, index, document)
+        return FetchedFamily(folder, index, document, left_out)
 
     def _write(self, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool) -> Fetched:
         """Write one artifact into a folder of its own."""

@@ -26,7 +26,7 @@ def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[s
     return ""
 
 
-def price(target: Target, inputs: Iterable[Input]) -> str:
+def price(target: Target, precision: str, inputs: Iterable[Input]) -> str:
     """Return what is to be known of a dynamic program before it is compiled; empty where there is nothing."""
     spans = [_spans(tensor) for tensor in inputs]
     if target.compiler != "migraphx" or not any(spans):
@@ -34,7 +34,8 @@ def price(target: Target, inputs: Iterable[Input]) -> str:
     if target.device == "cpu":
         return "MIGraphX's cpu target refuses dynamic dimensions in convolutions and other oneDNN operators"
     if target.device == "ref":
-        return ""
+        eight_bit = precision.startswith(("int8", "fp8"))
+        return "MIGraphX's ref target does not quantize programs with dynamic dimensions" if eight_bit else ""
     if _several(spans):
         return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not ahead, and tunes none"
     (span,) = {span for found in spans for span in found}

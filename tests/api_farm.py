@@ -97,7 +97,7 @@ def work(farm: Farm, outcome: Callable[[str, dict[str, Any], str], Outcome] | No
     return len(handed)
 
 
-def succeed(farm: Farm) -> Callable[[str, dict[str, Any], str], Outcome]:
+def succeed(farm: Farm, created: str = "2026-11-21T00:00:00+00:00") -> Callable[[str, dict[str, Any], str], Outcome]:
     def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
         program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode())
         log, log_size = farm.artifacts.put_blob_bytes(b"compiled\n")
@@ -115,7 +115,7 @@ def succeed(farm: Farm) -> Callable[[str, dict[str, Any], str], Outcome]:
             "device": {"arch": "cpu"},
             "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 0.0}, "spread": {"y": 1.0}},
             "measurements": {"latency": {"median": 0.001}},
-            "created": "2026-11-21T00:00:00+00:00",
+            "created": created,
             "job": job_id,
         }
         farm.artifacts.publish("main", sidecar)

@@ -54,8 +54,10 @@ def fetch(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
             )
         if as_json:
-            output.emit({"index": str(made.index), **made.document})
+            output.emit({"index": str(made.index), **made.document, "left_out": made.left_out})
             return
+        for identifier in made.left_out:
+            output.note(f"left out: {identifier} is of another model file or toolchain")
         for line in render.family(made.document):
             output.say(line)
         output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")

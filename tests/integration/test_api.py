@@ -21,7 +21,7 @@ from farm.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
-from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, serving, url, work
+from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, serving, succeed, url, work
 
 __all__ = ["client", "farm", "frozen", "url"]
 
@@ -267,12 +267,30 @@ def test_a_fetch_does_not_write_over_another_programs_sidecar(farm: Farm, client
 
 
 def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
-    """After an upgrade built only one batch anew, the whole family is still the older toolchain's."""
+    """What another toolchain made is no member, even for a shape that the family does not have."""
     finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
-    newer = {**client.ls()[0], "toolchain": "onnxruntime1.32.0-ffffffff"}
-    Refs(farm.artifacts).add_cells("main", "latest", [newer])
-    found = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out").document
-    assert (found["toolchain"], len(found["members"])) == ("onnxruntime1.31.1-1a2b3c4d", 3)
+    other = {"identifier": "net/onnxruntime-cpu/fp32/b64", "shape": "b64", "toolchain": "onnxruntime1.32.0-ffffffff"}
+    Refs(farm.artifacts).add_cells("main", "latest", [{**client.ls()[0], **other}])
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert [member["shape"] for member in family.document["members"]] == ["b1", "b8", "b32"]
+    assert family.document["toolchain"] == "onnxruntime1.31.1-1a2b3c4d"
+    assert family.left_out == ["net/onnxruntime-cpu/fp32/b64"]
+
+
+def test_a_family_is_of_one_model_file(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """A batch that only the older model was built for must not serve beside the newer one."""
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+
+    def later(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        return succeed(farm, created="2026-11-22T00:00:00+00:00")(job_id, order, key)
+
+    text = FAMILY.replace("batches: [8, 1, 32]", "batches: [1]")
+    build_id = client.submit(freeze_manifest(tmp_path, text, batch="N"))["id"]
+    assert work(farm, later) == 1
+    farm.builds.finish(str(build_id))
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert [member["shape"] for member in family.document["members"]] == ["b1"]
+    assert len(family.left_out) == 2
 
 
 def test_a_sweep_is_in_the_report_and_drawn_beside_it(
