@@ -14,8 +14,11 @@ from farm.errors import UsageError
 from farm.jobs.state import Fault
 from farm.models import FrozenModel, UnreadableModel, read_model
 
-SIZE_LIMIT = 8 << 30
-"""Bytes of one model at most."""
+SIZE_LIMIT = 16 << 30
+"""Bytes of one model at most, with its external data."""
+
+MAX_PARTS = 1000
+"""Files of external data of one model."""
 
 CHECK_LIMITS = Limits(time=300.0, memory=32 << 30)
 
@@ -42,28 +45,58 @@ class BucketModels:
                 f"the farm reads no models from bucket {bucket}",
                 hint=f"the operator allows: {allowed} (setting s3_sources); or bring the file by `path:`",
             )
-        model = self._read(bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
+        wanted = (bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
+        model, parts = self._read(*wanted)
+        if any(self._artifacts.source_version(bucket, part) != version for part, version in parts.items()):
+            self._read.cache_clear()
+            model, _ = self._read(*wanted)
         if sha256 and model.files[0]["digest"] != sha256:
             raise UsageError(f"{url} does not have the promised SHA-256", hint=f"it has {model.files[0]['digest']}")
         return model
 
-    def _bring(self, bucket: str, key: str, version: str, format: str, outputs: tuple[str, ...]) -> FrozenModel:
+    def _bring(
+        self, bucket: str, key: str, version: str, format: str, outputs: tuple[str, ...]
+    ) -> tuple[FrozenModel, dict[str, str]]:
+        """Return the model, and the keys of its external data with the versions that were read.
+
+        External data lies beside the model, so that no key leaves the model's own prefix.
+        """
+        prefix, slash, name_of_model = key.rpartition("/")
+        parts: dict[str, str] = {}
         with tempfile.TemporaryDirectory(prefix="farm-source-") as name:
             folder = Path(name)
-            path = folder / "model" / (key.rpartition("/")[2] or "model")
+            path = folder / "model" / (name_of_model or "model")
             path.parent.mkdir()
             self._artifacts.get_source(bucket, key, version, path, limit=SIZE_LIMIT)
+            left = SIZE_LIMIT - path.stat().st_size
+            for location in self._external(path, format, outputs):
+                file, part = path.parent / location, f"{prefix}{slash}{location}"
+                parts[part] = self._artifacts.source_version(bucket, part)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._artifacts.get_source(bucket, part, parts[part], file, limit=left)
+                left -= file.stat().st_size
             model = read_model(path, format, outputs, check=_checked_in_child)
-            self._artifacts.put_blob_file(path, digest=model.files[0]["digest"])
-            return model
+            for reference in model.files:
+                self._artifacts.put_blob_file(path.parent / reference["path"], digest=reference["digest"])
+            return model, parts
+
+    @staticmethod
+    def _external(path: Path, format: str, outputs: Sequence[str]) -> Sequence[str]:
+        """Return where a model that came alone says its external data is."""
+        if format != "onnx":
+            return ()
+        locations: Sequence[str] = _checked_in_child(path, format, outputs, alone=True)["external_files"]
+        if len(locations) > MAX_PARTS:
+            raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")
+        return locations
 
 
-def _checked_in_child(path: Path, format: str, outputs: Sequence[str]) -> Mapping[str, Any]:
+def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> Mapping[str, Any]:
     """Check a model that nobody vouches for: its parser runs in a child, never in the farm's own process."""
     request = {"action": "check", "compiler": "onnxruntime", "device": "cpu"}
     scratch = path.parent.parent
     end = run_child(
-        {**request, "model": {"path": str(path), "format": format, "outputs": list(outputs)}},
+        {**request, "model": {"path": str(path), "format": format, "outputs": list(outputs), "alone": alone}},
         log_path=scratch / "log.txt",
         folder=scratch,
         limits=CHECK_LIMITS,

@@ -98,7 +98,7 @@ def check_model(request: Request) -> Result | None:
     try:
         if model["format"] == "tf":
             return check_tf(model["path"], model.get("outputs") or ())
-        return check_onnx(model["path"])
+        return check_onnx(model["path"], alone=model.get("alone", False))
     except BadModel as error:
         raise Failure(error.kind, error.message) from None
     except ModuleNotFoundError as error:

@@ -22,7 +22,8 @@ libraries   converter (`torch`, `tensorflow`)
 convert     converter, kind (`pt2`, `torchscript`, `saved-model`), source (path), output (path to write), options
             {to, opset, signature}, inputs of a TorchScript archive [{name, dtype, sizes, axes {axis: name}}]
     -> size
-check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends)}
+check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends), alone (whether its
+            external data is not there yet)}
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
 reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,

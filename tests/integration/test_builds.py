@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import redis
+from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.client import Frozen
+from farm.client import Frozen, freeze
 from farm.control import retention
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
@@ -223,6 +224,63 @@ def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm:
     s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=b"no model at all")
     with pytest.raises(ManifestError, match="not an ONNX model"):
         open_farm.builds.plan("main", from_bucket())
+
+
+def with_external_data(folder: Path, *locations: str) -> Path:
+    """Save a net that adds weights, each in a file of its own beside the model."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    nodes, weights, last = [], [], "x"
+    for number, location in enumerate(locations):
+        tensor = TensorProto(name=f"w{number}", data_type=TensorProto.FLOAT, dims=[4])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+            tensor.external_data.add(key=key, value=value)
+        weights.append(tensor)
+        made = "y" if number == len(locations) - 1 else f"s{number}"
+        nodes.append(helper.make_node("Add", [last, tensor.name], [made]))
+        last = made
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
+    path = folder / "large.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    return path
+
+
+def test_external_data_is_read_from_beside_the_model_in_its_bucket(
+    open_farm: Farm, s3_client: Any, tmp_path: Path
+) -> None:
+    """All parts become blobs, a part that changes is another model, and one that is missing is named."""
+    model = with_external_data(tmp_path, "a.bin", "parts/b.bin")
+    text = BUCKET_MANIFEST.replace("net.onnx", "large.onnx")
+    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
+    s3_client.put_object(Bucket="models", Key="nets/a.bin", Body=bytes(16))
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*s3://models/nets/parts/b.bin cannot be read: 404"):
+        open_farm.builds.plan("main", from_bucket(text))
+    keys = []
+    for content in (bytes(16), b"1" * 16):
+        s3_client.put_object(Bucket="models", Key="nets/parts/b.bin", Body=content)
+        plan = open_farm.builds.plan("main", from_bucket(text))
+        assert plan["missing_blobs"] == []
+        keys.append(plan["cells"][0]["key"])
+    assert keys[0] != keys[1]
+    (tmp_path / "a.bin").write_bytes(bytes(16))
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "b.bin").write_bytes(b"1" * 16)
+    (tmp_path / "m.yaml").write_text(text.replace('s3: "s3://models/nets/large.onnx"', "path: large.onnx"))
+    brought = freeze(tmp_path / "m.yaml", cache=tmp_path / "cache")
+    assert open_farm.builds.plan("main", brought.submission)["cells"][0]["key"] == keys[1]
+    assert len(brought.files) == 3
+
+
+def test_external_data_of_a_bucket_does_not_leave_the_models_folder(
+    open_farm: Farm, s3_client: Any, tmp_path: Path
+) -> None:
+    s3_client.put_object(Bucket="models", Key="secret.bin", Body=bytes(16))
+    model = with_external_data(tmp_path, "../secret.bin")
+    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
+    with pytest.raises(ManifestError, match="is outside the model's folder"):
+        open_farm.builds.plan("main", from_bucket(BUCKET_MANIFEST.replace("net.onnx", "large.onnx")))
 
 
 def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(farm: Farm, frozen: Frozen) -> None:
