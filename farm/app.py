@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from farm.builds import Builds
     from farm.executor import Executor
     from farm.store import Store
+    from farm.tokens import Tokens
 
 _current: Farm | None = None
 
@@ -57,6 +58,13 @@ class Farm:
         if not self.settings.s3_bucket:
             raise UsageError("no bucket is set", hint="set FARM_S3_BUCKET (and FARM_S3_ENDPOINT), or use `farm run`")
         return S3Store.from_settings(self.settings)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens of the API's callers."""
+        from farm.tokens import Tokens
+
+        return Tokens(self.artifacts)
 
     @cached_property
     def celery(self) -> Celery:

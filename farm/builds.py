@@ -20,7 +20,7 @@ from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
 from farm.data import FrozenData
-from farm.errors import Conflict, ManifestError, NotFound, UsageError
+from farm.errors import Conflict, ManifestError, NotFound, QuotaExceeded, UsageError
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import State
 from farm.logging import get_logger
@@ -153,10 +153,13 @@ class Builds:
 
     # --- a build's life -----------------------------------------------------------------------------------------
 
-    def submit(self, namespace: str, submission: Mapping[str, Any], *, by: str) -> Document:
+    def submit(self, namespace: str, submission: Mapping[str, Any], *, by: str, max_cells: int = 0) -> Document:
         """Accept a build. It is acknowledged when both object storage and the store have it; repeating is harmless.
 
-        Raises ManifestError for what is wrong in the manifest, UsageError for inputs that were not brought.
+        `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound).
+
+        Raises ManifestError for what is wrong in the manifest, UsageError for inputs that were not brought,
+        QuotaExceeded.
         """
         build_id = submission["build_id"]
         folder = f"ns/{namespace}/builds/{build_id}"
@@ -175,6 +178,7 @@ class Builds:
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 hint="upload what the plan lists as missing, then submit again",
             )
+        self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         document = {
             "schema": 1,
             "build": {
@@ -198,6 +202,21 @@ class Builds:
         self._create(document)
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
         return self.get(namespace, build_id)
+
+    def _check_quotas(self, namespace: str, by: str, cells: int, max_cells: int) -> None:
+        """Two builds that are submitted in one moment may together exceed a quota: it bounds load, not trust."""
+        quotas = {"": self._settings.namespace_cells, by: max_cells}
+        if not cells or not any(quotas.values()):
+            return
+        live = self._store.builds.live_cells(namespace)
+        for caller, quota in quotas.items():
+            under_way = live.get(caller, 0) if caller else sum(live.values())
+            if quota and under_way + cells > quota:
+                whose = f"the token {caller}" if caller else f"the namespace {namespace}"
+                raise QuotaExceeded(
+                    f"{whose} may have {quota} unfinished cells; {under_way} are under way, this build has {cells}",
+                    hint="wait until some have ended, cancel a build, or ask the operator for more",
+                )
 
     def _create(self, document: Document) -> None:
         namespace = document["build"]["namespace"]

@@ -345,6 +345,19 @@ class FarmClient:
         """Delete blobs that nothing has named for a day; return how many `blobs` and `bytes` those were."""
         return self._post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
 
+    def tokens(self) -> list[Document]:
+        """Return the farm's tokens, without their secrets."""
+        return self._items("/v1/tokens")
+
+    def create_token(self, name: str, role: str, namespace: str, *, max_cells: int = 0) -> str:
+        """Make a token and return its secret, which the farm does not keep."""
+        new = {"name": name, "role": role, "namespace": namespace, "max_cells": max_cells}
+        return str(self._post("/v1/tokens", new)["secret"])
+
+    def revoke_token(self, name: str) -> None:
+        """Revoke a token. Raises NotFound."""
+        self._request("DELETE", f"/v1/tokens/{_named('token', name)}")
+
     # --- artifacts ----------------------------------------------------------------------------------------------
 
     def artifact(self, key: str) -> Document:

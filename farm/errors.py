@@ -8,6 +8,7 @@
     ├── Conflict            2   409   it is there already, or has moved on
     ├── NotFound            4   404   nothing matched
     ├── NotAllowed          5   403   this token may not do that
+    │   └── QuotaExceeded   5   429   … not before something of his has ended
     ├── ArtifactGone       39   410   it was there once; its bytes are gone or damaged
     └── FarmFault           6   503   the farm's fault: trying again helps
         ├── StoreUnavailable          Redis cannot be reached, or refuses
@@ -136,6 +137,12 @@ class NotAllowed(FarmError):
 
     exit_code = ExitCode.NOT_ALLOWED
     http_status = 403
+
+
+class QuotaExceeded(NotAllowed):
+    """More is under way than this namespace or token may have; it helps to wait, or to ask the operator."""
+
+    http_status = 429
 
 
 class ArtifactGone(FarmError):

@@ -51,6 +51,7 @@ class Settings(BaseModel):
     hang_seconds: float = Field(gt=0)
     toolchains: tuple[str, ...]
     pool_timeout: float = Field(gt=0)
+    namespace_cells: int = Field(ge=0)
     keep_days: float = Field(gt=0)
     cpu_slots: int = Field(ge=0)
     threads: int = Field(ge=0)

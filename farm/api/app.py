@@ -10,7 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import farm as package
-from farm.api import artifacts, blobs, builds, jobs, problems, schemas, upkeep, workers
+from farm.api import artifacts, blobs, builds, jobs, problems, schemas, tokens, upkeep, workers
 from farm.api.auth import FarmDep
 from farm.app import Farm
 from farm.errors import UsageError
@@ -52,7 +52,16 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.state.farm = farm
     app.state.watchers = anyio.CapacityLimiter(builds.WATCHERS)
     problems.install(app)
-    for room in (router, builds.router, jobs.router, artifacts.router, blobs.router, workers.router, upkeep.router):
+    for room in (
+        router,
+        builds.router,
+        jobs.router,
+        artifacts.router,
+        blobs.router,
+        workers.router,
+        upkeep.router,
+        tokens.router,
+    ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
     if not token:

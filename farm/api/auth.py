@@ -5,16 +5,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from farm.api.schemas import NAMESPACE
 from farm.app import Farm
 from farm.errors import NotAllowed
-
-NAMESPACE_PATTERN = r"^[a-z0-9._-]{1,64}$"
+from farm.tokens import Role
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
@@ -25,21 +24,17 @@ class Unauthenticated(NotAllowed):
     http_status = 401
 
 
-class Role(IntEnum):
-    """What a token may do; a higher role includes the lower ones."""
-
-    READER = 1
-    SUBMITTER = 2
-    ADMIN = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who made a request: the namespace he works in, his role there, and his name in records."""
+    """Who made a request: the namespace he works in, his role there, and his name in records.
+
+    `max_cells` is how many unfinished cells his builds may have; 0 is no bound.
+    """
 
     namespace: str
     role: Role
     name: str
+    max_cells: int = 0
 
     @property
     def readable(self) -> list[str]:
@@ -61,24 +56,32 @@ def authenticate(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     namespace: Annotated[
         str | None,
-        Header(alias="Farm-Namespace", pattern=NAMESPACE_PATTERN, description="The namespace to work in."),
+        Header(alias="Farm-Namespace", pattern=NAMESPACE, description="The namespace to work in."),
     ] = None,
 ) -> Caller:
     """Return the caller behind a request.
 
-    There is one token, the administrator's; a table of tokens with roles and namespaces takes this function's place.
+    The administrator's own token is a setting; the others are the farm's (`farm.tokens`), each for one namespace.
     Without a configured token the app serves this machine only (`create_app`), and every caller is the administrator.
 
-    Raises Unauthenticated.
+    Raises Unauthenticated, and NotAllowed for a namespace that is not the token's.
     """
     expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
-    if expected and not hmac.compare_digest(shown.encode(), expected.encode()):
+    if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
+        return Caller(namespace or farm.settings.namespace, Role.ADMIN, "admin")
+    token = farm.tokens.find(shown) if shown else None
+    if token is None:
         raise Unauthenticated(
             "this token is not known here" if shown else "a token is needed",
-            hint="set FARM_API_TOKEN, or api_token in farm.toml",
+            hint="set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one",
         )
-    return Caller(namespace or farm.settings.namespace, Role.ADMIN, "admin")
+    if token.role < Role.ADMIN and namespace not in (None, token.namespace):
+        raise NotAllowed(
+            f"this token is for the namespace {token.namespace}, not for {namespace}",
+            hint=f"set FARM_NAMESPACE={token.namespace}, or ask for a token of {namespace}",
+        )
+    return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
 
 
 def require(role: Role) -> Callable[[Caller], Caller]:

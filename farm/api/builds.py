@@ -51,7 +51,7 @@ def submit(
     """Accept a build. The same build id again is answered with the build that is there."""
     if idempotency_key not in (None, submission.build_id):
         raise UsageError("Idempotency-Key differs from build_id", hint="leave it out, or send the build id")
-    build = farm.builds.submit(caller.namespace, submission.model_dump(), by=caller.name)
+    build = farm.builds.submit(caller.namespace, submission.model_dump(), by=caller.name, max_cells=caller.max_cells)
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from farm.errors import FarmError, FarmFault, ManifestError
+from farm.errors import FarmError, FarmFault, ManifestError, QuotaExceeded
 from farm.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
@@ -44,6 +44,8 @@ def install(app: FastAPI) -> None:
         headers = {}
         if isinstance(error, FarmFault):
             headers["Retry-After"] = "2"
+        if isinstance(error, QuotaExceeded):
+            headers["Retry-After"] = "60"
         if error.http_status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return _answer(problem(error), headers)

@@ -12,6 +12,7 @@ BUILD_REFERENCE = r"^(@latest|b-[0-9a-f]{1,16})$"
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
 DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
+NAMESPACE = r"^[a-z0-9._-]{1,64}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Item = TypeVar("Item")
@@ -189,6 +190,27 @@ class Location(BaseModel):
     """Where a blob's bytes are, for a few minutes."""
 
     url: str
+
+
+class NewToken(BaseModel):
+    """A token to be made. `max_cells`: how many unfinished cells its builds may have; 0 is no bound."""
+
+    name: Annotated[str, Field(pattern=TAG)]
+    role: Literal["reader", "submitter", "admin"]
+    namespace: Annotated[str, Field(pattern=NAMESPACE)]
+    max_cells: Annotated[int, Field(ge=0, le=10**9)] = 0
+
+
+class Token(NewToken):
+    """A token as the farm knows it."""
+
+    created: str
+
+
+class Secret(BaseModel):
+    """A new token's secret; it is told this once."""
+
+    secret: str
 
 
 class Collected(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from farm.cli import artifacts, builds, local, manifests, operate, output
+from farm.cli import artifacts, builds, local, manifests, operate, output, tokens
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
 
 app = typer.Typer(
@@ -45,6 +45,9 @@ for command in (
     operate.serve,
 ):
     app.command()(command)
+
+
+app.add_typer(tokens.commands, name="token")
 
 
 @app.callback(invoke_without_command=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -69,6 +70,14 @@ class Builds:
         ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
         rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
         return [build for row in rows if (build := _build(row))]
+
+    def live_cells(self, namespace: str) -> dict[str, int]:
+        """Return how many cells of a namespace's builds have not ended, by who submitted them."""
+        live: Counter[str] = Counter()
+        for build in self.list(namespace):
+            counts = build["counts"]
+            live[build.get("created_by") or ""] += counts.get("queued", 0) + counts.get("running", 0)
+        return dict(live)
 
     def cells(self, build_id: str) -> Rows:
         """Return a build's cells in the order in which they came.

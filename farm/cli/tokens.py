@@ -1,0 +1,71 @@
+"""`farm token`: who may call the farm's API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.connection import connect
+
+commands = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class RoleName(StrEnum):
+    """What a token may do."""
+
+    READER = "reader"
+    SUBMITTER = "submitter"
+    ADMIN = "admin"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Who it is for, such as `ci-main`.")]
+
+
+@commands.command()
+def create(
+    name: Name,
+    namespace: Annotated[str, typer.Option("--namespace", help="The one namespace that it is for.")],
+    role: Annotated[RoleName, typer.Option("--role", help="What it may do.")] = RoleName.SUBMITTER,
+    max_cells: Annotated[int, typer.Option("--max-cells", min=0, help="Unfinished cells at once; 0: no bound.")] = 0,
+    as_json: output.Json = False,
+) -> None:
+    """Make a token and print its secret, which is told this once."""
+    with connect() as client:
+        secret = client.create_token(name, role, namespace, max_cells=max_cells)
+    if as_json:
+        output.emit({"name": name, "secret": secret})
+    else:
+        output.say(secret)
+        output.note(f"whoever has it is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
+
+
+@commands.command()
+def ls(as_json: output.Json = False) -> None:
+    """List the tokens."""
+    with connect() as client:
+        tokens = client.tokens()
+    if as_json:
+        output.emit(tokens)
+        return
+    rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED")]
+    rows += [
+        (*(str(token[name]) for name in ("name", "role", "namespace")), _bound(token), token["created"])
+        for token in tokens
+    ]
+    for line in render.align(rows):
+        output.say(line)
+
+
+@commands.command()
+def revoke(name: Name, as_json: output.Json = False) -> None:
+    """Revoke a token: within seconds it is refused everywhere. What it has submitted goes on."""
+    with connect() as client:
+        client.revoke_token(name)
+    output.emit({"revoked": name}) if as_json else output.say(f"{name} is revoked")
+
+
+def _bound(token: dict[str, object]) -> str:
+    return str(token["max_cells"] or "none")

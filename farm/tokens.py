@@ -1,0 +1,111 @@
+"""Tokens: who may call the API, in which namespace, in which role, and how much he may have under way.
+
+The farm keeps a token's SHA-256 only, as the name of a small document in object storage. The administrator's own token
+is a setting, so that a farm whose storage is lost still has somebody who may repair it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+
+from farm.artifacts import ArtifactStore
+from farm.errors import Conflict, NotFound
+
+PREFIX = "config/tokens/"
+REMEMBERED = 5.0
+"""Seconds for which a token that was looked up is trusted; a revoked one is refused everywhere after that."""
+
+
+class Role(IntEnum):
+    """What a token may do; a higher role includes the lower ones."""
+
+    READER = 1
+    SUBMITTER = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as the farm knows it. `max_cells` is how many unfinished cells its builds may have; 0 is no bound."""
+
+    name: str
+    role: Role
+    namespace: str
+    max_cells: int = 0
+    created: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the token as JSON; its secret is nowhere in it."""
+        return {**asdict(self), "role": self.role.name.lower()}
+
+
+class Tokens:
+    """The tokens of a farm. Thread-safe."""
+
+    def __init__(self, artifacts: ArtifactStore) -> None:
+        self._artifacts = artifacts
+        self._lock = threading.Lock()
+        self._remembered: dict[str, tuple[float, Token | None]] = {}
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token that has this secret; None where there is none, or it was revoked."""
+        key = _key(secret)
+        now = time.monotonic()
+        with self._lock:
+            until, token = self._remembered.get(key, (0.0, None))
+            if now < until:
+                return token
+        found = self._artifacts.get_object(key)
+        token = _read(found.data) if found else None
+        with self._lock:
+            # Wrong secrets are not remembered: nobody shall fill the memory with them.
+            self._remembered = {name: kept for name, kept in self._remembered.items() if kept[0] > now}
+            if token:
+                self._remembered[key] = (now + REMEMBERED, token)
+        return token
+
+    def create(self, name: str, role: Role, namespace: str, *, max_cells: int = 0) -> str:
+        """Make a token and return its secret, which is told this once. Raises Conflict where the name is taken."""
+        if any(token.name == name for _, token in self._all()):
+            raise Conflict(f"there is a token {name} already", hint="revoke it first, or choose another name")
+        secret = f"farm_{secrets.token_urlsafe(32)}"
+        token = Token(name, role, namespace, max_cells, datetime.now(UTC).isoformat(timespec="seconds"))
+        self._artifacts.put_object(_key(secret), json.dumps(token.as_dict()).encode(), create=True)
+        return secret
+
+    def list(self) -> list[Token]:
+        """Return all tokens by name."""
+        return sorted((token for _, token in self._all()), key=lambda token: token.name)
+
+    def revoke(self, name: str) -> None:
+        """Delete a token: it is refused from now on here, within seconds everywhere. Raises NotFound."""
+        keys = [key for key, token in self._all() if token.name == name]
+        if not keys:
+            raise NotFound(f"no token {name}", hint="`farm token ls` lists them")
+        for key in keys:
+            self._artifacts.delete_object(key)
+            with self._lock:
+                self._remembered.pop(key, None)
+
+    def _all(self) -> Iterator[tuple[str, Token]]:
+        for key in self._artifacts.list_objects(PREFIX):
+            if found := self._artifacts.get_object(key):
+                yield key, _read(found.data)
+
+
+def _key(secret: str) -> str:
+    # A secret of 256 random bits needs no slow hash.
+    return f"{PREFIX}{hashlib.sha256(secret.encode()).hexdigest()}.json"
+
+
+def _read(data: bytes) -> Token:
+    document = json.loads(data)
+    return Token(**{**document, "role": Role[document["role"].upper()]})
