@@ -115,6 +115,8 @@ class Fetched:
     sidecar: Path
     log: Path | None
     artifact: Document
+    texts: tuple[Path, ...] = ()
+    """The program's text before and after compilation, where the log was asked for and a manifest's `debug` kept it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,9 +459,11 @@ class FarmClient:
             _require_own_folder(document, program)
             path = self.download(program, folder)
             log_path = self.download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
+            kept = [sidecar["blobs"].get(when) for when in ("before", "after") if log]
+            texts = tuple(self.download(blob, folder) for blob in kept if blob)
             with _replacing(document) as file:
                 file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
-        return Fetched(folder, path, document, log_path, sidecar)
+        return Fetched(folder, path, document, log_path, sidecar, texts)
 
     def _sidecar_of(self, cell: Document) -> Document:
         try:

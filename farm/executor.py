@@ -257,6 +257,7 @@ class _Run:
         blobs = {"program": self._blob(self.steps.program)}
         if self.steps.sample.exists():
             blobs["sample"] = self._blob(self.steps.sample)
+        blobs |= {when: self._blob(path) for when, path in self.steps.texts.items() if path.exists()}
         document = self.folder / "reproduce.json"
         document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
         blobs["reproduction"] = self._blob(document)
@@ -287,11 +288,21 @@ class _Run:
         digest, size = self.artifacts.put_blob_file(path)
         return {"path": path.name, "digest": digest, "size": size}
 
+    def _keep_texts_in_log(self) -> None:
+        """A failed attempt has no artifact that could hold the program's text."""
+        with self.children.log_path.open("ab") as whole:
+            for when, path in self.steps.texts.items():
+                if path.exists():
+                    whole.write(f"\nthe program {when} compilation:\n".encode())
+                    with path.open("rb") as text:
+                        shutil.copyfileobj(text, whole)
+
     def _with_log(self, outcome: Outcome) -> Outcome:
         """Attach the log; an attempt's end stands, also where its log cannot be uploaded."""
         if outcome.end is AttemptEnd.CANCELLED:
             return outcome
         try:
+            self._keep_texts_in_log()
             digest = self._blob(self.children.log_path)["digest"]
         except (FarmFault, OSError) as error:
             log.warning("log not uploaded", error=str(error))

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, core_schema
 
-from farm.compilers import COMPILERS, canonical_precision
+from farm.compilers import COMPILERS, TRACES, canonical_precision
 from farm.devices import understand_target
 from farm.errors import ManifestError, Problem, UsageError
 from farm.globs import freeze_globs
@@ -202,6 +202,12 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
+def _trace(value: Any) -> str:
+    if value not in TRACES:
+        raise ValueError(f"no compiler traces {shown(value)}: {suggestion(str(value), TRACES)}")
+    return str(value)
+
+
 def _kind(value: Any) -> str:
     if value not in list(FailureKind):
         raise ValueError(f"unknown kind {shown(value)}: {suggestion(str(value), list(FailureKind))}")
@@ -357,6 +363,7 @@ Shapes = Annotated[
 Labels = Annotated[
     dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(max_length=256)]], Field(max_length=64)
 ]
+Trace = Annotated[str, *_read_by(_trace, {"enum": list(TRACES)})]
 Salt = Annotated[str, Field(max_length=100)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
 
@@ -601,6 +608,24 @@ class Limits(_Entry):
     """Memory of one attempt's processes."""
 
 
+class Debug(_Entry):
+    """What the compiler shall say of its work; no part of the cache key. Another compiler's traces go unnoticed."""
+
+    log_level: Literal["", "error", "warning", "info", "debug", "trace"] = ""
+    """How much of its log."""
+    trace: tuple[Trace, ...] = Field(default=(), strict=False)
+    """What it traces into its log."""
+    print: bool = False
+    """Whether the program's text before and after compilation is kept with the artifact."""
+    timings: bool = False
+    """Whether the time of each pass is kept with the artifact."""
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What is asked for, as a work order has it."""
+        return {name: list(value) if name == "trace" else value for name, value in self.model_dump().items() if value}
+
+
 TuningUse = Annotated[Tuning, _Short(_tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
 VerifyUse = Annotated[Verify, _Short(_off_or, {"const": "off"})]
 
@@ -711,6 +736,8 @@ class ModelEntry(_Entry):
     verify: VerifyUse = Verify()
     """Laid over the manifest's."""
     limits: Limits = Limits()
+    """Laid over the manifest's."""
+    debug: Debug = Debug()
     """Laid over the manifest's."""
     priority: Priority = 0
     """Replaces the manifest's; larger runs earlier."""
@@ -824,6 +851,8 @@ class IncludeEntry(_Entry):
     """Laid over that of the cells."""
     limits: Limits = Limits()
     """Laid over those of the cells."""
+    debug: Debug = Debug()
+    """Laid over that of the cells."""
     priority: Priority = 0
     """Replaces that of the cells."""
     salt: Salt = ""
@@ -854,6 +883,8 @@ class OverrideEntry(_Entry):
     """Laid over that of the cells."""
     limits: Limits = Limits()
     """Laid over those of the cells."""
+    debug: Debug = Debug()
+    """Laid over that of the cells."""
     reason: Reason = ""
     """Why; shown to people."""
 
@@ -883,6 +914,8 @@ class Manifest(_Entry):
     """`off`, or tolerances and what follows from them."""
     limits: Limits = Limits()
     """Time and memory of an attempt."""
+    debug: Debug = Debug()
+    """What the compiler shall say of its work."""
     max_parallel: Count = None
     """Cells of one build that run at once."""
     fail_fast: bool = False

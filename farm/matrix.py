@@ -23,6 +23,7 @@ from farm.dynamic import price, refusal
 from farm.errors import ManifestError, Problem
 from farm.manifest import (
     Data,
+    Debug,
     EnvFile,
     IncludeEntry,
     Limits,
@@ -63,7 +64,7 @@ Path = tuple[str | int, ...]
 
 _OF_SHAPE = ("inputs", "batch")
 """The fields of a spec that a cell has from its shape, and not from what else it is."""
-Entry = TypeVar("Entry", Tuning, Verify, Limits)
+Entry = TypeVar("Entry", Tuning, Verify, Limits, Debug)
 
 
 @dataclass(frozen=True, slots=True)
@@ -736,14 +737,7 @@ class _Expansion:
         converted = {"conversion": frozen.conversion} if frozen.conversion else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
-        if plan.emulated:
-            plan.order["emulated"] = list(plan.emulated)
-        if tuning != OFF and settings.tuning.budget:
-            plan.order["budget"] = settings.tuning.budget
-        if env_files:
-            plan.order["env"] = env_files
-        if pool.untuned:
-            plan.order["cross"] = {name: getattr(pool.device, name) for name in ("arch", "compute_units", "xcc")}
+        plan.order = _order(plan.emulated, settings, tuning, env_files, pool)
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
@@ -820,6 +814,7 @@ class _Expansion:
             tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
             verify=verify.model_copy(update={"tolerance": tolerance}),
             limits=_laid_over(Limits, [layer.limits for layer in layers]),
+            debug=_laid_over(Debug, [layer.debug for layer in layers]),
             priority=_last(layers, "priority", 0),
             salt=_last(layers, "salt", ""),
         )
@@ -990,8 +985,26 @@ class _Settings:
     tuning: Tuning
     verify: Verify
     limits: Limits
+    debug: Debug
     priority: int
     salt: str
+
+
+def _order(
+    emulated: Sequence[str], settings: _Settings, tuning: str, env_files: Mapping[str, Json], pool: Pool
+) -> dict[str, Json]:
+    """Return what a work order has beside the spec, and is no part of the key."""
+    return {
+        **({"emulated": list(emulated)} if emulated else {}),
+        **({"budget": settings.tuning.budget} if tuning != OFF and settings.tuning.budget else {}),
+        **({"env": env_files} if env_files else {}),
+        **(
+            {"cross": {name: getattr(pool.device, name) for name in ("arch", "compute_units", "xcc")}}
+            if pool.untuned
+            else {}
+        ),
+        **({"debug": debug} if (debug := settings.debug.chosen) else {}),
+    }
 
 
 def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:

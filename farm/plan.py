@@ -111,7 +111,7 @@ def make_plan(
                 None if facts or not before else before.get("seconds"),
             )
         )
-    return Plan(tuple(planned), tuple(_warnings(cells, live_workers)))
+    return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned)))
 
 
 def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
@@ -166,6 +166,16 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         first = owner.setdefault(cell.key, cell.identifier)
         if first != cell.identifier:
             yield f"{cell.identifier} is the same compile as {first}; they share the job"
+
+
+def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
+    """`debug` changes no program, so it is no part of the key: what is there already is not compiled again for it."""
+    idle = [each.cell.identifier for each in planned if each.state != "miss" and each.cell.order.get("debug")]
+    if idle:
+        yield (
+            f"`debug` has nothing to show of {len(idle)} cells that are compiled already or just now, "
+            f"such as {idle[0]}; another `salt` compiles them again"
+        )
 
 
 def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ publishes around them; `farm optimize` takes them for one model, here. Knows no 
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -83,6 +84,7 @@ class Children:
         self.peak_memory = 0
         self.started_at = datetime.now(UTC)
         self._started = time.monotonic()
+        self.log_path.touch()
 
     @property
     def seconds(self) -> float:
@@ -165,6 +167,8 @@ class Steps:
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
         self.program = children.folder / "program" / f"{order['identifier'].replace('/', '--')}{extension}"
         """The compiled program; `compile` leaves it."""
+        self.texts = {when: self.program.parent / f"program-{when}.txt" for when in ("before", "after")}
+        """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
         self._checked = False
@@ -226,15 +230,27 @@ class Steps:
         seconds: float = 0.0,
         quiet: bool = False,
     ) -> dict[str, Any]:
-        """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`."""
-        return self.children.ask(
+        """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`.
+
+        Where it compiles the cell's program, it also says what `debug` wants to know.
+        """
+        debug = self.order.get("debug", {})
+        if request["action"] != "compile" or request["program"] != str(self.program):
+            debug = {}
+        elif debug:
+            kept = {when: str(path) for when, path in self.texts.items()} if debug.get("print") else {}
+            request = {**request, "debug": {"level": debug.get("log_level", ""), **kept}}
+        start = self.children.log_path.stat().st_size if debug else 0
+        debugging = COMPILERS[self.order["spec"]["compiler"]["name"]].debugging.environment(debug)
+        answer = self.children.ask(
             request,
             read=[*read, *map(Path, self.env_files.values())],
             write=write,
-            environment={**self.environment, **(environment or {})},
+            environment={**debugging, **self.environment, **(environment or {})},
             seconds=seconds,
             quiet=quiet,
         )
+        return {**answer, "passes": pass_seconds(self.children.log_path, start)} if debug.get("timings") else answer
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
@@ -261,6 +277,7 @@ class Steps:
             if spec["verification"]
             else None,
             "measurements": _measurements(evaluated["measurements"], shared=shared),
+            "passes": compiled.get("passes", {}),
             "peak_memory": self.children.peak_memory,
             "phases": self.children.phases,
             "seconds": self.children.seconds,
@@ -274,6 +291,20 @@ class Steps:
 def inputs_of(model: Path, calibration: Path | None) -> list[Path]:
     """Return what a child that compiles a model reads: the model's folder, and the calibration data."""
     return [model.parent, *([calibration] if calibration else [])]
+
+
+_PASS = re.compile(r"^([\w:]+): ([0-9.e+-]+)ms$")
+
+
+def pass_seconds(log: Path, start: int) -> dict[str, float]:
+    """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first."""
+    seconds: dict[str, float] = {}
+    with log.open("rb") as lines:
+        lines.seek(start)
+        for line in lines:
+            if found := _PASS.match(line.decode(errors="replace").rstrip()):
+                seconds[found[1]] = seconds.get(found[1], 0.0) + float(found[2]) / 1e3
+    return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
 # --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------

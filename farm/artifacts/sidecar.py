@@ -53,13 +53,17 @@ class Blobs(_Document):
     reproduction: Blob | None = None
     sample: Blob | None = None
     """One sample input with its expected output: an `.npz` with arrays by input and output name."""
+    before: Blob | None = None
+    """The program's text before compilation, where `debug: {print: true}` asked."""
+    after: Blob | None = None
+    """The program's text after compilation, likewise."""
     kernel_cache: Blob | None = None
     """MIOpen's kernel binaries (`.ukdb`, in a zip), which are not in the program file; without them the first run is
     slower."""
 
     def required(self) -> list[Blob]:
         """The blobs without which the artifact is broken."""
-        named = [self.program, self.log, self.report, self.reproduction, self.sample]
+        named = [self.program, self.log, self.report, self.reproduction, self.sample, self.before, self.after]
         return [blob for blob in named if blob is not None]
 
 
@@ -201,6 +205,8 @@ class Sidecar(_Document):
     verification: Verification | None = None
     """None where the manifest turned verification off."""
     measurements: Measurements = Measurements()
+    passes: dict[str, Seconds] = {}
+    """How long each of the compiler's passes took in all, where `debug: {timings: true}` asked."""
     peak_memory: int | None = None
     """Bytes that the compiling child held at most."""
     phases: dict[str, Seconds] = {}

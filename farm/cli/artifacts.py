@@ -37,7 +37,7 @@ def fetch(
     shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8, if there are several.")] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
     toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; else the newest.")] = "",
-    log: Annotated[bool, typer.Option("--log", help="The compiler's log too.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="The compiler's log too, and what `debug` kept.")] = False,
     family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -76,6 +76,8 @@ def fetch(
     output.say(f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}")
     if found.log:
         output.say(str(found.log))
+    for text in found.texts:
+        output.say(str(text))
 
 
 def ls(
@@ -244,11 +246,19 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
         rows.append(("verified", "no"))
     if sidecar.get("peak_memory"):
         rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
+    for name, seconds in list((sidecar.get("passes") or {}).items())[:PASS_ROWS]:
+        rows.append(("pass", f"{render.duration(seconds)}  {name}"))
+    rows += [(f"text {when}", _text_of(blobs[when])) for when in ("before", "after") if blobs.get(when)]
     build = f", build {sidecar['build']}" if sidecar.get("build") else ""
     rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
     return [str(sidecar["identifier"]), *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
 
 
+def _text_of(blob: Mapping[str, Any]) -> str:
+    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` brings it"
+
+
+PASS_ROWS = 10
 OPERATOR_ROWS = 30
 
 

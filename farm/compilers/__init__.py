@@ -34,6 +34,10 @@ TOLERANCES: Mapping[str, float] = {
 """Default tolerance of rel_l2 by precision; a pair has that of its coarser half."""
 
 
+LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
+"""How much a compiler says, from little to all; what one does not have is its next louder level."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its default (which also gives the type), allowed values, and what it is for.
@@ -125,6 +129,25 @@ class DeviceKind:
 
 
 @dataclass(frozen=True, slots=True)
+class Debugging:
+    """What a compiler can be made to say of its work, as environment variables; none of them changes a program."""
+
+    levels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By log level. A compiler without variables for it takes the level from its request."""
+    traces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By what is traced."""
+    timings: Mapping[str, str] = field(default_factory=dict)
+    """For the time of each pass."""
+
+    def environment(self, debug: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables for a work order's `debug`; what the compiler does not have is left out."""
+        chosen = [self.levels.get(debug.get("log_level", ""), {})]
+        chosen += [self.traces.get(name, {}) for name in debug.get("trace", ())]
+        chosen += [self.timings] if debug.get("timings") else []
+        return {name: value for variables in chosen for name, value in variables.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Compiler:
     """A compiler as its users see it."""
 
@@ -161,6 +184,7 @@ class Compiler:
     """Features that a precision needs; a pair needs those of both halves."""
     emulated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By precision the devices (patterns, `!` before those that are not) that compute it in a wider type."""
+    debugging: Debugging = Debugging()
     portable: bool = True
     """Whether a program made for one device runs on every device of the same target."""
 
@@ -391,6 +415,27 @@ _MIGRAPHX_PRECISIONS = (
 )  # fmt: skip
 _INT4_WEIGHTS = ("int4", "int4-fp16", "int4-bf16")
 
+# TRACE_EVAL is left out: it prints while a program runs, which is when it is measured.
+# MIGraphX counts levels from 0 (none) to 5, MIOpen from 1 (quiet) to 7.
+_MIGRAPHX_DEBUGGING = Debugging(
+    levels={
+        level: {"MIGRAPHX_LOG_LEVEL": str(number), "MIOPEN_LOG_LEVEL": str(number + 2)}
+        for number, level in enumerate(LOG_LEVELS, start=1)
+    },
+    traces={
+        **{
+            name: {f"MIGRAPHX_TRACE_{name.upper().replace('-', '_')}": "1"}
+            for name in (
+                "compile", "passes", "quantization", "mlir", "benchmarking", "finalize", "onnx-parser", "hiprtc",
+            )
+        },
+        "matchers": {"MIGRAPHX_TIME_MATCHERS": "1"},
+        "commands": {"MIGRAPHX_TRACE_CMD_EXECUTE": "1"},
+        "miopen": {"MIOPEN_ENABLE_LOGGING": "1", "MIOPEN_ENABLE_LOGGING_CMD": "1"},
+    },
+    timings={"MIGRAPHX_TIME_PASSES": "1"},
+)  # fmt: skip
+
 MIGRAPHX = Compiler(
     name="migraphx",
     recipe=1,
@@ -481,8 +526,12 @@ MIGRAPHX = Compiler(
         "fp16": ("cpu",),
         "int8": ("cpu",),
     },
+    debugging=_MIGRAPHX_DEBUGGING,
     portable=False,
 )
 
 COMPILERS: Mapping[str, Compiler] = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
 """Every compiler that the farm knows, by name."""
+
+TRACES: tuple[str, ...] = tuple(dict.fromkeys(name for each in COMPILERS.values() for name in each.debugging.traces))
+"""Everything that some compiler can trace."""

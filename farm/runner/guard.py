@@ -91,6 +91,8 @@ def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> N
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        # What a compiler wrote through C, and still has in its buffer.
+        ctypes.CDLL(None).fflush(None)
         os._exit(code)
 
 

@@ -19,13 +19,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import mxr
 from .elf import identity
 from .mxr import dtype_name
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
+from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
@@ -184,6 +185,7 @@ def compile(request: Request, messages: Messages) -> Result:
     options, precision = request["options"], request["precision"].split("-")
     gpu = request["device"].startswith("gfx")
     program, quantized = _compiled(migraphx, request, messages)
+    keep_text(request, "after", partial(_text, program))
     instructions = list(_instructions(program))
     if not gpu and "fp8" in precision and not any("fp8" in instruction.type for instruction in instructions):
         # `cpu` computes all in float32, and drops a conversion and its way back as if they did not round.
@@ -209,6 +211,13 @@ def compile(request: Request, messages: Messages) -> Result:
 
 def _format(request: Request) -> str:
     return str(request["options"].get("format", "msgpack"))
+
+
+def _text(program: Any) -> str:
+    """Return a program for people: its parameters and outputs with their shapes, then every instruction."""
+    parameters = [f"parameter {name}: {shape}" for name, shape in program.get_parameter_shapes().items()]
+    outputs = [f"output {index}: {shape}" for index, shape in enumerate(program.get_output_shapes())]
+    return "\n".join([*parameters, *outputs, "", str(program)])
 
 
 def _refuse_broken(path: str, device: str) -> None:
@@ -245,6 +254,7 @@ def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any,
     # Calibration runs the model, which takes a device that is here.
     runs = _target(migraphx, _DEVICE_HERE) if cross else target
     quantized = _quantize(migraphx, program, runs, request["precision"].split("-"), request, messages)
+    keep_text(request, "before", partial(_text, program))
     messages.phase("compiling")
     with blamed_on_compiler(f"MIGraphX cannot compile the model for {device}"):
         program.compile(

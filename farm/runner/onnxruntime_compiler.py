@@ -15,11 +15,12 @@ from typing import Any
 from . import onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line
+from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples, points_of
 
 QUIET = 3
 """Log severity: errors only."""
+_SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
 MAX_PROGRAM_BYTES = 2**31 - 1
 """One ONNX file cannot be larger."""
 MIN_WEIGHT = 64
@@ -81,7 +82,10 @@ def cpu_family() -> str:
 def compile(request: Request, messages: Messages) -> Result:
     """Convert to the precision, optimise to the level, save, and accept only what loads and is what was asked."""
     import onnx
+    import onnxruntime
 
+    debug = request.get("debug") or {}
+    onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
     precision, program = request["precision"], Path(request["program"])
     threads = int(request.get("threads") or 1)
     choice = _choice(request, threads)
@@ -92,6 +96,7 @@ def compile(request: Request, messages: Messages) -> Result:
         model = onnx.load_model(request["model"]["path"])
     drop_overridable_constants(model)
     fix_shapes(model, request["inputs"])
+    keep_text(request, "before", lambda: _text(model))
     quantized: dict[str, int] = {}
     convert = _CONVERSIONS.get(precision)
     if convert:
@@ -116,6 +121,7 @@ def compile(request: Request, messages: Messages) -> Result:
         messages.phase("compiling")
         _optimise_original(plain, program, level, threads)
     result = _accept(program, precision, quantized, scratch, threads)
+    keep_text(request, "after", lambda: _text(onnx.load_model(program)))
     return {**result, "session": choice._asdict()} if choice else result
 
 
@@ -140,6 +146,13 @@ def tune(request: Request, messages: Messages) -> Result:
     seconds = onnxruntime_tuning.time_candidates(request["tuning"]["mode"], threads, load)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
+
+
+def _text(model: Any) -> str:
+    """Return a model's graph for people, without its weights."""
+    import onnx
+
+    return str(onnx.helper.printable_graph(model.graph))
 
 
 def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: Path, threads: int) -> Result:
@@ -178,7 +191,6 @@ def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: 
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = QUIET
     options.optimized_model_filepath = str(target)
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")

@@ -38,7 +38,8 @@ tune        as compile, of one slice: without program, with database (the privat
     -> {}
 compile     model, inputs, batch, precision, options, quantization, tuning {mode, exhaustive_tune?, slices?
             [{key, count}]}, calibration (as samples, or null), program (path to write), database (folder, where
-            it was tuned), cross ({arch, compute_units, xcc} of a GPU that is not here, or null)
+            it was tuned), cross ({arch, compute_units, xcc} of a GPU that is not here, or null), debug? {level,
+            before?, after?} (how much to log; where to write the program's text)
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
     offload_copy, output_parameters, session (how to run it best, where that was tuned)
@@ -58,7 +59,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,6 +117,14 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
         text = str(error).strip() or type(error).__name__
         said = first_line(_PLACE.sub("", text))
         raise Failure(kind, f"{what}: {said}", f"{type(error).__name__}: {text}") from error
+
+
+def keep_text(request: Request, when: str, text: Callable[[], str]) -> None:
+    """Write a program's text `before` or `after` compilation where the request asks for it."""
+    path = (request.get("debug") or {}).get(when)
+    if path:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text())
 
 
 def first_line(text: str, limit: int = 400) -> str:

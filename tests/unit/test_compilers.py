@@ -63,6 +63,20 @@ def test_defaults_are_filled_in_and_mistakes_named() -> None:
         MIGRAPHX.resolve_options({"fast_math": 1})
 
 
+def test_debugging_is_variables_that_a_manifest_cannot_set_otherwise() -> None:
+    found = MIGRAPHX.debugging.environment({"log_level": "debug", "trace": ["mlir", "miopen"], "timings": True})
+    assert found == {
+        "MIGRAPHX_LOG_LEVEL": "4",
+        "MIOPEN_LOG_LEVEL": "6",
+        "MIGRAPHX_TRACE_MLIR": "1",
+        "MIOPEN_ENABLE_LOGGING": "1",
+        "MIOPEN_ENABLE_LOGGING_CMD": "1",
+        "MIGRAPHX_TIME_PASSES": "1",
+    }
+    assert not found.keys() & MIGRAPHX.env.keys()
+    assert ONNXRUNTIME.debugging.environment({"log_level": "debug", "trace": ["mlir"], "timings": True}) == {}
+
+
 def test_what_is_tuned_is_bound_to_a_cpu_family() -> None:
     assert not ONNXRUNTIME.family_bound({"level": "standard"}, "off")
     assert ONNXRUNTIME.family_bound({"level": "tuned"}, "off")

@@ -415,10 +415,24 @@ def test_what_does_not_change_the_program_does_not_change_the_key() -> None:
         "labels: {team: vision}", "priority: 5", "limits: {time: 1h, memory: 1GiB}", "max-parallel: 3",
         "fail-fast: true", "verify: {tolerance: 0.5, weak: fail, on-fail: warn}", "tuning: {mode: full, budget: 2h}",
         "expected: [{model: net, kind: hang}]", "options: {offload_copy: false, per_channel: true}",
+        "debug: {log-level: trace, trace: [passes], print: true, timings: true}",
     ):  # fmt: skip
         assert one(manifest_text(line, model=ONE)).key == plain, line
     renamed = one(manifest_text(model=ONE).replace("name: net", "name: other"), {"other": model()})
     assert renamed.key == plain
+
+
+def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() -> None:
+    text = manifest_text(
+        "debug: {log-level: debug, trace: [mlir], timings: true}", model="batches: [1]\n    debug: {timings: false}"
+    )
+    cell = one(text)
+    assert cell.order["debug"] == {"log_level": "debug", "trace": ["mlir"]}
+    assert "`passes`" in told(manifest_text("debug: {trace: [passses]}"))
+    unknown: dict[str, Any] = {"running": (), "last": {}, "read_spec": lambda _: None, "live_workers": {CPU.name: 1}}
+    assert make_plan([cell], known={}, **unknown).warnings == ()
+    (warning,) = make_plan([cell], known={cell.key: {"seconds": 1}}, **unknown).warnings
+    assert "another `salt` compiles them again" in warning
 
 
 def test_what_changes_the_program_changes_the_key() -> None:
