@@ -39,8 +39,9 @@ class Contestant:
 
     @property
     def batch(self) -> int:
-        """Samples that one run takes."""
-        return int(self.request["batch"] or 1)
+        """Samples that one run takes; of a range the largest, with which it is measured."""
+        batch = self.request["batch"]
+        return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 
     @property
     def files(self) -> list[Path]:

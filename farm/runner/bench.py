@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .protocol import Messages, Request, Result
-from .samples import make_samples
+from .samples import make_samples, points_of
 
 MAX_RUNS = 2_000
 """Runs of one program in one round at most."""
@@ -60,8 +60,9 @@ def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) 
 
 
 def _feeds(request: Request) -> Mapping[str, Any]:
-    """Return the arrays to run with: the first of the request's samples."""
-    samples = make_samples(request["samples"], request["inputs"], request.get("batch"), what="the sample")
+    """Return the arrays to run with: the first of the request's samples; of dynamic sizes the largest."""
+    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
+    samples = make_samples(request["samples"], inputs, batch, what="the sample")
     feeds: Mapping[str, Any] = samples.runs[0]
     return feeds
 
