@@ -56,6 +56,9 @@ POLL = 5.0
 AUDIT_SILENCE = 600.0
 """Seconds that the farm may take to read all documents without finding anything."""
 
+SLOWEST_HASH = 20e6
+"""Bytes a second that the farm hashes at least, of a large upload."""
+
 CHUNK = 1 << 20
 UPLOADS = 4
 BLOBS_AT_ONCE = 1000
@@ -207,14 +210,18 @@ class FarmClient:
         return self._post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
 
     def upload(self, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
-        """Bring blobs (by digest) to object storage, those that are there already left out; return bytes sent."""
+        """Bring blobs (by digest) to object storage; return the bytes sent.
+
+        Left out are blobs that are there already, and of large ones the parts that an earlier try has brought.
+        """
         sizes = {digest: path.stat().st_size for digest, path in files.items()}
         uploads: list[Document] = []
         names = list(files)
         for start in range(0, len(names), BLOBS_AT_ONCE):
             lot = [{"digest": digest, "size": sizes[digest]} for digest in names[start : start + BLOBS_AT_ONCE]]
             uploads += self._post("/v1/blobs", {"blobs": lot})["missing"]
-        total, sent, lock = sum(int(upload["size"]) for upload in uploads), 0, Lock()
+        puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
+        total, sent, lock = sum(int(put["size"]) for put, _ in puts), 0, Lock()
 
         def count(size: int) -> None:
             nonlocal sent
@@ -224,8 +231,13 @@ class FarmClient:
                     progress(sent, total)
 
         with ThreadPoolExecutor(UPLOADS) as threads:
-            for done in [threads.submit(self._put, upload, files[upload["digest"]], count) for upload in uploads]:
+            for done in [threads.submit(self._put, put, path, count) for put, path in puts]:
                 done.result()
+        for upload in uploads:
+            if upload["finish"]:
+                # The farm reads all of it once, to hash it.
+                timeout = 120.0 + upload["size"] / SLOWEST_HASH
+                self._post(f"/v1/blobs/{upload['digest']}/finish", {"size": upload["size"]}, timeout=timeout)
         return total
 
     def build(self, build_id: str) -> Document:
@@ -522,11 +534,11 @@ class FarmClient:
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
-    def _put(self, upload: Document, path: Path, count: Callable[[int], None]) -> None:
-        """Send one blob; storage checks its size and SHA-256, which the signature covers."""
+    def _put(self, put: Document, path: Path, count: Callable[[int], None]) -> None:
+        """Send one blob, or a part of it; the signature covers its size, and a whole blob's SHA-256."""
         import httpx
 
-        headers = {**upload["headers"], "Content-Length": str(upload["size"])}
+        headers = {**put["headers"], "Content-Length": str(put["size"])}
 
         def once() -> None:
             sent = 0
@@ -534,13 +546,14 @@ class FarmClient:
             def chunks() -> Iterator[bytes]:
                 nonlocal sent
                 with path.open("rb") as file:
-                    while chunk := file.read(CHUNK):
+                    file.seek(put["start"])
+                    while chunk := file.read(min(CHUNK, put["size"] - sent)):
                         yield chunk
                         sent += len(chunk)
                         count(len(chunk))
 
             try:
-                response = self._storage.put(upload["url"], content=chunks(), headers=headers)
+                response = self._storage.put(put["url"], content=chunks(), headers=headers)
             except (httpx.TransportError, httpx.LocalProtocolError) as error:
                 count(-sent)
                 raise StorageUnavailable(f"cannot upload {path.name}: {error or type(error).__name__}") from None

@@ -15,22 +15,46 @@ from farm.errors import NotFound
 
 router = APIRouter(tags=["blobs"])
 
+MAX_PUT = 1 << 30
+"""Bytes of a blob that is sent by one PUT. S3 takes 5 GiB, but what breaks off is sent again from its beginning."""
+
 ASKING = 8
 """Requests to object storage at once, for one list of blobs."""
 
 
 @router.post("/blobs", response_model=schemas.Missing)
-def missing_blobs(query: schemas.Blobs, _: Submitter, farm: FarmDep) -> schemas.Missing:
-    """Say which of these blobs are missing, each with a presigned PUT that accepts exactly its bytes."""
+def missing_blobs(query: schemas.Blobs, caller: Submitter, farm: FarmDep) -> schemas.Missing:
+    """Say which of these blobs are missing, each with the presigned PUTs that bring what is missing of it.
+
+    A single PUT accepts exactly the blob's bytes. A large blob is sent in parts, of which those that are there already
+    are left out, and is finished by a request of its own, which checks it.
+    """
     wanted = {blob.digest: blob.size for blob in query.blobs}
     with ThreadPoolExecutor(ASKING) as threads:
         there = threads.map(lambda item: farm.artifacts.has_blob(*item), wanted.items())
         absent = [item for item, present in zip(wanted.items(), there, strict=True) if not present]
     uploads = []
     for digest, size in absent:
-        request = farm.artifacts.presign_put(digest, size)
-        uploads.append(schemas.Upload(digest=digest, size=size, url=request.url, headers=dict(request.headers)))
+        large = size > MAX_PUT
+        permissions = (
+            farm.artifacts.begin_upload(caller.namespace, digest, size)
+            if large
+            else [farm.artifacts.presign_put(digest, size)]
+        )
+        puts = [
+            schemas.Put(url=put.url, headers=dict(put.headers), start=put.start, size=put.size) for put in permissions
+        ]
+        uploads.append(schemas.Upload(digest=digest, size=size, puts=puts, finish=large))
     return schemas.Missing(missing=uploads)
+
+
+@router.post("/blobs/{digest}/finish", response_model=schemas.BlobQuery)
+def finish_upload(
+    digest: Annotated[str, Path(pattern=schemas.DIGEST)], query: schemas.Finish, caller: Submitter, farm: FarmDep
+) -> schemas.BlobQuery:
+    """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
+    farm.artifacts.finish_upload(caller.namespace, digest, query.size)
+    return schemas.BlobQuery(digest=digest, size=query.size)
 
 
 @router.get("/blobs/{digest}", response_model=schemas.Location, status_code=307, response_class=JSONResponse)

@@ -165,19 +165,34 @@ class Cancelled(BaseModel):
     cancelled: int
 
 
+class Finish(BaseModel):
+    """The size of a blob whose parts were all sent."""
+
+    size: Size
+
+
 class Blobs(BaseModel):
     """Blobs that the client could send, at most 1000 at once."""
 
     blobs: Annotated[list[BlobQuery], Field(max_length=1000)]
 
 
+class Put(BaseModel):
+    """A PUT to `url` with `headers` and `size` bytes of a blob from `start` on."""
+
+    url: str
+    headers: dict[str, str]
+    start: int
+    size: int
+
+
 class Upload(BaseModel):
-    """How to send a missing blob: one PUT to `url` with `headers` and the bytes."""
+    """How to send a missing blob: these PUTs, and where `finish` says so a POST to `/v1/blobs/{digest}/finish`."""
 
     digest: str
     size: int
-    url: str
-    headers: dict[str, str]
+    puts: list[Put]
+    finish: bool
 
 
 class Missing(BaseModel):

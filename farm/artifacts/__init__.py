@@ -19,6 +19,9 @@ MAIN = "main"
 BLOBS = "blobs/sha256/"
 """Prefix of all blobs."""
 
+UPLOADS = "uploads/"
+"""Prefix of large uploads that are not yet hashed into blobs."""
+
 QUARANTINE = "quarantine/sha256/"
 """Prefix under which blobs are kept whose bytes did not match their name."""
 
@@ -28,6 +31,11 @@ def blob_key(digest: str) -> str:
     if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise ValueError(f"{digest!r} is not a SHA-256 in hex")
     return f"{BLOBS}{digest[:2]}/{digest}"
+
+
+def upload_key(namespace: str, digest: str) -> str:
+    """Object key under which the parts of a large blob are put together, until its bytes are known to be right."""
+    return f"{UPLOADS}{namespace}/{digest}"
 
 
 def readable(namespace: str) -> list[str]:
@@ -89,10 +97,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PresignedPut:
-    """A permission to upload one blob: a PUT to `url` with exactly these headers."""
+    """A permission to upload `size` bytes of a blob from `start` on: a PUT to `url` with exactly these headers."""
 
     url: str
     headers: Mapping[str, str]
+    start: int
+    size: int
 
 
 class ArtifactStore(Protocol):
@@ -186,8 +196,20 @@ class ArtifactStore(Protocol):
     def presign_put(self, digest: str, size: int, *, seconds: int = 3600) -> PresignedPut:
         """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
 
+    def begin_upload(self, namespace: str, digest: str, size: int, *, seconds: int = 43_200) -> list[PresignedPut]:
+        """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
+
+        Nothing signs the bytes of a part: the blob is there once `finish_upload` has hashed the whole.
+        """
+
+    def finish_upload(self, namespace: str, digest: str, size: int) -> None:
+        """Put a large blob's parts together, hash them, and make them the blob. Repeating it is harmless.
+
+        Raises UsageError where parts are missing, or the bytes are not those of the digest (which are deleted).
+        """
+
     def abort_uploads(self, older_than: timedelta) -> int:
-        """End multipart uploads that were begun longer ago and never completed; return how many."""
+        """End large uploads that were begun longer ago and never became blobs; return how many."""
 
     def check(self) -> None:
         """Refuse a server that would lose work. Leaves nothing behind.

@@ -25,6 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 from farm.artifacts import (
     BLOBS,
     QUARANTINE,
+    UPLOADS,
     Artifact,
     Entry,
     Object,
@@ -32,6 +33,7 @@ from farm.artifacts import (
     Published,
     blob_key,
     sidecar_key,
+    upload_key,
 )
 from farm.artifacts import sidecar as sidecars
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         CopySourceTypeDef,
         ListObjectsV2OutputTypeDef,
         ListObjectsV2RequestTypeDef,
+        PartTypeDef,
     )
 
 log = get_logger(__name__)
@@ -59,6 +62,9 @@ PIECE = 256 << 10
 
 THREADS = 4
 """Parts of one transfer on their way at once; an upload holds that many in memory."""
+
+CLIENT_PART = 128 << 20
+"""Bytes of one part of a client's upload at least: what is sent again where it breaks off."""
 
 MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
@@ -223,16 +229,16 @@ class S3Store:
     def verify_blob(self, digest: str, size: int | None = None) -> bool:
         """See `ArtifactStore.verify_blob`."""
 
-        def hash_parts(entry: Entry) -> str:
-            sha256 = hashlib.sha256()
-            for start in range(0, entry.size, PART):
-                sha256.update(self._read_part(entry, start, _all))
-            return sha256.hexdigest()
-
         with suppress(ArtifactGone):
-            self._read_checked(digest, size, hash_parts)
+            self._read_checked(digest, size, self._hash)
             return True
         return False
+
+    def _hash(self, entry: Entry) -> str:
+        sha256 = hashlib.sha256()
+        for start in range(0, entry.size, PART):
+            sha256.update(self._read_part(entry, start, _all))
+        return sha256.hexdigest()
 
     def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
         """See `ArtifactStore.get_blob`."""
@@ -491,7 +497,69 @@ class S3Store:
             },
             ExpiresIn=seconds,
         )
-        return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)})
+        return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)}, 0, size)
+
+    # --- large uploads, by clients --------------------------------------------------------------------------
+
+    def begin_upload(self, namespace: str, digest: str, size: int, *, seconds: int = 43_200) -> list[PresignedPut]:
+        """See `ArtifactStore.begin_upload`."""
+        key = upload_key(namespace, digest)
+        upload = self._begun(key)
+        if not upload:
+            begin = partial(self._s3.create_multipart_upload, Bucket=self._bucket, Key=key)
+            upload = self._ask("write", key, begin)["UploadId"]
+        there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
+        part_size = max(CLIENT_PART, -(-size // MAX_PARTS))
+        puts = []
+        for number, start in enumerate(range(0, size, part_size), 1):
+            length = min(part_size, size - start)
+            if there.get(number) == length:
+                continue
+            parameters = {"Bucket": self._bucket, "Key": key, "UploadId": upload, "PartNumber": number}
+            url = self._public.generate_presigned_url(
+                "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=seconds
+            )
+            puts.append(PresignedPut(url, {"content-length": str(length)}, start, length))
+        return puts
+
+    def finish_upload(self, namespace: str, digest: str, size: int) -> None:
+        """See `ArtifactStore.finish_upload`."""
+        key = upload_key(namespace, digest)
+        if upload := self._begun(key):
+            parts = self._parts(key, upload)
+            brought = sum(part["Size"] for part in parts)
+            if brought != size:
+                hint = "upload the parts that are missing, then finish again"
+                raise UsageError(f"{brought} of {size} bytes of blob {digest} are there", hint=hint)
+            listed = [{"PartNumber": part["PartNumber"], "ETag": part["ETag"]} for part in parts]
+            self._complete(key, upload, listed, lambda: self._head(key) is not None)
+        found = self._head(key)
+        if found is None:
+            if not self.has_blob(digest, size):
+                raise UsageError(f"no upload of blob {digest} was begun here", hint="submit again")
+            return
+        actual = self._hash(found)
+        if actual == digest:
+            source: CopySourceTypeDef = {"Bucket": self._bucket, "Key": key}
+            what_was_hashed = {"CopySourceIfMatch": found.etag}
+            copy = partial(self._s3.copy, source, self._bucket, blob_key(digest), ExtraArgs=what_was_hashed)
+            self._ask("copy", key, copy)
+        self.delete_object(key)
+        if actual != digest:
+            hint = "did the file change while it was uploaded?"
+            raise UsageError(f"what was uploaded has the SHA-256 {actual}, not {digest}", hint=hint)
+
+    def _begun(self, key: str) -> str | None:
+        """Return the id of the newest multipart upload to a key that is neither completed nor ended."""
+        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=key)
+        uploads = self._ask("list uploads in", key, lambda: pages.build_full_result().get("Uploads", []))
+        ours = [upload for upload in uploads if upload["Key"] == key]
+        return max(ours, key=lambda upload: upload["Initiated"])["UploadId"] if ours else None
+
+    def _parts(self, key: str, upload: str) -> list[PartTypeDef]:
+        """Return the parts of an upload that are there, in order."""
+        pages = self._s3.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=key, UploadId=upload)
+        return self._ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 
@@ -506,7 +574,10 @@ class S3Store:
             abort = partial(self._s3.abort_multipart_upload, Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
             with suppress(ClientError):  # Completed or ended meanwhile.
                 self._ask("end an upload to", key, abort, final={404})
-        return len(old)
+        stale = [entry for entry in self.list_entries(UPLOADS) if entry.modified < before]
+        for entry in stale:
+            self.delete_object(entry.key)
+        return len(old) + len(stale)
 
     def create_bucket(self) -> None:
         """Make the bucket where it is missing: for servers of our own, elsewhere that is its owner's to

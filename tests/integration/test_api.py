@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+import farm.client as farm_client
+from farm.api import blobs as farm_blobs
 from farm.api.app import create_app
 from farm.app import Farm
-from farm.artifacts import blob_key
+from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
 from farm.cli import main
 from farm.client import FarmClient, Frozen
@@ -203,6 +207,58 @@ def test_uploads_are_checked_against_their_digest(farm: Farm, client: FarmClient
     with pytest.raises((UsageError, FarmFault)):
         client.upload({digest: other})
     assert not farm.artifacts.has_blob(digest)
+
+
+class Breaking(httpx.HTTPTransport):
+    """Storage that takes so many requests and refuses the rest."""
+
+    def __init__(self, takes: int) -> None:
+        super().__init__()
+        self.takes = takes
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.takes -= 1
+        if self.takes < 0:
+            raise httpx.ConnectError("gone")
+        return super().handle_request(request)
+
+
+def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
+    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
+    monkeypatch.setattr(farm_client, "RETRY_DELAYS", ())
+    file = tmp_path / "weights.bin"
+    file.write_bytes(secrets.token_bytes(17 << 20))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    whole, client._storage = client._storage, httpx.Client(transport=Breaking(takes=2))
+    with pytest.raises(FarmFault, match=r"cannot upload weights\.bin"):
+        client.upload({digest: file})
+    assert not farm.artifacts.has_blob(digest)
+    client._storage = whole
+    told: list[tuple[int, int]] = []
+    sent = client.upload({digest: file}, lambda *progress: told.append(progress))
+    assert sent in (7 << 20, 12 << 20), "two of four parts, of 5 and 2 MiB, were there"
+    assert told[-1] == (sent, sent)
+    assert farm.artifacts.verify_blob(digest, 17 << 20)
+    assert list(farm.artifacts.list_objects("uploads/")) == []
+    assert client.upload({digest: file}) == 0
+
+
+def test_a_large_blob_with_other_bytes_is_refused(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(11 << 20))
+    with pytest.raises(UsageError, match=f"what was uploaded has the SHA-256 .*, not {'0' * 64}"):
+        client.upload({"0" * 64: file})
+    assert not farm.artifacts.has_blob("0" * 64)
+    assert list(farm.artifacts.list_objects("uploads/")) == []
+    with pytest.raises(UsageError, match="no upload of blob"):
+        farm.artifacts.finish_upload("main", "0" * 64, 11 << 20)
 
 
 def test_a_build_is_found_by_prefix_and_latest(client: FarmClient, frozen: Frozen) -> None:
