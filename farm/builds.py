@@ -38,6 +38,9 @@ from farm.verdict import judge_cell, verdict_of
 
 log = get_logger(__name__)
 
+PAUSED_POOLS = "config/paused-pools/"
+"""A mark for each pool that hands out nothing."""
+
 LATEST = "latest"
 """The ref that a finished build moves to the cells that passed."""
 
@@ -224,6 +227,8 @@ class Builds:
 
     def resume(self) -> None:
         """Give the store back every unfinished build that it has lost. Repeating it changes nothing."""
+        for mark in self._artifacts.list_objects(PAUSED_POOLS):
+            self._store.workers.pause_pool(mark.removeprefix(PAUSED_POOLS), paused=True)
         for namespace in self._artifacts.list_folders("ns/"):
             for mark in self._artifacts.list_objects(f"ns/{namespace}/open/"):
                 build_id = mark.rpartition("/")[2]
@@ -239,6 +244,12 @@ class Builds:
         # What was a hit when the build was planned stays one; what was published since is one now.
         cells = [{**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]]
         self._create({**document, "cells": cells})
+        mark = self._artifacts.get_object(f"ns/{namespace}/open/{build_id}")
+        wish = json.loads(mark.data) if mark else {}
+        if wish.get("paused"):
+            self._store.builds.pause(build_id, paused=True)
+        if wish.get("cancelled"):
+            self._store.builds.cancel(build_id)
         log.info("build resumed", build=build_id, cells=len(cells))
 
     def _whole(self, build_id: str) -> bool:
@@ -249,7 +260,34 @@ class Builds:
     def cancel(self, namespace: str, build_id: str) -> Document:
         """End every cell of a build that has not ended; say how many that were."""
         build_id = self.resolve(namespace, build_id)
+        self._mark(namespace, build_id, cancelled=True)
         return {"build": build_id, "cancelled": self._store.builds.cancel(build_id)}
+
+    def pause(self, namespace: str, build_id: str, *, paused: bool) -> Document:
+        """Hand out no more of a build's jobs, or hand them out again. What runs goes on."""
+        build_id = self.resolve(namespace, build_id)
+        self._mark(namespace, build_id, paused=paused)
+        if not self._store.builds.pause(build_id, paused=paused):
+            raise Conflict(f"build {build_id} has ended")
+        return self.get(namespace, build_id)
+
+    def _mark(self, namespace: str, build_id: str, **wish: bool) -> None:
+        """Note on a build's open mark what is to hold for it, also after the store was lost."""
+        key = f"ns/{namespace}/open/{build_id}"
+        if found := self._artifacts.get_object(key):
+            self._artifacts.put_object(key, json.dumps({**json.loads(found.data), **wish}).encode())
+
+    def pause_pool(self, pool: str, *, paused: bool) -> None:
+        """Hand out nothing of a pool any more, or hand it out again. Raises NotFound for a pool never seen."""
+        known = self._store.workers.pool_names()
+        if pool not in known:
+            raise NotFound(f"no pool {pool}", hint=f"known are: {', '.join(sorted(known)) or 'none'}")
+        if paused:
+            self._artifacts.put_object(f"{PAUSED_POOLS}{pool}", b"{}")
+        else:
+            self._artifacts.delete_object(f"{PAUSED_POOLS}{pool}")
+        self._store.workers.pause_pool(pool, paused=paused)
+        self._store.wakeups.wake_pool(pool)
 
     def report(self, namespace: str, build_id: str) -> Document:
         """Return a build with its cells as they stand: from the store while it lives there, else its report.
@@ -428,15 +466,16 @@ class Builds:
         facts = self._store.jobs.explain(cell["job"]) if cell["job"] else None
         if facts is None:
             return "the farm is taking the build in"
-        if not facts["live_workers"]:
-            return f"no live worker serves {cell['pool']}"
-        if facts["delayed_until"]:
-            return f"tries again in {max(0.0, facts['delayed_until'] - time.time()):.0f} s"
-        if facts["bounded_by"]:
-            return f"build {facts['bounded_by']} already runs as many as its max-parallel"
-        if facts["handed_out"]:
-            return "handed out; the next free slot takes it"
-        return f"{facts['ahead']} jobs ahead for {facts['slots']} slots of {cell['pool']}"
+        pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]
+        reasons = [
+            (name, f"{name} is paused; `farm resume {name}` lets it go on"),
+            (not facts["live_workers"], f"no live worker serves {pool}"),
+            (then, f"tries again in {max(0.0, (then or 0.0) - time.time()):.0f} s"),
+            (facts["bounded_by"], f"build {facts['bounded_by']} already runs as many as its max-parallel"),
+            (facts["handed_out"], "handed out; the next free slot takes it"),
+            (True, f"{facts['ahead']} jobs ahead for {facts['slots']} slots of {pool}"),
+        ]
+        return next(reason for holds, reason in reasons if holds)
 
 
 def _passed(cell: Mapping[str, Any]) -> bool:
@@ -479,7 +518,7 @@ def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
 
 def _build_document(row: Mapping[str, Any]) -> Document:
     """Return what people and scripts see of a build; once there is a verdict, its counts are the judged ones."""
-    names = ("id", "namespace", "name", "labels", "state", "created_by", "created_at", "ended_at", "verdict")
+    names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
     verdict = row.get("verdict")
     return {
         **{name: row.get(name) for name in names},

@@ -256,6 +256,22 @@ class FarmClient:
         """End every cell of a build that has not ended; return how many those were."""
         return int(self._post(f"/v1/builds/{_build(build_id)}/cancel")["cancelled"])
 
+    def pause(self, build_id: str) -> Document:
+        """Hand out no more of a build's jobs, and return it. Raises Conflict where it has ended."""
+        return self._post(f"/v1/builds/{_build(build_id)}/pause")
+
+    def resume(self, build_id: str) -> Document:
+        """Hand out the jobs of a paused build again, and return it. Raises Conflict where it has ended."""
+        return self._post(f"/v1/builds/{_build(build_id)}/resume")
+
+    def pause_pool(self, name: str) -> None:
+        """Hand out nothing of a pool any more. Raises NotFound."""
+        self._request("POST", f"/v1/pools/{_named('pool', name)}/pause")
+
+    def resume_pool(self, name: str) -> None:
+        """Hand out the jobs of a paused pool again. Raises NotFound."""
+        self._request("POST", f"/v1/pools/{_named('pool', name)}/resume")
+
     def report(self, build_id: str) -> Document:
         """Return a build with its cells as one document."""
         return self._get(f"/v1/builds/{_build(build_id)}/report")

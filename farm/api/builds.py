@@ -88,6 +88,18 @@ def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schema
     return farm.builds.cancel(caller.namespace, build_id)
 
 
+@router.post("/builds/{build_id}/pause", response_model=schemas.Build)
+def pause(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """Hand out no more of a build's jobs; what runs goes on. Repeating it is harmless."""
+    return farm.builds.pause(caller.namespace, build_id, paused=True)
+
+
+@router.post("/builds/{build_id}/resume", response_model=schemas.Build)
+def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """Hand out the jobs of a paused build again."""
+    return farm.builds.pause(caller.namespace, build_id, paused=False)
+
+
 @router.get("/builds/{build_id}/report")
 def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
     """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""

@@ -13,6 +13,7 @@ JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
 DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 NAMESPACE = r"^[a-z0-9._-]{1,64}$"
+POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Item = TypeVar("Item")

@@ -31,6 +31,8 @@ for command in (
     builds.logs,
     builds.reproduce,
     builds.cancel,
+    builds.pause,
+    builds.resume,
     artifacts.fetch,
     artifacts.ls,
     artifacts.inspect,

@@ -24,6 +24,7 @@ SECOND_THOUGHT = 1.0
 
 Manifest = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
+BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
 
@@ -210,6 +211,19 @@ def cancel(build: BuildId, as_json: output.Json = False) -> None:
         output.say(f"{build_id}: {render.plural(count, 'cell')} cancelled{'' if count else ', all had ended'}")
 
 
+def pause(what: BuildOrPool, as_json: output.Json = False) -> None:
+    """Hand out no more jobs of a build, or of a pool.
+
+    What runs goes on, and so does what a worker was just handed. A pool is for administrators.
+    """
+    _rest(what, paused=True, as_json=as_json)
+
+
+def resume(what: BuildOrPool, as_json: output.Json = False) -> None:
+    """Let a paused build, or pool, go on."""
+    _rest(what, paused=False, as_json=as_json)
+
+
 # --- how they do it -------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +343,18 @@ def _check_folder(file: Path | None) -> None:
     """Refuse a file that cannot be written before hours of work, not after them."""
     if file and not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint="make it, or choose another")
+
+
+def _rest(what: str, *, paused: bool, as_json: bool) -> None:
+    with connect() as client:
+        if any(what == pool["name"] for pool in client.pools()):
+            client.pause_pool(what) if paused else client.resume_pool(what)
+            name = what
+        else:
+            name = str((client.pause(what) if paused else client.resume(what))["id"])
+    output.emit({"name": name, "paused": paused}) if as_json else output.say(
+        f"{name} {'is paused' if paused else 'goes on'}"
+    )
 
 
 def _draw(report: dict[str, Any], file: Path) -> None:

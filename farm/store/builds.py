@@ -106,6 +106,13 @@ class Builds:
             total += ended
         return total
 
+    def pause(self, build_id: str, *, paused: bool) -> bool:
+        """Hand out no more of a build's jobs, or hand them out again; False where it has ended. Raises NotFound."""
+        answer = self._link.run("pause_build", build=build_id, paused=int(paused))
+        if answer < 0:
+            raise NotFound(f"no build {build_id}")
+        return bool(answer)
+
     def mark_reported(self, build_id: str, verdict: Any) -> None:
         """Note an ended build's verdict (JSON); from here on everything that belongs to it expires."""
         self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
@@ -169,6 +176,7 @@ def _build(row: Mapping[str, str]) -> Document | None:
         "state": row["state"],
         "ended_at": _seconds(row.get("ended_at")),
         "accepted": int(row["accepted"]),
+        "paused": row.get("paused") == "1",
         "counts": {
             state: int(row.get(f"n:{state}", 0)) for state in ("queued", "running", "succeeded", "failed", "cancelled")
         },

@@ -193,7 +193,8 @@ class Jobs:
         """Return the facts that say why a queued job waits.
 
         `{"pool", "live_workers", "slots", "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded"
-        (node to Unix seconds), "bounded_by" (build at its max_parallel, or None)}`.
+        (node to Unix seconds), "bounded_by" (build at its max_parallel, or None), "paused" (the pool, or
+        the build, that rests, or None)}`.
         """
         job = self.get(job_id)
         if job is None:
@@ -223,6 +224,7 @@ class Jobs:
             "delayed_until": _seconds(delayed),
             "excluded": {node: until / 1000 for node, until in json.loads(excluded or "{}").items()},
             "bounded_by": self._bounded_by(job),
+            "paused": self._paused(job),
         }
 
     def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str]) -> int:
@@ -243,6 +245,14 @@ class Jobs:
             elif priority == job["priority"] and lane not in mine:
                 ahead += min(size, rank + 1)
         return ahead
+
+    def _paused(self, job: Mapping[str, Any]) -> str | None:
+        """The paused pool of a job, or one of its builds where all of them are paused."""
+        if self._link.ask("SISMEMBER", key("paused"), job["pool"]):
+            return str(job["pool"])
+        builds = list(dict.fromkeys(cell["build"] for cell in job["cells"]))
+        resting = self._link.ask_many(["HGET", key("build", build), "paused"] for build in builds)
+        return str(builds[0]) if builds and all(paused == "1" for paused in resting) else None
 
     def _bounded_by(self, job: Mapping[str, Any]) -> str | None:
         for build in dict.fromkeys(cell["build"] for cell in job["cells"]):

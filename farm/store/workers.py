@@ -83,8 +83,11 @@ class Workers:
         ]
 
     def pools(self) -> Rows:
-        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots", "waiting", "running"}`."""
+        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots", "waiting", "running",
+        "paused"}`.
+        """
         known: dict[str, str] = self._link.ask("HGETALL", key("pools"))
+        resting = set(self._link.ask("SMEMBERS", key("paused")))
         workers = self.list()
         counts = self._link.ask_many(
             ["ZCARD", key("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
@@ -101,9 +104,14 @@ class Workers:
                     "slots": sum(worker["slots"] for worker in serving),
                     "waiting": waiting + handed,
                     "running": running,
+                    "paused": name in resting,
                 }
             )
         return sorted(pools, key=lambda pool: pool["name"])
+
+    def pause_pool(self, pool: str, *, paused: bool) -> None:
+        """Hand out nothing of a pool any more, or hand it out again. What runs, or lies in the broker, goes on."""
+        self._link.ask("SADD" if paused else "SREM", key("paused"), pool)
 
     def pool_names(self) -> Names:
         """Return the names of all pools ever registered."""

@@ -291,3 +291,29 @@ def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(f
     retention.tidy_storage(farm.store, farm.artifacts)
     planned = farm.builds.plan("main", again(frozen).submission)["cells"]
     assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
+
+
+def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Frozen) -> None:
+    paused, cancelled = submit(farm, frozen), submit(farm, again(frozen))
+    farm.builds.pause("main", paused["id"], paused=True)
+    farm.builds.pause_pool(POOL.name, paused=True)
+    farm.builds.cancel("main", cancelled["id"])
+    lose_redis(farm)
+    farm.builds.resume()
+    assert farm.builds.get("main", paused["id"])["paused"]
+    assert set(states(farm, cancelled["id"]).values()) == {"cancelled"}
+    assert work(farm) == 0
+    farm.builds.pause_pool(POOL.name, paused=False)
+    assert work(farm) == 0
+    farm.builds.pause("main", paused["id"], paused=False)
+    assert work(farm) == 2
+
+
+def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    farm.builds.pause("main", build["id"], paused=True)
+    waiting = farm.builds.report("main", build["id"])["cells"][0]["waiting"]
+    assert waiting == f"{build['id']} is paused; `farm resume {build['id']}` lets it go on"
+    farm.builds.cancel("main", build["id"])
+    with pytest.raises(Conflict, match="has ended"):
+        farm.builds.pause("main", build["id"], paused=True)

@@ -136,3 +136,34 @@ def test_a_waiting_job_says_why(store: Store) -> None:
     facts = store.jobs.explain(jobs[2])
     assert (facts["live_workers"], facts["slots"], facts["waiting"], facts["ahead"]) == (1, 2, 5, 3)
     assert not facts["handed_out"]
+
+
+def test_a_paused_build_hands_out_nothing_and_others_go_on(store: Store) -> None:
+    join_pool(store)
+    paused = submit(store, *cells("aa"))
+    submit(store, *cells("bb"))
+    assert store.builds.pause(paused, paused=True)
+    assert order(store, 2) == ["b", "b"]
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    job = store.builds.cells(paused)[0]["job"]
+    assert store.jobs.explain(job)["paused"] == paused
+    store.builds.pause(paused, paused=False)
+    assert order(store, 2) == ["a", "a"]
+
+
+def test_a_job_that_another_build_wants_too_is_not_held_up(store: Store) -> None:
+    join_pool(store)
+    paused = submit(store, *cells("a"))
+    store.builds.pause(paused, paused=True)
+    submit(store, *cells("a"))
+    assert order(store, 1) == ["a"]
+
+
+def test_a_paused_pool_hands_out_nothing(store: Store) -> None:
+    join_pool(store)
+    build = submit(store, *cells("a"))
+    store.workers.pause_pool(POOL.name, paused=True)
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    assert store.jobs.explain(store.builds.cells(build)[0]["job"])["paused"] == POOL.name
+    store.workers.pause_pool(POOL.name, paused=False)
+    assert order(store, 1) == ["a"]

@@ -24,7 +24,14 @@ precisions: [fp32, bf16]
 models: [{name: two, source: {path: net.onnx}, options: {level: tuned}}]
 """
 
-ADMINS_ONLY = {"/v1/audit", "/v1/gc", "/v1/tokens", "/v1/tokens/{name}"}
+ADMINS_ONLY = {
+    "/v1/audit",
+    "/v1/gc",
+    "/v1/tokens",
+    "/v1/tokens/{name}",
+    "/v1/pools/{name}/pause",
+    "/v1/pools/{name}/resume",
+}
 OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
 

@@ -26,8 +26,8 @@ HEAVY = {
 }  # fmt: skip
 
 COMMANDS = [
-    "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "fetch", "ls", "inspect",
-    "optimize", "init", "lint", "schema", "doctor", "audit", "gc", "worker", "serve", "help",
+    "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
+    "inspect", "optimize", "init", "lint", "schema", "doctor", "audit", "gc", "worker", "serve", "help",
 ]  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
--- Builds at their `max_parallel`, and builds that are being stopped, are passed over. The stock in the broker is filled
+-- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
+-- out nothing. The stock in the broker is filled
 -- up when half of it has been claimed: until then the queue is no shorter than the slots, and lots stay lots.
 -- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, turn, job:<job> with :cells,
---   build:<build>, build:<build>:flying
+--   build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
 --   per_slot: how many jobs may be with the broker, unclaimed, for each live slot
 -- answer: flat list of job, attempt
+if call("SISMEMBER", key("paused"), pool) == 1 then return {} end
 local lanes = key("pool", pool, "lanes")
 local most, stock = live_slots(pool) * tonumber(per_slot), call("ZCARD", key("pool", pool, "handed"))
 local low = math.floor(most / 2)
@@ -17,9 +19,9 @@ while room > 0 do
   local lane = call("ZRANGE", lanes, passed, passed)[1]
   if not lane then break end
   local priority, build = lane:match("^([^|]+)|(.*)$")
-  local bound = call("HMGET", key("build", build), "max_parallel", "stop")
+  local bound = call("HMGET", key("build", build), "max_parallel", "stop", "paused")
   local parallel = tonumber(bound[1] or "0")
-  if bound[2] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
+  if bound[2] == "1" or bound[3] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
     passed = passed + 1
   else
     local id = call("ZPOPMIN", key("pool", pool, "ready", lane))[1]

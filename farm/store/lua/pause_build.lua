@@ -1,0 +1,14 @@
+-- Hand out no more jobs of a build, or hand them out again. What runs, or lies in the broker, goes on.
+-- keys: build:<build> with :pools :events, wake:pools
+-- arguments: build, paused
+--   paused: 1 or 0
+-- answer: 1; 0 when the build has ended; -1 when there is none
+local found = call("HMGET", key("build", build), "state", "paused")
+if not found[1] then return -1 end
+if found[1] ~= "open" then return 0 end
+if (found[2] or "0") ~= paused then
+  call("HSET", key("build", build), "paused", paused)
+  event(build, {"type", "build", "state", "open", "paused", paused})
+  for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end
+end
+return 1
