@@ -114,10 +114,10 @@ class Auditor:
             # Published since the listing, or not there at all.
             if self._artifacts.lookup([namespace], key) is None:
                 yield Finding(
-                    f"index of {namespace}", f"it promises {key}, which is not there", "it is mended within the hour"
+                    f"index of {namespace}", f"it promises {key}, which is not there", "it is mended within ten minutes"
                 )
         for key in sorted(whole - known):
-            yield Finding(f"index of {namespace}", f"it does not know {key}", "it is mended within the hour")
+            yield Finding(f"index of {namespace}", f"it does not know {key}", "it is mended within ten minutes")
 
     # --- refs and builds ------------------------------------------------------------------------------------------
 

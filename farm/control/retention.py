@@ -11,8 +11,8 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
-INTERVAL = 3600.0
-"""Seconds between two runs."""
+INTERVAL = 600.0
+"""Seconds between two runs: after a loss of Redis, only the sidecars of so long have to be read one by one."""
 
 UPLOADS_KEPT = timedelta(days=1)
 """How long a multipart upload may go on."""
