@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from farm.comparison import MIN_ROUNDS, distribution
 from farm.steps import ONE_SAMPLE, Children, Machine
 
 FIRST_RUNS = 10
-ROUNDS = 20
+ROUNDS = 40
 PROCESS_ROUNDS = 10
 """Rounds where every turn is a process of its own, which loads its program first."""
 PATIENCE = 120.0
@@ -54,6 +54,23 @@ class Contestant:
         """Return it as part of a request."""
         program = str(self.program) if self.program else None
         return {**self.request, "compiler": self.compiler, "device": self.device, "program": program}
+
+
+def at_points(contestant: Contestant) -> list[Contestant]:
+    """Return a contestant at each size that it is measured at: itself, or the points of its dynamic dimensions.
+
+    There its inputs are seeded: a sample is of one size.
+    """
+    from farm.runner.samples import points_of
+
+    points = points_of(contestant.request["inputs"], contestant.request["batch"])
+    if len(points) == 1:
+        return [contestant]
+    samples = {**ONE_SAMPLE, "ranges": contestant.request["samples"].get("ranges", {})}
+    return [
+        replace(contestant, request={**contestant.request, "inputs": inputs, "batch": batch, "samples": samples})
+        for inputs, batch in points
+    ]
 
 
 def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Contestant:

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 Rounds = Sequence[Sequence[float]]
 """Seconds of each run, by round."""
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.99
+"""At 95 % every twentieth comparison of a program with itself would name a winner, which people would believe."""
 BAND = 0.02
 """The least difference that counts: the place of a program in memory alone makes as much."""
 MIN_ROUNDS = 6

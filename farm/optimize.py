@@ -23,16 +23,15 @@ from farm.compilers import COMPILERS, NATIVE, canonical_precision, default_equal
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError
 from farm.jobs.attempt import Limits
-from farm.jobs.state import Phase
+from farm.jobs.state import FailureKind, Phase
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import BATCH, Dimension, FrozenModel, Tensor, read_model
 from farm.nodes import Findings, survey
-from farm.nodes.machine import Machine
-from farm.nodes.share import share_out
+from farm.nodes.share import one_slot
+from farm.nodes.usage import Usage, watch
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import FreeSlots
 from farm.sources import Inputs, freeze
 from farm.steps import Children, OnPhase, Steps
 from farm.verification import Judgement, judge, tolerance_of
@@ -67,19 +66,22 @@ class Wanted:
     samples: Path | None = None
     tolerance: float | None = None
     memory_limit: int = 0
+    gpu_memory_limit: int = 0
     output: str = ""
 
 
 class Made(NamedTuple):
     """A program that was made, still in the work folder, and what is known of it.
 
-    `judgement` says why it is not accurate enough (None where it is); `before` are the original model's figures, or
-    those of its fp32 program, and `untuned` those of the same program without tuning, where each was measured.
+    `judgement` says why it is not accurate or small enough (None where it is), `usage` is that of the GPU. `before` are
+    the original model's figures, or those of its fp32 program, and `untuned` those of the same program without tuning,
+    where each was measured.
     """
 
     program: Path
     sidecar: dict[str, Any]
     judgement: Judgement | None
+    usage: Usage
     after: Measured
     before: Measured | None
     untuned: Measured | None
@@ -99,6 +101,11 @@ class Planned(NamedTuple):
     why: str
 
     @property
+    def file(self) -> Path:
+        """The model's file."""
+        return self.found.files[str(self.model.files[0]["digest"])]
+
+    @property
     def extension(self) -> str:
         """Ending of the program's file."""
         spec = self.cell.order["spec"]
@@ -114,6 +121,9 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     model = read_model(wanted.model, format)
     findings = survey(settings)
     pool, why = _choose(wanted.target, format, findings)
+    if wanted.gpu_memory_limit and not pool.target.device.startswith("gfx"):
+        hint = f"leave it out: {pool.target} uses no GPU; --memory-limit is about the machine's memory"
+        raise UsageError("--gpu-memory-limit has no use here", hint=hint)
     document = _manifest(wanted, model, pool, work)
     try:
         manifest = parse_manifest(json.dumps(document, ensure_ascii=False), "optimize")
@@ -330,28 +340,27 @@ def _written(arrays: Mapping[str, Any], path: Path) -> Path:
 # --- the program --------------------------------------------------------------------------------------------------
 
 
-def make(planned: Planned, model: Path, settings: Settings, work: Path, on_phase: OnPhase) -> Made:
+def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_phase: OnPhase) -> Made:
     """Take the cell through the farm's steps, then measure what came out beside what was there before.
 
     Waits for a GPU that others use. Raises StepEnded where a step fails.
     """
-    cell, order = planned.cell, planned.cell.order
+    cell, order, model = planned.cell, planned.cell.order, planned.file
     calibration, samples = (_blob(planned.found, order.get(name)) for name in ("calibration", "samples"))
     settings = settings.model_copy(update={"migraphx_path": planned.findings.migraphx_path})
-    [kind] = share_out([planned.pool], planned.findings.gpus, settings, Machine())
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
-    with FreeSlots(kind.slots).one(cancelled) as slot:
-        assert slot
+    with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
         limits = Limits(time=0, memory=cell.limits["memory"])
         children = Children(work, settings, limits, on_phase, cancelled, slot)
         steps = Steps(order, children)
         reference = work / "reference.npz"
         with children.phase(Phase.VERIFYING):
             steps.reference(model, samples, reference)
-        with children.phase(Phase.COMPILING):
-            compiled = steps.compile(model, calibration)
-        with children.phase(Phase.MEASURING):
-            evaluated = steps.evaluate(compiled, reference)
+        with watch(gpu) as usage:
+            with children.phase(Phase.COMPILING):
+                compiled = steps.compile(model, calibration)
+            with children.phase(Phase.MEASURING):
+                evaluated = steps.evaluate(compiled, reference)
         sidecar = {
             **steps.record(compiled, evaluated, shared=False),
             "key": cell.key,
@@ -368,8 +377,20 @@ def make(planned: Planned, model: Path, settings: Settings, work: Path, on_phase
         figures = measure(list(there.values()), others.children, settings.measure_seconds)
     facts = sidecar["verification"] or {}
     judgement = judge(facts, cell.gates["tolerance"], equal_share=default_equal_share(cell.precision))
+    judgement = judgement or _over_memory(usage, wanted.gpu_memory_limit)
     found = dict(zip(there, figures, strict=True))
-    return Made(steps.program, sidecar, judgement, found["after"], found.get("before"), found.get("untuned"))
+    return Made(steps.program, sidecar, judgement, usage, found["after"], found.get("before"), found.get("untuned"))
+
+
+def _over_memory(usage: Usage, limit: int) -> Judgement | None:
+    """Return why a program needs too much of the GPU's memory, or None. Nothing bounds it while it runs."""
+    if not limit:
+        return None
+    if usage.memory is None:
+        return Judgement(FailureKind.BUDGET, "the driver does not say how much memory of the GPU was used")
+    if usage.memory <= limit:
+        return None
+    return Judgement(FailureKind.BUDGET, f"it used {usage.memory} bytes of the GPU's memory, the limit is {limit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +515,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "before": _beside(made.before, rounds),
         "untuned": _beside(made.untuned, rounds),
         "peak_memory": made.sidecar["peak_memory"],
+        "gpu": made.usage.as_dict(),
         "seconds": made.sidecar["seconds"],
     }
 

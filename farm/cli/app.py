@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from farm.cli import artifacts, builds, local, manifests, operate, output, tokens
+from farm.cli import artifacts, bench, builds, manifests, operate, optimize, output, tokens
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
 
 app = typer.Typer(
@@ -36,7 +36,8 @@ for command in (
     artifacts.fetch,
     artifacts.ls,
     artifacts.inspect,
-    local.optimize,
+    optimize.optimize,
+    bench.bench,
     manifests.init,
     manifests.lint,
     manifests.schema,

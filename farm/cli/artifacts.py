@@ -113,7 +113,7 @@ def inspect(
     """
     path = Path(what)
     if path.exists():
-        sidecar, file = _beside(path)
+        sidecar, file = beside(path)
         _show_inspected(sidecar, file, as_json=as_json)
         return
     with connect() as client:
@@ -150,7 +150,7 @@ def _key_of(client: FarmClient, what: str) -> str:
 _LARGEST_SIDECAR = 16 << 20
 
 
-def _beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
+def beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
     """Return the sidecar that a path names or that lies beside it, and the program; either may be missing."""
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import Kind, Slot
+from farm.slots import FreeSlots, Kind, Slot
 
 
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:
@@ -40,6 +42,18 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     if on_cpu:
         kinds.append(Kind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))
     return kinds
+
+
+@contextmanager
+def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tuple[Slot, Gpu | None]]:
+    """Hold a slot of this node that serves a pool while the block runs, and give it with its GPU, if it has one.
+
+    Waits for a GPU that others use; Ctrl-C ends the wait.
+    """
+    [kind] = share_out([pool], gpus, settings, Machine())
+    with FreeSlots(kind.slots).one(threading.Event()) as slot:
+        assert slot, "nobody cancels the wait"
+        yield slot, next((gpu for gpu in gpus if slot.gpu and gpu.pin == slot.gpu), None)
 
 
 def _gpu_slot(gpu: Gpu, usable: set[int], *, several: bool) -> Slot:

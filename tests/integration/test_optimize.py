@@ -263,7 +263,7 @@ def test_migraphx_compiles_here_and_its_options_reach_the_program(
     """The older spellings too; the program is JSON, and MIGraphX loads and runs it."""
     import migraphx
 
-    monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).parent))
+    monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).resolve().parent))
     code, out, err = run(
         str(net),
         "-t",
@@ -290,7 +290,7 @@ def test_migraphx_compiles_here_and_its_options_reach_the_program(
 def test_ref_is_the_slowest_and_says_so(run: Run, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import migraphx
 
-    monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).parent))
+    monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).resolve().parent))
     code, out, err = run(str(net), "-t", "ref", "--json")
     assert code == 0, err
     assert json.loads(out)["before"]["comparison"]["verdict"] == "slower"

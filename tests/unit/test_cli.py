@@ -27,7 +27,7 @@ HEAVY = {
 
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
-    "inspect", "optimize", "init", "lint", "schema", "doctor", "audit", "gc", "worker", "serve", "help",
+    "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker", "serve", "help",
 ]  # fmt: skip
 
 

@@ -1,24 +1,17 @@
-"""Commands that compile and measure on this machine, without a farm: optimize, bench."""
+"""The command optimize: one model compiled on this machine, without a farm."""
 
 from __future__ import annotations
 
 import re
-import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from farm.cli import output, render
-from farm.errors import CompileFailed, FarmFault, GateFailed, UsageError
-
-if TYPE_CHECKING:
-    from farm.jobs.state import Phase
-    from farm.settings import Settings
-    from farm.steps import OnPhase
+from farm.cli.here import compared, here, latency, say_all
+from farm.errors import GateFailed, UsageError
 
 
 def optimize(
@@ -63,6 +56,12 @@ def optimize(
     memory_limit: Annotated[
         str, typer.Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Of compiling, such as 8GiB.")
     ] = "",
+    gpu_memory_limit: Annotated[
+        str,
+        typer.Option(
+            "--gpu-memory-limit", "--gpu_memory_limit", metavar="SIZE", help="Of the GPU, checked at the end."
+        ),
+    ] = "",
     json_program: Annotated[
         bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
     ] = False,
@@ -98,66 +97,29 @@ def optimize(
         samples=samples,
         tolerance=tolerance,
         memory_limit=_size("--memory-limit", memory_limit),
+        gpu_memory_limit=_size("--gpu-memory-limit", gpu_memory_limit),
         output=output_path,
     )
-    with _here() as (settings, work, told):
+    with here() as (settings, work, told):
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
-        made = make(planned, model, settings, work, told)
+        made = make(wanted, planned, settings, work, told)
         found = report(planned, made)
         if made.judgement:
-            _say_all(_report_lines(found), output.note)
-            hint = "nothing was written; --tolerance accepts more, --samples shows the error on real inputs"
+            say_all(_report_lines(found), output.note)
+            accuracy = "--tolerance accepts more, --samples shows the error on real inputs"
+            hint = f"nothing was written; {accuracy}" if made.judgement.kind == "accuracy" else "nothing was written"
             raise GateFailed(made.judgement.message, hint=hint)
         with output.writing(place):
             beside, _ = store(made, place)
     if as_json:
         output.emit({"program": str(place), "sidecar": str(beside), **found})
     else:
-        _say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(beside))], "  ")])
+        say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(beside))], "  ")])
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _here() -> Iterator[tuple[Settings, Path, OnPhase]]:
-    """Give settings for one compile at a time on all cores, a folder that goes with the block, and who is told phases.
-
-    Whatever ends a step becomes an error with its exit code; being asked to end politely is Ctrl-C.
-    """
-    from farm.jobs.state import Fault
-    from farm.settings import load_settings
-    from farm.steps import StepEnded
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = load_settings(cpu_slots=1)
-    output.quiet_logs(settings)
-    with tempfile.TemporaryDirectory(prefix="farm-") as work:
-        try:
-            yield settings, Path(work), _teller()
-        except StepEnded as ended:
-            if ended.failure is None:
-                raise KeyboardInterrupt from None
-            kind, message, detail = ended.failure
-            for line in detail.splitlines():
-                output.note(f"  | {render.one_line(line)}")
-            error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
-            raise error(f"{kind}: {render.one_line(message)}", hint=kind.policy.advice) from None
-
-
-def _teller() -> OnPhase:
-    said = ""
-
-    def told(phase: Phase, _progress: float | None, detail: str) -> None:
-        nonlocal said
-        words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
-        if words != said:
-            said = words
-            output.note(f"  {words}")
-
-    return told
 
 
 def _input_shape(text: str) -> tuple[str, list[int | str]]:
@@ -184,11 +146,6 @@ def _size(option: str, text: str) -> int:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:
-    for line in lines:
-        say(line)
-
-
 # --- how they look ----------------------------------------------------------------------------------------------------
 
 
@@ -207,17 +164,19 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
     rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
     if accuracy["weak"]:
         rows.append(("", "weak: the samples prove little, a constant answer would pass too; --samples helps"))
-    rows.append(("latency", _latency(after)))
+    rows.append(("latency", latency(after)))
     for other, words in (("before", "the model before"), ("untuned", "untuned")):
         if found[other]:
-            rows.append(("", f"{words} ({found[other]['target']}): {_latency(found[other])}"))
-            rows.append(("", f"{_compared(found[other]['comparison'])}"))
+            rows.append(("", f"{words} ({found[other]['target']}): {latency(found[other])}"))
+            rows.append(("", f"{compared(found[other]['comparison'])}"))
     firsts = after["first_runs"]
     rows.append(("load", render.duration(after["load"])))
     rows.append(("first run", render.duration(firsts[0])))
     rows.append((f"first {len(firsts)}", ", ".join(render.duration(seconds) for seconds in firsts)))
     memory = f"{render.size(found['peak_memory'])} to compile, {render.size(after['peak_memory'])} to run"
     rows.append(("memory", memory))
+    if found["gpu"]["memory"] is not None:
+        rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
     rows.append(("took", render.duration(found["seconds"])))
     return [found["identifier"], *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
 
@@ -226,18 +185,3 @@ def _output(value: Mapping[str, float]) -> str:
     if "equal" in value:
         return f"{value['equal']:.2%} equal, {value['needed']:.0%} needed"
     return f"{value['error']:.2g} (rel_l2), tolerance {value['tolerance']:.2g}"
-
-
-def _latency(measured: Mapping[str, Any]) -> str:
-    latency = measured["latency"]
-    spread = f"90 % within {render.duration(latency['p90'])}, 99 % within {render.duration(latency['p99'])}"
-    return f"{render.duration(latency['p50'])}, {spread}"
-
-
-def _compared(comparison: Mapping[str, Any]) -> str:
-    ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
-    return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
-
-
-def _figures(comparison: Mapping[str, Any]) -> tuple[float, float, float]:
-    return comparison["ratio"], *comparison["interval"]

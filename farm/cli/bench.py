@@ -1,0 +1,304 @@
+"""The command bench: how fast compiled programs are on this machine, alone and beside others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.here import compared, here, latency, say_all
+from farm.errors import ArtifactGone, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from farm.bench import Contestant, Measured
+    from farm.client import FarmClient
+    from farm.nodes import Findings
+    from farm.nodes.usage import Usage
+    from farm.settings import Settings
+    from farm.steps import OnPhase
+
+PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
+
+
+class Artifact(NamedTuple):
+    """A program on this machine with its sidecar; `stored` where it came from a farm."""
+
+    program: Path
+    sidecar: Mapping[str, Any]
+    stored: bool = False
+
+
+def bench(
+    artifact: Annotated[
+        str, typer.Argument(metavar="ARTIFACT", help="A program, a folder of fetched ones, or MODEL/TARGET/…[@REF].")
+    ],
+    against: Annotated[
+        str, typer.Option("--against", metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")
+    ] = "",
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Time for each program's runs in turns.")] = 5.0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw what was measured.")
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Measure a compiled program here, alone or beside another.
+
+    Latency, throughput by batch, load time and memory. Beside another they take turns, and the verdict says whether the
+    difference is more than chance.
+    """
+    from farm.bench import at_points
+    from farm.nodes import survey
+
+    documents: list[dict[str, Any]] = []
+    drawn: list[list[Measured]] = []
+    with here() as (settings, work, told):
+        findings = survey(settings)
+        for one in _artifacts(artifact, settings):
+            contestants = _contestants(one, against, model, settings)
+            for turns in zip(*map(at_points, contestants), strict=True):
+                measured, usage = _measure(turns, seconds, settings, findings, work / str(len(drawn)), told)
+                drawn.append(measured)
+                documents.append(_document(one, measured, usage))
+    if picture:
+        with output.writing(picture):
+            _draw(picture, drawn)
+    if as_json:
+        output.emit({"artifacts": documents, "picture": str(picture) if picture else None})
+        return
+    for document in documents:
+        say_all(_lines(document))
+    if picture:
+        output.say(str(picture))
+
+
+def _document(one: Artifact, measured: Sequence[Measured], usage: Usage) -> dict[str, Any]:
+    from farm.comparison import compare
+
+    first, *others = measured
+    document = {name: one.sidecar[name] for name in ("identifier", "key", "toolchain")}
+    document |= {**first.as_dict(), "gpu": usage.as_dict(), "against": None}
+    for other in others:
+        document["against"] = {**other.as_dict(), "comparison": compare(first.rounds, other.rounds).as_dict()}
+    return document
+
+
+# --- which ------------------------------------------------------------------------------------------------------------
+
+
+def _artifacts(text: str, settings: Settings) -> list[Artifact]:
+    """Return what a text names: a file or folder here, or cells of a ref, which are brought to the cache."""
+    if Path(text).exists():
+        return _local(Path(text).resolve())
+    if text.count("/") not in (2, 3):
+        hint = "a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
+        raise NotFound(f"no file {text}, and no artifact's name", hint=hint)
+    from farm.cli.connection import connect
+
+    identifier, _, ref = text.partition("@")
+    with connect(settings) as client:
+        there = client.ls(ref or "latest")
+        cells = [cell for cell in there if identifier in (cell["identifier"], cell["identifier"].rpartition("/")[0])]
+        if not cells:
+            names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
+            raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
+        newest: dict[str, Mapping[str, Any]] = {}
+        for sidecar in sorted((client.artifact(cell["key"]) for cell in cells), key=lambda found: found["created"]):
+            newest[sidecar["identifier"]] = sidecar
+        return sorted((_brought(client, each) for each in newest.values()), key=lambda found: _batch(found.sidecar))
+
+
+def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
+    """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
+    folder = _cache(sidecar)
+    for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
+        if not _is_whole(folder / str(blob["path"]), blob["digest"]):
+            folder.mkdir(parents=True, exist_ok=True)
+            client.download(blob, folder)
+    return Artifact(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
+
+
+def _cache(sidecar: Mapping[str, Any]) -> Path:
+    from farm.sources import default_cache
+
+    return default_cache() / "artifacts" / str(sidecar["key"])
+
+
+def _local(path: Path) -> list[Artifact]:
+    from farm.cli.artifacts import beside
+
+    if path.is_dir():
+        documents = sorted([*path.glob("artifact.json"), *path.glob("*/artifact.json")])
+        if not documents:
+            raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it beside the program")
+        found = [artifact for document in documents for artifact in _local(document)]
+        return sorted(found, key=lambda artifact: _batch(artifact.sidecar))
+    sidecar, program = beside(path)
+    if sidecar is None:
+        hint = "`farm fetch` and `farm optimize` write it; without it nobody knows how to run the program"
+        raise NotFound(f"no sidecar beside {path}", hint=hint)
+    program = program or path.with_name(str(sidecar["blobs"]["program"]["path"]))
+    if not _is_whole(program, sidecar["blobs"]["program"]["digest"]):
+        raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
+    return [Artifact(program, sidecar)]
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+
+def _batch(sidecar: Mapping[str, Any]) -> int:
+    batch = sidecar["spec"]["batch"]
+    return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
+
+
+def _contestants(one: Artifact, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
+    """Return a program, and what it is measured beside."""
+    from farm.bench import original_of, program_of
+
+    ours = program_of(one.sidecar, one.program)
+    if not against:
+        return [ours]
+    if against == "torch":
+        raise UsageError(
+            "--against torch: this farm measures compiled programs and ONNX models",
+            hint="export the model to ONNX and use `--against onnxruntime`",
+        )
+    if against == "onnxruntime":
+        return [ours, original_of(one.sidecar, _original(one, model, settings), one.program)]
+    identifier = str(one.sidecar["identifier"])
+    name = f"{identifier}{against}" if against.startswith("@") else against
+    [other] = _same_shape(one, _artifacts(name, settings), name)
+    return [ours, program_of(other.sidecar, other.program, f"{other.sidecar['identifier']} ({against})")]
+
+
+def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Artifact]:
+    wanted = one.sidecar["spec"]["inputs"]
+    fitting = [other for other in others if other.sidecar["spec"]["inputs"] == wanted]
+    if len(fitting) != 1:
+        hint = "programs are compared on the same inputs: name one of the same model and shape"
+        raise UsageError(f"{name} has no program with the inputs of {one.sidecar['identifier']}", hint=hint)
+    return fitting
+
+
+def _original(one: Artifact, model: Path | None, settings: Settings) -> Path:
+    """Return the model that an artifact was made from: the one given, else the farm's."""
+    from farm.models import read_model
+
+    wanted = one.sidecar["spec"]["model"]
+    if wanted["format"] != "onnx":
+        raise UsageError(f"--against onnxruntime: the model is {wanted['format']}, which ONNX Runtime does not read")
+    if model:
+        if read_model(model).digest != wanted["digest"]:
+            raise UsageError(f"{model} is not the model that {one.program.name} was made from")
+        return model.resolve()
+    if not one.stored:
+        raise UsageError("--against onnxruntime needs the original model", hint="--model FILE.onnx")
+    from farm.cli.connection import connect
+
+    with connect(settings) as client:
+        files = client.reproduction(str(one.sidecar["key"]))["order"]["model"]["files"]
+        folder = _cache(one.sidecar) / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            if not _is_whole(folder / str(file["path"]), file["digest"]):
+                client.download(file, folder)
+        return folder / str(files[0]["path"])
+
+
+# --- how --------------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    contestants: Sequence[Contestant],
+    seconds: float,
+    settings: Settings,
+    findings: Findings,
+    work: Path,
+    told: OnPhase,
+) -> tuple[list[Measured], Usage]:
+    import threading
+
+    from farm.bench import measure
+    from farm.jobs.attempt import Limits
+    from farm.nodes.share import one_slot
+    from farm.nodes.usage import watch
+    from farm.steps import Children
+
+    settings = settings.model_copy(update={"migraphx_path": findings.migraphx_path})
+    pools = []
+    for contestant in contestants:
+        target = f"{contestant.compiler}/{contestant.device}"
+        pool = next((pool for pool in findings.pools if str(pool.target) == target and not pool.untuned), None)
+        if pool is None:
+            known = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
+            raise UsageError(f"{contestant.name} needs {target}; here is {known}")
+        pools.append(pool)
+    leading = next((pool for pool in pools if pool.target.device.startswith("gfx")), pools[0])
+    work.mkdir()
+    with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
+        children = Children(work, settings, Limits(time=0, memory=0), told, threading.Event(), slot)
+        measured = measure(contestants, children, seconds)
+    return measured, usage
+
+
+# --- how it looks -----------------------------------------------------------------------------------------------------
+
+
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    rows = [
+        ("target", f"{document['target']}, {document['toolchain']}"),
+        *_figures(document),
+    ]
+    if document["gpu"]["busy"] is not None:
+        rows.append(("GPU", f"{document['gpu']['busy']:.0%} busy"))
+    lines = [document["identifier"], *render.align(rows, "  ")]
+    if other := document["against"]:
+        lines += [f"  against {other['name']}", *render.align(_figures(other), "    ")]
+        lines.append(f"  {compared(other['comparison'])}")
+    return lines
+
+
+def _figures(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found, firsts = measured["latency"], measured["first_runs"]
+    return [
+        ("latency", f"{latency(measured)}, at least {render.duration(found['minimum'])} ({found['repeats']} runs)"),
+        ("throughput", f"{found['throughput']:.4g} samples a second at batch {measured['batch']}"),
+        ("load", f"{render.duration(measured['load'])}, then {render.duration(firsts[0])} for the first run"),
+        ("memory", render.size(measured["peak_memory"])),
+    ]
+
+
+def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
+    """Draw throughput by batch where there are several batches, else the latency distribution."""
+    from farm.pictures import curves
+
+    series: dict[str, list[tuple[float, float]]] = {}
+    if len({row[0].contestant.batch for row in rows}) > 1:
+        for row in rows:
+            for place, measured in enumerate(row):
+                name = "program" if place == 0 else "against"
+                series.setdefault(name, []).append((measured.contestant.batch, measured.latency["throughput"]))
+        curves(path, title=rows[0][0].contestant.name, x="batch", y="throughput (samples a second)", series=series)
+        return
+    for row in rows:
+        for measured in row:
+            series[measured.contestant.name] = list(_percentiles(measured))
+    curves(path, title="Latency of each run", x="percentile", y="latency (ms)", series=series)
+
+
+def _percentiles(measured: Measured) -> Iterator[tuple[float, float]]:
+    import numpy as np
+
+    runs = [seconds * 1000 for block in measured.rounds for seconds in block]
+    for percentile in PERCENTILES:
+        yield percentile, float(np.percentile(runs, percentile))

@@ -1,0 +1,80 @@
+"""What commands share that compile and measure on this machine, without a farm."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.cli import output, render
+from farm.errors import CompileFailed, FarmFault
+
+if TYPE_CHECKING:
+    from farm.jobs.state import Phase
+    from farm.settings import Settings
+    from farm.steps import OnPhase
+
+
+@contextmanager
+def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
+    """Give settings for one compile at a time on all cores, a folder that goes with the block, and who is told phases.
+
+    Whatever ends a step becomes an error with its exit code; being asked to end politely is Ctrl-C.
+    """
+    from farm.jobs.state import Fault
+    from farm.settings import load_settings
+    from farm.steps import StepEnded
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = load_settings(cpu_slots=1)
+    output.quiet_logs(settings)
+    with tempfile.TemporaryDirectory(prefix="farm-") as work:
+        try:
+            yield settings, Path(work), _teller()
+        except StepEnded as ended:
+            if ended.failure is None:
+                raise KeyboardInterrupt from None
+            kind, message, detail = ended.failure
+            for line in detail.splitlines():
+                output.note(f"  | {render.one_line(line)}")
+            error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
+            raise error(f"{kind}: {render.one_line(message)}", hint=kind.policy.advice) from None
+
+
+def _teller() -> OnPhase:
+    said = ""
+
+    def told(phase: Phase, _progress: float | None, detail: str) -> None:
+        nonlocal said
+        words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
+        if words != said:
+            said = words
+            output.note(f"  {words}")
+
+    return told
+
+
+def say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:
+    """Print lines, on standard output unless another way is given."""
+    for line in lines:
+        say(line)
+
+
+def latency(measured: Mapping[str, Any]) -> str:
+    """Return what was measured of a program, for people: median and tail."""
+    found = measured["latency"]
+    spread = f"90 % within {render.duration(found['p90'])}, 99 % within {render.duration(found['p99'])}"
+    return f"{render.duration(found['p50'])}, {spread}"
+
+
+def compared(comparison: Mapping[str, Any]) -> str:
+    """Return how many times the speed of another a program has, for people."""
+    ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
+    return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
+
+
+def _figures(comparison: Mapping[str, Any]) -> tuple[float, float, float]:
+    return comparison["ratio"], *comparison["interval"]

@@ -1,0 +1,156 @@
+"""`farm bench`: programs measured for real, alone and in turns, on the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from farm.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("FARM_MEASURE_SECONDS", "0.05")
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "signal", lambda *_: before)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def net(path: Path, layers: int) -> Path:
+    """A chain of matrix products: so many times as slow as one."""
+    size = 256
+    weight = np.eye(size, dtype=np.float32) + 0.01
+    names = ["x", *(f"h{index}" for index in range(layers - 1)), "y"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", [before, f"w{after}"], [after]) for before, after in pairwise(names)],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", size])],
+        [numpy_helper.from_array(weight, f"w{name}") for name in names[1:]],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def slow(tmp_path: Path, run: Run) -> Path:
+    """A program of forty products, at a batch of 64."""
+    model = net(tmp_path / "slow.onnx", 40)
+    assert run("optimize", str(model), "-t", "onnxruntime/cpu", "--batch", "64", "--tolerance", "1")[0] == 0
+    return Path("saved_models/slow.onnx")
+
+
+@pytest.fixture
+def fast(tmp_path: Path, run: Run) -> Path:
+    """A program of one, with the same inputs."""
+    model = net(tmp_path / "fast.onnx", 1)
+    assert run("optimize", str(model), "-t", "onnxruntime/cpu", "--batch", "64")[0] == 0
+    return Path("saved_models/fast.onnx")
+
+
+def bench(run: Run, *arguments: str) -> dict[str, Any]:
+    code, out, err = run("bench", *arguments, "--seconds", "0.4", "--json")
+    assert code == 0, err
+    [found] = json.loads(out)["artifacts"]
+    return dict(found)
+
+
+def test_two_programs_take_turns_and_the_faster_is_named(run: Run, slow: Path, fast: Path) -> None:
+    found = bench(run, str(fast), "--against", str(slow), "--picture", "turns.svg")
+    latency, other = found["latency"], found["against"]["latency"]
+    assert found["batch"] == 64
+    assert latency["minimum"] <= latency["p50"] <= latency["p90"] <= latency["p99"] < 60
+    assert latency["throughput"] == pytest.approx(64 / latency["p50"])
+    assert len(found["first_runs"]) == 10
+    assert found["load"] > 0
+    assert found["peak_memory"] > 10_000_000
+    assert found["against"]["comparison"]["verdict"] == "faster"
+    assert found["against"]["comparison"]["ratio"] == pytest.approx(other["p50"] / latency["p50"], rel=0.5)
+    picture = Path("turns.svg").read_text()
+    assert "percentile" in picture
+    assert "latency (ms)" in picture
+
+
+def test_against_the_original_model(run: Run, fast: Path, tmp_path: Path) -> None:
+    code, out, err = run("bench", str(fast), "--against", "onnxruntime", "--seconds", "0.2")
+    assert (code, out) == (2, "")
+    assert "--model FILE.onnx" in err
+    net(tmp_path / "another.onnx", 2)
+    code, _, err = run("bench", str(fast), "--against", "onnxruntime", "--model", "another.onnx")
+    assert code == 2
+    assert "is not the model that fast.onnx was made from" in err
+    found = bench(run, str(fast), "--against", "onnxruntime", "--model", "fast.onnx")
+    assert found["against"]["target"] == "onnxruntime/cpu"
+    code, _, err = run("bench", str(fast), "--against", "torch")
+    assert code == 2
+    assert "export the model to ONNX" in err
+
+
+def test_a_family_is_measured_by_batch_and_drawn(run: Run, tmp_path: Path) -> None:
+    """A folder as `farm fetch --family` writes it: one artifact in a folder of its own for each batch."""
+    model = net(tmp_path / "net.onnx", 1)
+    for batch in (1, 8):
+        place = tmp_path / "family" / f"b{batch}"
+        code = run("optimize", str(model), "-t", "onnxruntime/cpu", "--batch", str(batch), "-p", f"{place}/net.onnx")[0]
+        assert code == 0
+        (place / "net.onnx.artifact.json").rename(place / "artifact.json")
+    code, out, err = run("bench", "family", "--seconds", "0.2", "--picture", "batches.svg", "--json")
+    assert code == 0, err
+    assert [found["batch"] for found in json.loads(out)["artifacts"]] == [1, 8]
+    assert "throughput (samples a second)" in Path("batches.svg").read_text()
+
+
+def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: Path) -> None:
+    code, _, err = run("bench", "nothing.mxr")
+    assert code == 4
+    assert "MODEL/TARGET/PRECISION" in err
+    code, _, err = run("bench", "fast.onnx")
+    assert code == 4
+    assert "no sidecar beside" in err
+    document = Path(f"{fast}.artifact.json")
+    document.write_text(document.read_text().replace('"arch": "cpu"', '"arch": "gfx942"'))
+    code, _, err = run("bench", str(fast))
+    assert code == 2
+    assert "needs onnxruntime/gfx942; here is onnxruntime/cpu" in err
+    fast.write_bytes(fast.read_bytes() + b"x")
+    code, _, err = run("bench", str(fast))
+    assert code == 39
+
+
+@pytest.mark.migraphx
+@pytest.mark.parametrize("python", ["", "own"])
+def test_migraphx_beside_onnxruntime(
+    run: Run, fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    """In one process, and where MIGraphX has an interpreter of its own in processes by turns."""
+    import sys
+
+    import migraphx
+
+    monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).resolve().parent))
+    monkeypatch.setenv("FARM_MIGRAPHX_PYTHON", sys.executable if python else "")
+    assert run("optimize", "fast.onnx", "-t", "ref", "--batch", "64")[0] == 0
+    found = bench(run, "saved_models/fast.mxr", "--against", str(fast))
+    assert found["target"] == "migraphx/ref"
+    assert found["against"]["comparison"]["verdict"] == "slower"
