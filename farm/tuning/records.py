@@ -271,5 +271,6 @@ def _join_logs(*logs: Log) -> Log:
     return Log(sessions, folded.days, folded.folded)
 
 
-def _progress(session: Session) -> tuple[str, float, str]:
-    return session.until, session.work.seconds, str(session)
+def _progress(session: Session) -> tuple[str, float, int, str]:
+    work = session.work
+    return session.until, work.seconds, work.known + work.tuned + work.untunable, str(session)

@@ -1,0 +1,143 @@
+"""What a death loses of tuning, and what a second model saves: a scripted tuner, a real database, real kills.
+
+    python tests/benchmarks/tuning_kills.py [--kills 100] [--operations 40]
+
+Workers that tune slice by slice are killed (SIGKILL) at random points; the next one goes on from the database. Printed:
+the candidates that each kill lost, whether every head could be read, and what a model costs that shares 80 % of its
+operations with one that was tuned, none of its slices being the same. The S3 server is an embedded SeaweedFS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from farm import embedded
+from farm.artifacts import ArtifactStore
+from farm.artifacts.s3 import S3Store
+from farm.settings import Settings, load_settings
+from farm.tuning.records import Store
+from tests.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tuner_for, worked
+
+
+class Kills(NamedTuple):
+    """What a number of kills came to, in candidates."""
+
+    kills: int
+    lost: list[int]
+    models: int
+    records: int
+
+
+def tune(artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, model: Path) -> None:
+    """Tune a model in this process."""
+    tuner_for(artifacts, settings, folder, name, collect_seconds=0.5).compile(model, None)
+
+
+def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: int) -> Kills:
+    """Tune models in processes that are killed at a random point, one after the other, until so many were.
+
+    Raises AssertionError for a head or delta that cannot be read, or a record that is lost.
+    """
+    artifacts = S3Store.from_settings(settings)
+    chance = random.Random(7)
+    lost: list[int] = []
+    models = attempts = known = 0
+    while len(lost) < kills:
+        models += 1
+        model = save_model(folder / f"model-{models}", [f"{models}-{index}" for index in range(operations)])
+        ended = False
+        while not ended and len(lost) < kills:
+            attempts += 1
+            before = worked(model)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    tune(S3Store.from_settings(settings), settings, folder, f"attempt-{attempts}", model)
+                finally:
+                    os._exit(0 if sys.exc_info()[0] is None else 1)
+            ended = _wait(pid, chance.uniform(0.3, 2.5))
+            if chance.random() < 0.3:
+                database(artifacts).merge()
+            found = database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE]
+            assert found >= known, f"{known - found} records are lost"
+            if not ended:
+                lost.append(worked(model) - before - (found - known) * CANDIDATES)
+            known = found
+    return Kills(len(lost), lost, models, known)
+
+
+def _wait(pid: int, seconds: float) -> bool:
+    """Give a process its time, then kill it; say whether it ended by itself."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def second_model(settings: Settings, folder: Path, operations: int, slowest: float) -> tuple[float, float]:
+    """Return candidates and seconds of a model that shares 80 % of its operations, as parts of one that shares none."""
+    artifacts = S3Store.from_settings(settings)
+    names = [f"shared-{index}" for index in range(operations)]
+    # Every fifth is new, so that no slice is one that was tuned.
+    other = [f"new-{index}" if index % 5 == 0 else name for index, name in enumerate(names)]
+    figures = []
+    for name, model in (("first", names), ("second", other)):
+        path = save_model(folder / name, model, slowest)
+        started = time.monotonic()
+        tune(artifacts, settings, folder, f"attempt-{name}", path)
+        figures.append((worked(path), time.monotonic() - started))
+    (work, seconds), (again, then) = figures
+    return again / work, then / seconds
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--operations", type=int, default=40)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        access, secret = secrets.token_hex(8), secrets.token_hex(16)
+        server = embedded.start_weed(folder / "s3", access, secret, bucket="farm")
+        try:
+            settings = load_settings(
+                {"XDG_CONFIG_HOME": name},
+                data_dir=folder,
+                s3_endpoint=server.url,
+                s3_access_key=access,
+                s3_secret_key=secret,
+                s3_bucket="farm",
+            )
+            kills = kill_at_random(settings, folder, kills=arguments.kills, operations=arguments.operations)
+            most = max(kills.lost)
+            slice_ = PER_SLICE * CANDIDATES
+            print(f"kills                        {kills.kills}, {kills.models} models of {arguments.operations}")
+            print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
+            print(f"the slice in hand has        {slice_}")
+            print(f"heads that cannot be read    0, with {kills.records} records")
+            work, time_ = second_model(settings, folder, arguments.operations, slowest=0.1)
+            print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")
+        finally:
+            server.stop()
+    if most > slice_ or time_ > 0.25:
+        sys.exit("more was lost, or less saved, than promised")
+
+
+if __name__ == "__main__":
+    main()

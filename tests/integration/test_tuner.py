@@ -1,0 +1,149 @@
+"""Tuning slice by slice: what is kept, what is skipped, what a budget does. The GPU's compiler is a scripted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.artifacts.s3 import S3Store
+from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
+from farm.settings import Settings, load_settings
+from farm.steps import StepEnded
+from farm.tuning.files import OBJECTS
+from farm.tuning.records import Store
+from tests.benchmarks.tuning_kills import kill_at_random, second_model
+from tests.scripted_tuner import CANDIDATES, PER_SLICE, ScriptedSteps, Tuner, database, save_model, tuner_for, worked
+
+OPERATIONS = [f"conv-{index}" for index in range(10)]
+
+
+@pytest.fixture
+def farm_settings(s3_settings: dict[str, str], tmp_path: Path) -> Settings:
+    return load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, data_dir=tmp_path, **s3_settings)
+
+
+@pytest.fixture
+def artifacts(farm_settings: Settings) -> S3Store:
+    return S3Store.from_settings(farm_settings)
+
+
+def environments(tuner: Tuner) -> dict[str, dict[str, str]]:
+    """Return the environment of the last child of each action."""
+    assert isinstance(tuner.steps, ScriptedSteps)
+    return dict(tuner.steps.asked)
+
+
+def test_a_second_attempt_tunes_nothing_again(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+    """What one attempt tuned is known to the next, which says so and what it saved."""
+    model = save_model(tmp_path, OPERATIONS)
+    first = tuner_for(artifacts, farm_settings, tmp_path, "first")
+    first.compile(model, None)
+    assert (first.work.known, first.work.tuned, first.work.untunable) == (0, 10, 0)
+    assert worked(model) == 10 * CANDIDATES
+    second = tuner_for(artifacts, farm_settings, tmp_path, "second")
+    second.compile(model, None)
+    assert (second.work.known, second.work.tuned) == (10, 0)
+    assert second.work.saved == pytest.approx(first.work.seconds, abs=0.01)
+    assert worked(model) == 10 * CANDIDATES
+    assert database(artifacts).read().snapshot.log.total().work.tuned == 10
+
+
+@pytest.mark.parametrize(
+    ("mode", "search"),
+    [
+        ("quick", {"MIOPEN_FIND_ENFORCE": "3"}),
+        ("exhaustive", {"MIOPEN_FIND_ENFORCE": "3", "MIOPEN_SYSTEM_DB_PATH": "{}/tuning"}),
+        (
+            "full",
+            {
+                "MIOPEN_FIND_ENFORCE": "3",
+                "MIOPEN_SYSTEM_DB_PATH": "{}/tuning",
+                "MIGRAPHX_MLIR_TUNE_EXHAUSTIVE": "1",
+            },
+        ),
+    ],
+)
+def test_only_children_that_tune_search(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path, mode: str, search: dict[str, str]
+) -> None:
+    """Every mode sets its variables for slices and the whole; who measures has empty databases and no search."""
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", mode=mode)
+    folder = tmp_path / "one"
+    tuner.compile(save_model(tmp_path, OPERATIONS[:2]), None)
+    stores = {
+        "MIOPEN_USER_DB_PATH": f"{folder}/tuning",
+        "MIOPEN_CUSTOM_CACHE_DIR": f"{folder}/tuning/kernels",
+        "MIGRAPHX_PROBLEM_CACHE": f"{folder}/tuning/problem_cache.json",
+        "MIGRAPHX_TRACE_BENCHMARKING": "1",
+    }
+    expected = {**stores, **{name: value.format(folder) for name, value in search.items()}}
+    found = environments(tuner)
+    assert found["tune"] == found["compile"] == expected
+    assert {name: value for name, value in tuner.measuring.items() if "/proof" not in value} == {}
+    assert not (tuner.measuring.keys() & search.keys())
+
+
+def test_modes_have_databases_of_their_own(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+    """A hit stops tuning for good, so what `quick` found must not stop `exhaustive`."""
+    model = save_model(tmp_path, OPERATIONS[:4])
+    tuner_for(artifacts, farm_settings, tmp_path, "quick", mode="quick").compile(model, None)
+    tuner_for(artifacts, farm_settings, tmp_path, "exhaustive").compile(model, None)
+    assert worked(model) == 2 * 4 * CANDIDATES
+
+
+def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    """At its end the child is stopped. What the compiler then chooses by itself never enters the database."""
+    model = save_model(tmp_path, OPERATIONS, slowest=0.04)
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "short", budget=3.0)
+    tuner.compile(model, None)
+    assert tuner.cut
+    report = tuner.report(published=True)
+    assert (report["finished"], report["operations"]) == (False, 10)
+    assert 0 < report["known"] + report["tuned"] < 10
+    kept = database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE]
+    assert kept < 10, "the whole was compiled, but from a copy"
+    assert worked(model) > kept * CANDIDATES
+    assert "MIOPEN_FIND_ENFORCE" not in environments(tuner)["compile"]
+    longer = tuner_for(artifacts, farm_settings, tmp_path, "longer", budget=600.0)
+    longer.compile(model, None)
+    assert not longer.cut
+    assert longer.work.known >= report["tuned"]
+    assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 10
+
+
+def test_a_slice_that_the_compiler_refuses_is_not_tunable(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    """The others are tuned and kept, also where the whole then fails."""
+    model = save_model(tmp_path, [*OPERATIONS[:4], "refused"])
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
+    with pytest.raises(StepEnded, match="No solutions provided"):
+        tuner.compile(model, None)
+    assert (tuner.work.tuned, tuner.work.untunable) == (4, 1)
+    assert database(artifacts).read().snapshot.log.total().work == tuner.work
+
+
+def test_deaths_lose_the_slice_in_hand_at_most(farm_settings: Settings, tmp_path: Path) -> None:
+    """Workers killed at random points; the next one goes on. `tests/benchmarks/tuning_kills.py` does it 100 times."""
+    kills = kill_at_random(farm_settings, tmp_path, kills=5, operations=12)
+    assert max(kills.lost) <= PER_SLICE * CANDIDATES
+
+
+def test_shared_operations_cost_the_next_model_nothing(farm_settings: Settings, tmp_path: Path) -> None:
+    """No slice of the second model is one that was tuned, but four of five of its operations are."""
+    work, _ = second_model(farm_settings, tmp_path, 20, slowest=0.004)
+    assert work == pytest.approx(0.2)
+
+
+def test_the_best_candidate_of_all_slices_is_chosen(tmp_path: Path) -> None:
+    """The sum over slices decides, each as often as the model has it; without figures it is the default."""
+    slices = [{"key": "a", "count": 3}, {"key": "b", "count": 1}, {"key": "unknown", "count": 9}]
+    assert choose(tmp_path, slices, 4) == Candidate("all", 4)
+    add_record(tmp_path, "a", {"basic/1": 1.0, "all/2/spin": 2.0, "all/8": 0.1})
+    add_record(tmp_path, "b", {"basic/1": 5.0, "all/2/spin": 1.0, "all/8": 0.1})
+    assert choose(tmp_path, slices, 4) == Candidate("all", 2, spinning=True)
+    assert choose(tmp_path, slices, 1) == Candidate("basic", 1)
+    assert OBJECTS[Store.ONNXRUNTIME] == RECORDS

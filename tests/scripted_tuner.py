@@ -1,0 +1,183 @@
+"""MIGraphX's tuning without a GPU: a child with its two phases and its rule of writing, and steps that use it.
+
+A model is a file of operations, `{"operations": [name, …], "log": FILE, "slowest": seconds}`. As in MIGraphX all
+candidates of all operations that the problem cache does not have are compiled first, then timed one operation after
+another; the cache is written whole, not atomically, at the end, or after each operation with
+MIGRAPHX_TRACE_BENCHMARKING. How long a candidate takes is random, `slowest` at most. Every candidate that was worked on
+leaves a byte in the log, so work can be counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CANDIDATES = 12
+"""Of each operation."""
+PER_SLICE = 4
+
+
+# --- the child -------------------------------------------------------------------------------------------------
+
+
+def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
+    """Do what a request asks for, as `farm/runner/actions.py` does it with a compiler."""
+    model = json.loads(Path(request["model"]["path"]).read_text())
+    if request["action"] == "slice":
+        return write_slices(model, Path(request["slices"]))
+    if "refused" in model["operations"]:
+        failure = sys.modules["farm_runner.protocol"].Failure  # type: ignore[attr-defined]
+        raise failure("compiler_error", "No solutions provided for refused")
+    tune(model["operations"], Path(model["log"]), model["slowest"])
+    return {"outputs": []}
+
+
+def write_slices(model: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    slices = []
+    for start in range(0, len(model["operations"]), PER_SLICE):
+        operations = model["operations"][start : start + PER_SLICE]
+        path = folder / f"slice-{start}.json"
+        path.write_text(json.dumps({**model, "operations": operations}))
+        signature = "-".join(operations)
+        slices.append(
+            {"path": str(path), "signature": signature, "operations": len(operations), "count": 1, "inputs": {}}
+        )
+    return {"slices": slices, "operations": len(model["operations"])}
+
+
+def tune(operations: Sequence[str], log: Path, slowest: float) -> None:
+    path = Path(os.environ["MIGRAPHX_PROBLEM_CACHE"])
+    steadily = int(os.environ.get("MIGRAPHX_TRACE_BENCHMARKING", "0")) > 0
+    cache = json.loads(path.read_text()) if path.exists() else []
+    known = {key["problem"] for key, _ in cache}
+    unknown = [name for name in dict.fromkeys(operations) if name not in known]
+    chance = random.Random()
+    with log.open("ab", buffering=0) as done:
+        for _ in unknown:
+            for _ in range(CANDIDATES):
+                time.sleep(chance.uniform(0, slowest))
+                done.write(b".")
+        for name in unknown:
+            time.sleep(chance.uniform(0, slowest * CANDIDATES))
+            cache.append([{"name": "gpu::mlir_op", "problem": name}, f"v4:{chance.randrange(99)}"])
+            if steadily:
+                write(cache, path)
+    if unknown:
+        write(cache, path)
+
+
+def write(cache: Sequence[Any], path: Path) -> None:
+    """Write the cache as MIGraphX does: over the old one, piece by piece."""
+    text = json.dumps(cache)
+    with path.open("w", buffering=1) as file:
+        for start in range(0, len(text), 100):
+            file.write(text[start : start + 100])
+            file.flush()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "farm" / "runner"))
+    import child
+
+    sys.exit(child.start(work))
+
+
+# --- the worker ------------------------------------------------------------------------------------------------
+
+from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
+from farm.child import Limits, classify, run_child  # noqa: E402
+from farm.settings import Settings  # noqa: E402
+from farm.steps import Children, StepEnded, Steps  # noqa: E402
+from farm.tuner import Tuner  # noqa: E402
+from farm.tuning.database import TuningDatabase  # noqa: E402
+
+SPEC: Mapping[str, Any] = {
+    "compiler": {"name": "migraphx"},
+    "toolchain": "rocm7.2-migraphx2.15-00000000",
+    "precision": "fp16",
+    "options": {},
+    "quantization": {},
+    "env": {},
+    "calibration": None,
+    "verification": None,
+    "inputs": {},
+    "batch": None,
+}
+
+
+class ScriptedSteps(Steps):
+    """Steps whose children follow the script above."""
+
+    asked: list[tuple[str, dict[str, str]]]
+    """Action and environment of every child."""
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        seconds: float = 0.0,
+        quiet: bool = False,
+    ) -> dict[str, Any]:
+        """Ask a scripted child; the same as the real one but for what runs in it."""
+        for folder in write:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.__dict__.setdefault("asked", []).append((request["action"], dict(environment or {})))
+        end = run_child(
+            request,
+            log_path=self.children.log_path,
+            environment={"MIGRAPHX_PROBLEM_CACHE": "/dev/null", **(environment or {})},
+            limits=Limits(time=seconds),
+            folder=self.children.folder,
+            cancelled=self.children.cancelled,
+            script=Path(__file__),
+        )
+        if end.result is not None and end.ok:
+            return end.result
+        raise StepEnded(classify(end))
+
+
+def save_model(folder: Path, operations: Sequence[str], slowest: float = 0.004) -> Path:
+    """Write a model of these operations, with an empty log of work beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.json"
+    log = folder / "work.log"
+    log.touch()
+    path.write_text(json.dumps({"operations": list(operations), "log": str(log), "slowest": slowest}))
+    return path
+
+
+def worked(model: Path) -> int:
+    """Return how many candidates were worked on for a model."""
+    return Path(json.loads(model.read_text())["log"]).stat().st_size
+
+
+def database(artifacts: ArtifactStore, mode: str = "exhaustive") -> TuningDatabase:
+    """Return the database that scripted models are tuned into."""
+    return TuningDatabase(artifacts, "main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", mode)
+
+
+def tuner_for(
+    artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, *, mode: str = "exhaustive", **options: Any
+) -> Tuner:
+    """Return what tunes one model; `name` is the attempt's, and that of its folder."""
+    place = folder / name
+    place.mkdir(parents=True)
+    limits = {"time": 0.0, "memory": 0}
+    children = Children(place, settings, limits, lambda *_: None, threading.Event())  # type: ignore[arg-type]
+    order = {
+        "identifier": f"{name}/migraphx-gfx942/fp16/b1",
+        "target": "migraphx/gfx942",
+        "model": {"format": "onnx"},
+        "spec": {**SPEC, "tuning": {"mode": mode}},
+    }
+    return Tuner(ScriptedSteps(order, children), database(artifacts, mode), session=name, **options)
