@@ -30,7 +30,7 @@ from farm.models import FrozenModel
 from farm.plan import Plan, make_plan
 from farm.pools import Pool, in_use
 from farm.settings import Settings
-from farm.spec import digest_of
+from farm.spec import digest_of, keys_of
 from farm.steps import reference_recipe
 from farm.store import Store
 from farm.sweep import draw, sweeps_of
@@ -101,7 +101,7 @@ class Builds:
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
         )
         keys = list(dict.fromkeys(cell.key for cell in cells))
-        whole = self._known(namespace, keys)
+        whole = self._whole_programs(namespace, cells)
         missing = [key for key in keys if key not in whole]
         last = self._last_passed(namespace) if missing else {}
         plan = make_plan(
@@ -129,6 +129,12 @@ class Builds:
         if problems:
             raise ManifestError(problems)
         return models
+
+    def _whole_programs(self, namespace: str, cells: Sequence[Cell]) -> dict[str, Mapping[str, Any]]:
+        """Facts of the cells' whole artifacts by key; where no tuning was finished, of one cut short by that budget."""
+        names = {cell.key: keys_of(cell.order, cell.key) for cell in cells}
+        found = self._known(namespace, [name for all_ in names.values() for name in all_])
+        return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
 
     def _known(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """Facts of the whole artifacts among `keys`: `main` is asked first."""

@@ -581,7 +581,9 @@ class Tuning(_Entry):
     mode: Literal["off", "quick", "exhaustive", "full"] = "off"
     """How much is tried."""
     budget: Duration = None
-    """Time after which tuning is cut short."""
+    """Time after which tuning is cut short; the program is then compiled from what is known."""
+    miopen_find_enforce: Annotated[int | None, Field(ge=1, le=5, alias="miopen_find_enforce")] = None
+    """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning (3: search for what is not known), by number."""
 
 
 class Verify(_Entry):

@@ -731,13 +731,13 @@ class _Expansion:
         )
         if pool is None or frozen is None:
             return plan
-        tuning = settings.tuning.mode if settings.tuning.mode in kind.tuning else OFF
+        tuning = _tuning(settings.tuning, compiler, kind, choice)
         plan.pool = pool.name
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         converted = {"conversion": frozen.conversion} if frozen.conversion else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
-        plan.order = _order(plan.emulated, settings, tuning, env_files, pool)
+        plan.order = _order(plan.emulated, settings, tuning["mode"], env_files, pool)
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
@@ -747,11 +747,11 @@ class _Expansion:
                     name: pool.libraries[name] for name in compiler.libraries_of(precision) if name in pool.libraries
                 },
             },
-            "device": choice.device(pool, family_bound=compiler.family_bound(options, tuning)),
+            "device": choice.device(pool, family_bound=compiler.family_bound(options, tuning["mode"])),
             "toolchain": pool.toolchain,
             "precision": precision,
             "options": options,
-            "tuning": {"mode": tuning},
+            "tuning": tuning,
             "env": env,
             "calibration": calibration,
             "quantization": quantization,
@@ -1014,6 +1014,14 @@ def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
 
 def _sought(model: ModelEntry) -> Mapping[str, Json] | None:
     return {"metric": model.sweep.metric, "max_latency": model.sweep.max_latency} if model.sweep else None
+
+
+def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice) -> dict[str, Any]:
+    """Return what a spec says of tuning. What is to run on any card of an architecture is tuned for none."""
+    if given.mode not in kind.tuning or choice.any_device:
+        return {"mode": OFF}
+    enforced = given.miopen_find_enforce if compiler.find_enforce else None
+    return {"mode": given.mode, **({"miopen_find_enforce": enforced} if enforced else {})}
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:

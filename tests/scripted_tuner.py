@@ -9,6 +9,7 @@ leaves a byte in the log, so work can be counted.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -60,6 +61,7 @@ def tune(operations: Sequence[str], log: Path, slowest: float) -> None:
     unknown = [name for name in dict.fromkeys(operations) if name not in known]
     chance = random.Random()
     with log.open("ab", buffering=0) as done:
+        fcntl.flock(done, fcntl.LOCK_EX)  # Who counts work waits for a child that is being killed.
         for _ in unknown:
             for _ in range(CANDIDATES):
                 time.sleep(chance.uniform(0, slowest))
@@ -157,8 +159,10 @@ def save_model(folder: Path, operations: Sequence[str], slowest: float = 0.004) 
 
 
 def worked(model: Path) -> int:
-    """Return how many candidates were worked on for a model."""
-    return Path(json.loads(model.read_text())["log"]).stat().st_size
+    """Return how many candidates were worked on for a model, once nobody works on it any more."""
+    with Path(json.loads(model.read_text())["log"]).open("rb") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        return log.seek(0, os.SEEK_END)
 
 
 def database(artifacts: ArtifactStore, mode: str = "exhaustive") -> TuningDatabase:

@@ -131,7 +131,7 @@ def main() -> None:
             print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
             print(f"the slice in hand has        {slice_}")
             print(f"heads that cannot be read    0, with {kills.records} records")
-            work, time_ = second_model(settings, folder, arguments.operations, slowest=0.1)
+            work, time_ = second_model(settings, folder, arguments.operations, slowest=0.2)
             print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")
         finally:
             server.stop()

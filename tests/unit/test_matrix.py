@@ -23,7 +23,7 @@ from farm.matrix import Cell, Selector, check, expand, overridden_calibration
 from farm.models import FrozenModel, Span, Tensor, shape_label, sum_of
 from farm.plan import input_files, make_plan
 from farm.pools import Pool, Target, begins
-from farm.spec import CompileSpec, Device, cache_key
+from farm.spec import CompileSpec, Device, cache_key, keys_of
 
 CPU = Pool(
     Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1,
@@ -452,6 +452,24 @@ def test_what_changes_the_program_changes_the_key() -> None:
         one(manifest_text("options: {fast_math: false}", model=ONE, targets="[gfx1100]")).key,
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_tuning_is_in_the_key_and_its_budget_is_not() -> None:
+    """A finished tuning has no budget in its key; one cut short by a budget has a key of its own."""
+
+    def made(tuning: str, target: str = "gfx1100") -> Cell:
+        return one(manifest_text(f"tuning: {tuning}", model=ONE, targets=f"[{target}]"))
+
+    plain, budgeted = made("quick"), made("{mode: quick, budget: 90s}")
+    assert plain.key == budgeted.key
+    assert keys_of(plain.order, plain.key) == [plain.key]
+    assert (
+        len({*keys_of(budgeted.order, budgeted.key), *keys_of(made("{mode: quick, budget: 2m}").order, plain.key)}) == 3
+    )
+    assert made("{mode: quick, miopen_find_enforce: 4}").key != plain.key
+    assert made("quick", "gfx942:any").spec.tuning == {"mode": "off"}
+    tuned, untuned = (made(mode, "onnxruntime/cpu").spec for mode in ("quick", "off"))
+    assert (tuned.device.cpu_family, untuned.device.cpu_family) == ("x86-64-v4", None)
 
 
 def test_an_option_younger_than_the_keys_is_in_them_only_where_it_is_used() -> None:
