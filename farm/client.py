@@ -388,6 +388,46 @@ class FarmClient:
         """Revoke a token. Raises NotFound."""
         self._request("DELETE", f"/v1/tokens/{_named('token', name)}")
 
+    # --- tuning -------------------------------------------------------------------------------------------------
+
+    def tuning(self) -> list[Document]:
+        """Return the tuning databases, also those that are still empty. A database's name is `POOL/DEVICE/MODE`."""
+        return self._items("/v1/tuning")
+
+    def tuning_snapshot(self, database: str) -> bytes:
+        """Return all records of a tuning database as text, for `farm.tuning.text.read`. Raises NotFound."""
+        return self._request("GET", f"{_tuning(database)}/snapshot", timeout=300.0).content
+
+    def tuning_stats(self, database: str) -> Document:
+        """Return what a tuning database holds, and what tuning took and saved, in all and by the day."""
+        return self._get(f"{_tuning(database)}/stats")
+
+    def tuning_import(self, database: str, packed: bytes, *, miopen: str = "") -> Document:
+        """Add a packed snapshot (`farm.tuning.text.pack`) to a tuning database; return what came of it."""
+        headers = {"Content-Type": "application/gzip"}
+        options: dict[str, Any] = {"content": packed, "headers": headers, "params": {"miopen": miopen}}
+        found: Document = self._request("POST", f"{_tuning(database)}/import", timeout=300.0, **options).json()
+        return found
+
+    def tuning_merge(self, database: str) -> Document:
+        """Bring what attempts committed into a tuning database's head now."""
+        return self._post(f"{_tuning(database)}/merge", timeout=300.0)
+
+    def tuning_prune(
+        self,
+        database: str,
+        *,
+        older: float | None = None,
+        job: str = "",
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> Document:
+        """Remove the records that were measured `older` seconds ago or more, or by one job, or everything."""
+        params: dict[str, Any] = {"job": job, "everything": everything, "dry_run": dry_run}
+        if older is not None:
+            params["older"] = older
+        return self._post(f"{_tuning(database)}/prune", params=params, timeout=300.0)
+
     # --- artifacts ----------------------------------------------------------------------------------------------
 
     def artifact(self, key: str) -> Document:
@@ -690,6 +730,13 @@ def _build(build_id: str) -> str:
     if not re.fullmatch(r"@latest|(b-)?[0-9a-f]{1,16}", build_id):
         raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
+
+
+def _tuning(database: str) -> str:
+    """Return the path of a tuning database."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*){2}", database, re.ASCII):
+        raise NotFound(f"no tuning database is named {database!r}", hint="the name is POOL/DEVICE/MODE")
+    return f"/v1/tuning/{database}"
 
 
 def _named(what: str, name: str) -> str:

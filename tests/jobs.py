@@ -111,6 +111,7 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         finish_build=reports.finish,
         resume=reports.resume,
         tidy=lambda: None,  # There is no object storage here.
+        merge=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))

@@ -10,7 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import farm as package
-from farm.api import artifacts, blobs, builds, jobs, problems, schemas, tokens, upkeep, workers
+from farm.api import artifacts, blobs, builds, jobs, problems, schemas, tokens, tuning, upkeep, workers
 from farm.api.auth import FarmDep
 from farm.app import Farm
 from farm.errors import UsageError
@@ -61,6 +61,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         workers.router,
         upkeep.router,
         tokens.router,
+        tuning.router,
     ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)

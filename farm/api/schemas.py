@@ -14,6 +14,7 @@ DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 NAMESPACE = r"^[a-z0-9._-]{1,64}$"
 POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
+TUNING_PART = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Item = TypeVar("Item")
@@ -234,6 +235,74 @@ class Collected(BaseModel):
 
     blobs: int
     bytes: int
+
+
+class TuningDatabase(BaseModel):
+    """A tuning database: what tuning learnt on one pool, device and mode. `size` in bytes, packed; `waiting` deltas."""
+
+    name: str
+    namespace: str
+    pool: str
+    device: str
+    mode: str
+    generation: int = 0
+    records: dict[str, int] = {}
+    size: int = 0
+    moved: str = ""
+    waiting: int = 0
+
+
+class TuningWork(BaseModel):
+    """What sessions of tuning came to.
+
+    Operations that came from the database, were tuned, are not tunable; seconds spent and saved.
+    """
+
+    sessions: int
+    known: int
+    tuned: int
+    untunable: int
+    seconds: float
+    saved: float
+
+
+class TuningDay(TuningWork):
+    """The sessions that ended on one day."""
+
+    date: str
+
+
+class TuningStats(BaseModel):
+    """What a tuning database holds, and what tuning took and saved."""
+
+    database: str
+    records: dict[str, int]
+    total: TuningWork
+    days: list[TuningDay]
+
+
+class TuningImported(BaseModel):
+    """What an import brought: records by store, how many of them are new, and what was refused, with the reason."""
+
+    records: dict[str, int]
+    added: int
+    refused: dict[str, str]
+
+
+class TuningMerged(BaseModel):
+    """What a merge came to: the head's generation, deltas merged, records in all, deltas that cannot be read."""
+
+    generation: int
+    deltas: int
+    records: int
+    unreadable: list[str]
+
+
+class TuningPruned(BaseModel):
+    """How many records went, or would go, and how many are left."""
+
+    pruned: int
+    left: int
 
 
 class Health(BaseModel):

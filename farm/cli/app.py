@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from farm.cli import artifacts, bench, builds, manifests, operate, optimize, output, tokens
+from farm.cli import artifacts, bench, builds, manifests, operate, optimize, output, tokens, tuning
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
 
 app = typer.Typer(
@@ -48,9 +48,8 @@ for command in (
     operate.serve,
 ):
     app.command()(command)
-
-
 app.add_typer(tokens.commands, name="token")
+app.add_typer(tuning.commands, name="tuning")
 
 
 @app.callback(invoke_without_command=True)

@@ -18,6 +18,8 @@ from farm.control.endings import settle_left, settle_next
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
 from farm.control.reconciler import Queued, Resumer, send_strays
+from farm.control.tuning import INTERVAL as MERGE_INTERVAL
+from farm.control.tuning import merge_tuning
 from farm.errors import FarmFault
 from farm.logging import get_logger
 from farm.scheduler import Send
@@ -50,10 +52,11 @@ class ControlPlane:
         finish_build: Callable[[str], None],
         resume: Callable[[], None],
         tidy: Callable[[], None],
+        merge: Callable[[], object],
     ) -> None:
         """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
-        back builds that it lost, `tidy` looks after object storage. All may be called again for the same thing, and by
-        several control planes at once.
+        back builds that it lost, `tidy` looks after object storage, `merge` after tuning databases. All may be called
+        again for the same thing, and by several control planes at once.
         """
         self._settings = settings
         self._store = store
@@ -63,6 +66,7 @@ class ControlPlane:
         self._resumer = Resumer(store, resume)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._tidy = tidy
+        self._merge = merge
         self._next_retention = 0.0
         self._next_tidying = time.monotonic() + FIRST_TIDYING
 
@@ -75,6 +79,7 @@ class ControlPlane:
             "reap": partial(self._reap, stop, min(every, 0.25)),
             "sweep": partial(self._sweep, stop),
             "repair": partial(self._repair, stop),
+            "tuning": partial(self._merge_tuning, stop),
         }
         threads = [
             threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}")
@@ -113,6 +118,12 @@ class ControlPlane:
                 self._next_tidying = time.monotonic() + retention.INTERVAL
         stop.wait(SWEEP_SECONDS)
 
+    def _merge_tuning(self, stop: threading.Event) -> None:
+        """In a loop of its own, since a large database takes a while."""
+        stop.wait(MERGE_INTERVAL)
+        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
+            self._merge()
+
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
     """Run the control plane of a farm until `stop` is set."""
@@ -125,6 +136,7 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         finish_build=builds.finish,
         resume=builds.resume,
         tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
+        merge=partial(merge_tuning, farm.artifacts),
     ).run(stop)
 
 

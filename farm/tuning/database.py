@@ -71,6 +71,8 @@ class Head:
     size: int
     previous: str | None
     moved: str
+    records: dict[str, int]
+    """Number of records by store."""
     etag: str
 
 
@@ -114,7 +116,9 @@ class TuningDatabase:
             return None
         try:
             document = json.loads(found.data)
-            fields = {name: document[name] for name in ("generation", "snapshot", "size", "previous", "moved")}
+            fields = {
+                name: document[name] for name in ("generation", "snapshot", "size", "previous", "moved", "records")
+            }
             return Head(**fields, etag=found.etag)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactGone(f"the head {found.key} cannot be read: {error!r}") from None
@@ -239,9 +243,10 @@ class TuningDatabase:
             size=len(data),
             previous=head.snapshot if head else None,
             moved=datetime.now(UTC).isoformat(timespec="seconds"),
+            records=snapshot.counts(),
             etag="",
         )
-        document = {"schema": 1, **asdict(new), "records": snapshot.counts()}
+        document = {"schema": 1, **asdict(new)}
         del document["etag"]
         self._artifacts.put_object(
             f"{self._prefix}head.json",

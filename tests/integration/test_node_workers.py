@@ -85,6 +85,7 @@ def control(farm: Farm) -> Iterator[None]:
         finish_build=farm.builds.finish,
         resume=farm.builds.resume,
         tidy=lambda: None,
+        merge=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))

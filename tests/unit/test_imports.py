@@ -40,6 +40,7 @@ PURE = [
     "sweep",
     "dynamic",
     "tuning/records",
+    "tuning/importing",
     "comparison",
 ]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}

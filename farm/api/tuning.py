@@ -1,0 +1,159 @@
+"""Tuning databases over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Path, Query, Response
+
+from farm.api import schemas
+from farm.api.auth import FarmDep, Reader, Submitter
+from farm.app import Farm
+from farm.errors import NotFound, UsageError
+from farm.pools import Pool
+from farm.tuning import text
+from farm.tuning.database import TuningDatabase, databases, device_name
+from farm.tuning.importing import fitting
+from farm.tuning.records import Day, Record, Snapshot, Source
+
+router = APIRouter(tags=["tuning"])
+
+MODES = ("quick", "exhaustive", "full")
+"""Modes that have a database; `off` learns nothing."""
+
+Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
+
+
+def _addressed(pool: Part, device: Part, mode: Part, caller: Reader, farm: FarmDep) -> TuningDatabase:
+    return TuningDatabase(farm.artifacts, caller.namespace, pool, device, mode)
+
+
+Addressed = Annotated[TuningDatabase, Depends(_addressed)]
+
+
+def _there(database: Addressed) -> TuningDatabase:
+    if database.head() is None and not database.waiting():
+        raise NotFound(f"no tuning database {database.name}", hint="`farm tuning ls` lists them")
+    return database
+
+
+There = Annotated[TuningDatabase, Depends(_there)]
+
+
+@router.get("/tuning", response_model=schemas.Items[schemas.TuningDatabase])
+def tuning_databases(caller: Reader, farm: FarmDep) -> dict[str, list[schemas.Document]]:
+    """List the namespace's tuning databases, and those that it could have: one for each known pool and mode."""
+    found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
+    for pool in _pools(farm):
+        for mode in MODES:
+            name = pool.name, device_name(pool.device), mode
+            database = TuningDatabase(farm.artifacts, caller.namespace, *name)
+            found.setdefault(database.name, _empty(database))
+    return {"items": [found[name] for name in sorted(found)]}
+
+
+@router.get(
+    "/tuning/{pool}/{device}/{mode}/snapshot",
+    response_class=Response,
+    responses={200: {"content": {"text/tab-separated-values": {"schema": {"type": "string"}}}}},
+)
+def tuning_snapshot(database: There) -> Response:
+    """Return all records that are known now, merged or not, as text; `docs/tuning.md` describes it."""
+    data = text.pack(database.read().snapshot)
+    return Response(data, media_type="text/tab-separated-values", headers={"Content-Encoding": "gzip"})
+
+
+@router.get("/tuning/{pool}/{device}/{mode}/stats", response_model=schemas.TuningStats)
+def tuning_stats(database: There) -> schemas.Document:
+    """Say what the database holds, and what tuning took and saved: in all, and by the day."""
+    snapshot = database.read().snapshot
+    days = [{"date": date, **_sum(day)} for date, day in snapshot.log.by_day().items()]
+    return {"database": database.name, "records": snapshot.counts(), "total": _sum(snapshot.log.total()), "days": days}
+
+
+@router.post("/tuning/{pool}/{device}/{mode}/import", response_model=schemas.TuningImported)
+def tuning_import(
+    database: Addressed,
+    caller: Submitter,
+    farm: FarmDep,
+    snapshot: Annotated[bytes, Body(media_type="application/gzip", description="A snapshot as gzipped text.")],
+    miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
+) -> schemas.Document:
+    """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name."""
+    pool = next((pool for pool in _pools(farm) if pool.name == database.pool), None)
+    if pool is None or database.mode not in MODES:
+        known = "`farm tuning ls` lists the databases"
+        raise NotFound(f"no pool {database.pool} with the mode {database.mode} is known", hint=known)
+    offered = text.unpack(snapshot)
+    text.check(offered)
+    known_now = database.read().snapshot
+    found = fitting(offered, known_now, pool.device, miopen)
+    source = Source(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain)
+    delta = found.snapshot.measured_by(source)
+    if delta:
+        database.commit(delta)
+    added = len(delta.join(known_now)) - len(known_now)
+    return {"records": delta.counts(), "added": added, "refused": dict(found.refused)}
+
+
+@router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=schemas.TuningMerged)
+def tuning_merge(database: There, _: Submitter) -> schemas.Document:
+    """Bring what attempts committed into the head now; the control plane does so by itself after a while."""
+    return asdict(database.merge())
+
+
+@router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=schemas.TuningPruned)
+def tuning_prune(
+    database: There,
+    _: Submitter,
+    older: Annotated[float | None, Query(gt=0, description="Records that were measured so many seconds ago.")] = None,
+    job: Annotated[str, Query(max_length=64, description="Records that this job measured.")] = "",
+    everything: Annotated[bool, Query(description="The whole database.")] = False,
+    dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,
+) -> schemas.Document:
+    """Remove records, so that they are measured again. Of several conditions all must hold."""
+    if everything == bool(older or job):
+        raise UsageError("say what is pruned: by age, by job, or everything")
+    before = "" if older is None else (datetime.now(UTC) - timedelta(seconds=older)).isoformat(timespec="seconds")
+
+    def goes(record: Record) -> bool:
+        return (not before or record.source.when < before) and (not job or record.source.job == job)
+
+    def keep(snapshot: Snapshot) -> Snapshot:
+        return snapshot.only(record for record in snapshot if not goes(record))
+
+    snapshot = database.read().snapshot
+    pruned = sum(map(goes, snapshot))
+    if not dry_run and everything:
+        database.delete()
+    elif not dry_run and pruned:
+        database.prune(keep)
+    return {"pruned": pruned, "left": len(snapshot) - pruned}
+
+
+def _pools(farm: Farm) -> list[Pool]:
+    return [Pool.from_dict(row["pool"]) for row in farm.store.workers.pools()]
+
+
+def _sum(day: Day) -> dict[str, Any]:
+    return {"sessions": day.sessions, **asdict(day.work)}
+
+
+def _described(database: TuningDatabase) -> dict[str, Any]:
+    head, waiting = database.head(), database.waiting()
+    found = _empty(database)
+    if head:
+        found |= {"generation": head.generation, "size": head.size, "moved": head.moved, "records": head.records}
+    return {**found, "waiting": len(waiting)}
+
+
+def _empty(database: TuningDatabase) -> dict[str, Any]:
+    return {
+        "name": database.name,
+        "namespace": database.namespace,
+        "pool": database.pool,
+        "device": database.device,
+        "mode": database.mode,
+    }

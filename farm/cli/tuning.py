@@ -1,0 +1,352 @@
+"""Commands of the tuning databases: `farm tuning …`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.cli import output
+from farm.cli.connection import connect
+from farm.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.tuning.records import Snapshot
+
+commands = typer.Typer(
+    help="What tuning learnt: list it, bring your own, take it with you.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Database = Annotated[
+    str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that only one database's name has.")
+]
+
+ENVIRONMENT = "tuning.env"
+README = "README.md"
+
+
+@commands.command()
+def ls(as_json: output.Json = False) -> None:
+    """List the tuning databases, also those of known pools that are still empty."""
+    from farm.cli import render
+
+    with connect() as client:
+        items = client.tuning()
+    if as_json:
+        output.emit({"items": items})
+        return
+    rows = []
+    for item in items:
+        waiting = f"{render.plural(item['waiting'], 'delta')} not merged" if item["waiting"] else ""
+        rows.append((item["name"], render.plural(sum(item["records"].values()), "record"), item["moved"], waiting))
+    for line in render.align(rows):
+        output.say(line)
+    if not items:
+        output.note("no tuning databases yet: a pool has them once a worker serves it")
+
+
+@commands.command()
+def stats(
+    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; without it, all together.")] = "",
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Draw operations.svg and hours.svg there.")
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Say what is known, and what tuning took and saved."""
+    from farm.cli import render
+
+    with connect() as client:
+        items = client.tuning()
+        names = [choose(items, database)] if database else [item["name"] for item in items if _holds(item)]
+        found = [client.tuning_stats(name) for name in names]
+    days = _by_day(found)
+    if pictures:
+        with output.writing(pictures):
+            pictures.mkdir(parents=True, exist_ok=True)
+            draw(days, pictures)
+    if as_json:
+        output.emit({"items": found})
+        return
+    for one in found:
+        total = one["total"]
+        kinds = ", ".join(f"{count} {store}" for store, count in one["records"].items() if count) or "no records"
+        output.say(str(one["database"]))
+        output.say(f"  {kinds}")
+        output.say(
+            f"  {render.plural(total['sessions'], 'session')}: operations {total['known']} from the database,"
+            f" {total['tuned']} tuned, {total['untunable']} not tunable;"
+            f" {render.duration(total['seconds'])} spent, {render.duration(total['saved'])} saved"
+        )
+    if not found:
+        output.note("no tuning database holds anything yet")
+
+
+@commands.command()
+def export(
+    database: Database,
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Where to write; nothing else may be there.")],
+    sqlite: Annotated[
+        bool, typer.Option("--sqlite", help="Write the problem cache as SQLite (MIGraphX after ROCm 7.2).")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Write a folder that MIGraphX and MIOpen can use without the farm.
+
+    `tuning.env` in it sets the variables that point them there.
+    """
+    from farm.tuning import text
+    from farm.tuning.files import OBJECTS, PROBLEM_CACHE, write_folder
+    from farm.tuning.records import Store
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty", hint="choose another folder")
+    with connect() as client:
+        name = choose(client.tuning(), database)
+        known = text.read(client.tuning_snapshot(name))
+    # What the farm keeps for itself says nothing to MIGraphX and MIOpen.
+    snapshot = known.only(record for record in known if record.store not in OBJECTS)
+    if sqlite and not any(store is Store.PROBLEM_CACHE and file for store, file in snapshot.tables):
+        raise UsageError(f"{name} has no problem cache that names devices", hint="only that form can be SQLite")
+    cache = "problem_cache.db" if sqlite else PROBLEM_CACHE
+    with output.writing(folder):
+        write_folder(snapshot, folder, problem_cache=cache)
+        variables = {
+            "MIOPEN_USER_DB_PATH": str(folder.resolve()),
+            "MIGRAPHX_PROBLEM_CACHE": str(folder.resolve() / cache),
+        }
+        (folder / ENVIRONMENT).write_text(
+            "".join(f"export {variable}={_quoted(value)}\n" for variable, value in variables.items())
+        )
+        (folder / README).write_text(_readme(name, snapshot, cache))
+    if as_json:
+        output.emit({"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables})
+    else:
+        output.say(f"{len(snapshot)} records of {name} in {folder}")
+        output.say(f"to use them: . {folder / ENVIRONMENT}")
+
+
+@commands.command("import")
+def import_(
+    database: Database,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH…", help="Folders and files: ~/.config/miopen, a problem cache, an export."),
+    ],
+    miopen: Annotated[
+        str, typer.Option("--miopen", metavar="VERSION", help="Which version, where the files are of several.")
+    ] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Bring what you tuned yourself.
+
+    What was measured on another kind of device, or by another version of MIOpen, is refused by name.
+    """
+    from farm.cli import render
+    from farm.tuning import text
+    from farm.tuning.files import read_files
+    from farm.tuning.records import Source
+
+    read = read_files(paths, Source(""))
+    if not len(read.snapshot):
+        raise UsageError(
+            f"nothing to import in {', '.join(map(str, paths))}: {_left_out(read.dropped.nulls, read.dropped.broken)}"
+        )
+    with connect() as client:
+        name = choose(client.tuning(), database)
+        found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)
+    found = {**found, "refused": {**read.dropped.files, **found["refused"]}}
+    dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
+    if as_json:
+        output.emit({"database": name, **found, "dropped": dropped})
+    else:
+        count = sum(found["records"].values())
+        output.say(f"{render.plural(count, 'record')} read, {found['added']} of them new to {name}")
+        if any(dropped.values()):
+            output.note(f"left out: {_left_out(**dropped)}")
+        for file, why in found["refused"].items():
+            output.note(f"refused {file}: {why}")
+    if not sum(found["records"].values()):
+        raise UsageError("nothing of it fits this database", hint="`farm tuning ls` lists the others")
+
+
+@commands.command()
+def merge(
+    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; without it, all.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Bring what attempts committed into the head now; the farm does it by itself within minutes."""
+    from farm.cli import render
+
+    with connect() as client:
+        items = client.tuning()
+        names = [choose(items, database)] if database else [item["name"] for item in items if item["waiting"]]
+        found = {name: client.tuning_merge(name) for name in names}
+    if as_json:
+        output.emit(found)
+        return
+    for name, merged in found.items():
+        deltas = render.plural(merged["deltas"], "delta")
+        output.say(f"{name}: {deltas} merged, {merged['records']} records, generation {merged['generation']}")
+        for key in merged["unreadable"]:
+            output.note(f"cannot be read, left where it is: {key}")
+    if not found:
+        output.say("nothing to merge")
+
+
+@commands.command()
+def diff(
+    left: Annotated[str, typer.Argument(metavar="LEFT", help="A database, a folder or a file.")],
+    right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
+    keys: Annotated[bool, typer.Option("--keys", help="List the keys too.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Compare two databases, or one with files of yours, record by record."""
+    with connect() as client:
+        items = client.tuning()
+        ours, theirs = (_snapshot(client, items, what) for what in (left, right))
+    sides = {"left": _values(ours), "right": _values(theirs)}
+    both = sides["left"].keys() & sides["right"].keys()
+    found = {
+        "only_left": sorted(sides["left"].keys() - both),
+        "only_right": sorted(sides["right"].keys() - both),
+        "different": sorted(key for key in both if sides["left"][key] != sides["right"][key]),
+    }
+    equal = len(both) - len(found["different"])
+    if as_json:
+        output.emit({**{name: [list(key) for key in listed] for name, listed in found.items()}, "equal": equal})
+        return
+    words = {"only_left": f"only in {left}", "only_right": f"only in {right}", "different": "with another value"}
+    output.say(f"{equal} equal")
+    for name, listed in found.items():
+        output.say(f"{len(listed)} {words[name]}")
+        for store, file, key in listed if keys else []:
+            output.say(f"  {store} {file} {key}" if file else f"  {store} {key}")
+
+
+@commands.command()
+def prune(
+    database: Database,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="What was measured so long ago: 90d, 12h.")
+    ] = "",
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="What this job measured.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="The whole database.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Remove records, so that they are tuned again: by age, by the job that measured them, or all."""
+    from farm.cli import render
+    from farm.units import parse_duration
+
+    if everything == bool(older_than or job):
+        raise UsageError("say what goes", hint="--older-than AGE, --job JOB, or --all")
+    try:
+        older = parse_duration(older_than) if older_than else None
+    except ValueError as error:
+        raise UsageError(f"--older-than: {error}") from None
+    with connect() as client:
+        name = choose(client.tuning(), database)
+        found = client.tuning_prune(name, older=older, job=job, everything=everything, dry_run=dry_run)
+    if as_json:
+        output.emit({"database": name, **found})
+    else:
+        said = "would go" if dry_run else "removed"
+        output.say(f"{render.plural(found['pruned'], 'record')} {said}, {found['left']} left in {name}")
+
+
+# --- how they do it -------------------------------------------------------------------------------------------------
+
+
+def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
+    """Return the name of the one database that a text means: the whole name, or words that all occur in it."""
+    names = [str(item["name"]) for item in items]
+    if text in names:
+        return text
+    matching = [name for name in names if all(word in name for word in text.split())]
+    held = [item["name"] for item in items if item["name"] in matching and _holds(item)]
+    if len(matching) == 1 or len(held) == 1:
+        return str(matching[0] if len(matching) == 1 else held[0])
+    if not matching:
+        raise NotFound(f"no tuning database matches {text!r}", hint="`farm tuning ls` lists them")
+    raise UsageError(f"{text!r} matches {len(matching)} tuning databases", hint="\n".join(matching[:10]))
+
+
+def _holds(item: Mapping[str, Any]) -> bool:
+    return bool(item["generation"] or item["waiting"])
+
+
+def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str) -> Snapshot:
+    from farm.tuning import text
+    from farm.tuning.files import read_files
+    from farm.tuning.records import Source
+
+    if Path(what).exists():
+        return read_files([Path(what)], Source("")).snapshot
+    return text.read(client.tuning_snapshot(choose(items, what)))
+
+
+def _values(snapshot: Snapshot) -> dict[tuple[str, str, str], str]:
+    return {(str(record.store), record.file, record.key): record.value for record in snapshot}
+
+
+def _left_out(nulls: int, broken: int) -> str:
+    return f"{nulls} never decided, {broken} broken"
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
+def _by_day(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what all databases' sessions came to, by date."""
+    days: dict[str, dict[str, float]] = {}
+    for day in sorted((day for one in found for day in one["days"]), key=lambda day: str(day["date"])):
+        sums = days.setdefault(day["date"], dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0))
+        for name in sums:
+            sums[name] += day[name]
+    return days
+
+
+def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
+    """Draw what tuning came to, summed up over the days, into `operations.svg` and `hours.svg`."""
+    from datetime import date
+
+    from farm.pictures import curves
+
+    sums = dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0)
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in sums}
+    first = date.fromisoformat(min(days)) if days else date(1970, 1, 1)
+    for day, work in days.items():
+        for name in sums:
+            sums[name] += work[name]
+            points[name].append(((date.fromisoformat(day) - first).days, sums[name]))
+    axis = f"days since {first}"
+    operations = {"tuned": points["tuned"], "taken from the database": points["known"]}
+    curves(folder / "operations.svg", title="Operations tuned over time", x=axis, y="operations", series=operations)
+    hours = {
+        name: [(x, seconds / 3600) for x, seconds in points[kind]]
+        for name, kind in (("spent tuning", "seconds"), ("saved", "saved"))
+    }
+    curves(folder / "hours.svg", title="Hours of tuning spent and saved", x=axis, y="hours", series=hours)
+
+
+def _readme(name: str, snapshot: Snapshot, cache: str) -> str:
+    pool, device, mode = name.split("/")
+    return f"""\
+# What the farm tuned
+
+{len(snapshot)} records of the pool `{pool}`, device `{device}`, mode `{mode}`.
+
+    . ./{ENVIRONMENT}
+
+points MIGraphX (`{cache}`) and MIOpen (this folder) here; compile as ever. Both write into these files: copy the folder
+first where others use it too, and give every process a copy of its own. The records hold for this device and for the
+toolchain in the pool's name; MIOpen ignores files of another version, MIGraphX does not notice.
+If the folder was moved, write its new place into `{ENVIRONMENT}`.
+"""

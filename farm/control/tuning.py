@@ -1,0 +1,29 @@
+"""Tuning: brings what attempts committed into the heads of the tuning databases."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from farm.artifacts import ArtifactStore
+from farm.errors import ArtifactGone
+from farm.logging import get_logger
+from farm.tuning.database import databases
+
+log = get_logger(__name__)
+
+INTERVAL = 60.0
+"""Seconds between two looks. Restoring reads deltas too, so a merge that comes late costs only time."""
+
+
+def merge_tuning(artifacts: ArtifactStore) -> int:
+    """Merge where enough has gathered; return how many databases that were."""
+    merged = 0
+    for database in databases(artifacts, artifacts.list_folders("ns/")):
+        try:
+            if database.merge_due(datetime.now(UTC)):
+                database.merge()
+                merged += 1
+        except ArtifactGone as error:
+            # One damaged database must not keep the others; its deltas stay.
+            log.error("tuning cannot be merged", database=database.name, error=error.message)
+    return merged

@@ -1,0 +1,149 @@
+"""`farm tuning …` over a real farm: what a user brings, sees, and takes with him."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from farm.app import Farm
+from farm.cli import main
+from farm.control.tuning import merge_tuning
+from farm.pools import Pool, Target
+from farm.spec import Device
+from farm.tuning.database import TuningDatabase, device_name
+from tests.api_farm import farm, serving
+from tests.tuning_writers import delta
+
+__all__ = ["farm"]
+
+GPU = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-1a2b3c4d", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
+QUICK = f"{GPU.name}/{device_name(GPU.device)}/quick"
+FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
+LINE = "576-4-4-1x1-192-4-4-8-1x1-2x2-3x3-0-NCHW-FP32-F=ConvA:0.5,0,algo;ConvB:0.2,64,algo\n"
+CONV = {"name": "gpu::mlir_op", "problem": "gfx942:sramecc+:xnack-\t304\t8\tconv -F 1"}
+
+
+@pytest.fixture(autouse=True)
+def _commands_find_the_farm(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    farm.store.workers.register(
+        {"id": "w2", "node": "n2", "pid": 1, "host": "n2", "slots": 1, "pools": [GPU.as_dict()]}, ttl=600
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with serving(farm) as url:
+        monkeypatch.setenv("FARM_API_URL", url)
+        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+        yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def database(farm: Farm) -> TuningDatabase:
+    return TuningDatabase(farm.artifacts, "main", *QUICK.split("/"))
+
+
+def own_folder(folder: Path) -> Path:
+    """What a user's ~/.config/miopen and problem cache look like after years."""
+    folder.mkdir()
+    (folder / FIND).write_text(LINE + "cut=Con")
+    (folder / "gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt").write_text(LINE)
+    (folder / "cache.json").write_text(json.dumps([[CONV, "v4:64,16"], [{**CONV, "problem": "x"}, None]]))
+    return folder
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["tuning", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = own_folder(tmp_path / "own")
+    assert main(["tuning", "import", "gfx942 quick", str(own)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"2 records read, 2 of them new to {QUICK}\n"
+    assert "left out: 1 never decided, 1 broken" in err
+    assert "refused gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
+    assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
+
+    assert said(["export", "gfx942 quick", "-o", "mine"], capsys).startswith(f"2 records of {QUICK}")
+    assert (tmp_path / "mine" / FIND).read_text() == LINE
+    shell = ". mine/tuning.env; ls $MIOPEN_USER_DB_PATH; cat $MIGRAPHX_PROBLEM_CACHE"
+    listed = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout
+    assert FIND in listed
+    assert json.loads(listed[listed.index("[") :]) == [[CONV, "v4:64,16"]]
+    assert GPU.toolchain in (tmp_path / "mine" / "README.md").read_text()
+
+
+def test_what_was_measured_elsewhere_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = own_folder(tmp_path / "own")
+    (own / "gfx942130.HIP.3_4_0_0f1e2d3.udb.txt").write_text("k=A:1\n")
+    assert main(["tuning", "import", QUICK, str(own / FIND), str(own), "--miopen", "HIP.3_5_1_4dddc24"]) == 0
+    assert (
+        "3_4_0_0f1e2d3.udb.txt: it is of MIOpen HIP.3_4_0_0f1e2d3, not of HIP.3_5_1_4dddc24" in capsys.readouterr().err
+    )
+    (tmp_path / "other.json").write_text(json.dumps([[{**CONV, "problem": "gfx90a\t104\t1\tconv"}, "v4:1"]]))
+    assert main(["tuning", "import", QUICK, "other.json"]) == 2
+    err = capsys.readouterr().err
+    assert "it is of gfx90a with 104 compute units" in err
+    assert "nothing of it fits this database" in err
+
+
+def test_ls_stats_merge_and_pictures(
+    farm: Farm, database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        database.commit(delta(number))
+    line = next(line for line in said(["ls"], capsys).splitlines() if line.startswith(QUICK))
+    assert "2 deltas not merged" in line
+    assert "2 deltas merged, 5 records, generation 1" in said(["merge"], capsys)
+    assert said(["merge"], capsys) == "nothing to merge\n"
+    assert "5 records" in said(["ls"], capsys)
+    out = said(["stats", "quick gfx942", "--pictures", "pictures"], capsys)
+    assert "5 problem_cache" in out
+    assert "2 sessions: operations 0 from the database, 6 tuned, 0 not tunable" in out
+    assert b"<svg" in (tmp_path / "pictures" / "operations.svg").read_bytes()
+    assert b"hours" in (tmp_path / "pictures" / "hours.svg").read_bytes()
+
+
+def test_the_control_plane_merges_by_itself(farm: Farm, database: TuningDatabase) -> None:
+    database.commit(delta(1))
+    assert merge_tuning(farm.artifacts) == 1
+    assert database.waiting() == []
+    assert merge_tuning(farm.artifacts) == 0
+
+
+def test_diff_and_prune(database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database.commit(delta(1))
+    said(["export", QUICK, "-o", "before"], capsys)
+    database.commit(delta(2))
+    found = json.loads(said(["diff", "before", QUICK, "--json"], capsys))
+    assert (found["equal"], len(found["only_left"]), len(found["only_right"]), len(found["different"])) == (3, 0, 2, 0)
+    assert "own-2-1" in said(["diff", "before", QUICK, "--keys"], capsys)
+
+    assert said(["prune", QUICK, "--job", "job-2", "--dry-run"], capsys) == f"2 records would go, 3 left in {QUICK}\n"
+    assert said(["prune", QUICK, "--job", "job-2"], capsys) == f"2 records removed, 3 left in {QUICK}\n"
+    assert main(["tuning", "prune", QUICK]) == 2
+    assert main(["tuning", "prune", QUICK, "--older-than", "soon"]) == 2
+    said(["prune", QUICK, "--older-than", "30d"], capsys)
+    said(["prune", QUICK, "--all"], capsys)
+    assert (database.head(), database.waiting()) == (None, [])
+
+
+def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tuning", "export", "gfx942", "-o", "out"]) == 2
+    assert f"'gfx942' matches 3 tuning databases\n  {GPU.name}" in capsys.readouterr().err
+    assert main(["tuning", "export", "gfx1100", "-o", "out"]) == 4
+    assert main(["tuning", "export", QUICK, "-o", "out"]) == 4
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
+    assert "model.onnx is no tuning database" in capsys.readouterr().err
