@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import farm
 from farm.child import Failure, Seal, classify, run_child
 from farm.child import Limits as ChildLimits
-from farm.compilers import COMPILERS, default_equal_share, default_tolerance
+from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 from farm.jobs.attempt import Limits
 from farm.jobs.state import FailureKind, Phase
 from farm.slots import ANYWHERE, Slot
@@ -347,19 +347,16 @@ def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> dict[s
     )
 
 
-def tune_request(
-    order: Mapping[str, Any], piece: Mapping[str, Any], *, arguments: Mapping[str, Any], database: Path, key: str
-) -> dict[str, Any]:
+def tune_request(order: Mapping[str, Any], piece: Mapping[str, Any], *, database: Path, key: str) -> dict[str, Any]:
     """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
-    spec = order["spec"]
-    ranges = (spec["calibration"] or {}).get("ranges") or {}
+    whole = compile_request(order, Path(piece["path"]), None, database)
+    ranges = (order["spec"]["calibration"] or {}).get("ranges") or {}
     return {
-        **_request(order, "tune", model={"path": piece["path"], "format": "onnx"}),
+        **{name: value for name, value in whole.items() if name != "program"},
+        "action": "tune",
+        "model": {"path": piece["path"], "format": "onnx"},
         "inputs": piece["inputs"],
         "batch": None,
-        "precision": spec["precision"],
-        "quantization": spec["quantization"],
-        "tuning": {**spec["tuning"], **arguments},
         "calibration": {"generate": 2, "seed": 0, "ranges": ranges},
         "database": str(database),
         "key": key,
@@ -395,9 +392,17 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
         calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
         cross=order.get("cross"),
+        precision=spec["precision"],
         quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
-        **{name: spec[name] for name in ("precision", "tuning")},
+        tuning={**spec["tuning"], **tuning_mode(order).arguments},
     )
+
+
+def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
+    """Return what the tuning mode of a work order sets; nothing where it is off."""
+    compiler, _, device = str(order["target"]).partition("/")
+    kind = COMPILERS[compiler].device(device)
+    return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())
 
 
 def evaluate_request(

@@ -20,12 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from farm.comparison import Comparison, compare, distribution
-from farm.compilers import COMPILERS, OFF, TuningMode
+from farm.compilers import COMPILERS, OFF
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.spec import digest_of
-from farm.steps import StepEnded, Steps, bench_request, compile_request, inputs_of, slice_request, tune_request
+from farm.steps import (
+    StepEnded,
+    Steps,
+    bench_request,
+    compile_request,
+    inputs_of,
+    slice_request,
+    tune_request,
+    tuning_mode,
+)
 from farm.tuning.collecting import Collector
 from farm.tuning.database import TuningDatabase
 from farm.tuning.files import read_folder, write_folder, write_object
@@ -78,10 +87,7 @@ class Tuner:
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec: Mapping[str, Any] = steps.order["spec"]
         compiler = COMPILERS[self.spec["compiler"]["name"]]
-        kind = compiler.device(str(self.order["target"]).partition("/")[2])
-        if kind is None:
-            raise ValueError(f"{self.order['target']} is not served")
-        self.mode: TuningMode = kind.tuning[self.spec["tuning"]["mode"]]
+        self.mode = tuning_mode(self.order)
         enforce = self.spec["tuning"].get("miopen_find_enforce")
         self.overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
         self.folder = self.children.folder / "tuning"
@@ -225,7 +231,7 @@ class Tuner:
 
     def _tune_slice(self, key: str, operations: int, piece: Mapping[str, Any]) -> None:
         began, before, spent = time.monotonic(), self._learnt, self.work.seconds
-        request = tune_request(self.order, piece, arguments=self.mode.arguments, database=self.folder, key=key)
+        request = tune_request(self.order, piece, database=self.folder, key=key)
         try:
             self._ask(request, read=[Path(piece["path"]).parent], quiet=True)
         except StepEnded as ended:
@@ -256,17 +262,15 @@ class Tuner:
     # --- the whole ----------------------------------------------------------------------------------------------
 
     def _compile(self) -> dict[str, Any]:
-        def request(database: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        def request(database: Path, **tuning: Any) -> dict[str, Any]:
             whole = compile_request(self.order, self._model, self._calibration, self.steps.program)
-            tuning = {**whole["tuning"], **arguments, "slices": self.slices}
+            tuning = {**whole["tuning"], "slices": self.slices, **tuning}
             return {**whole, "tuning": tuning, "database": str(database)}
 
         self._tidy()
         if not self.cut:
             try:
-                return self._ask(
-                    request(self.folder, self.mode.arguments), read=self._inputs, write=[self.steps.program.parent]
-                )
+                return self._ask(request(self.folder), read=self._inputs, write=[self.steps.program.parent])
             except StepEnded as ended:
                 if not (self._out_of_budget() and _is_time_limit(ended)):
                     raise
@@ -275,7 +279,7 @@ class Tuner:
         copy = self.folder.with_name("tuning-copy")
         write_folder(read_folder(self.folder, Source("")).snapshot, copy)
         return self.steps.ask(
-            request(copy, {}),
+            request(copy, **dict.fromkeys(self.mode.arguments, False)),
             self.mode.reading(str(copy)),
             read=self._inputs,
             write=[self.steps.program.parent, copy],
