@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from farm.bench import Contestant, Measured, measure, original_of, program_of
 from farm.comparison import Rounds, compare
 from farm.compilers import COMPILERS, NATIVE, canonical_precision, default_equal_share
+from farm.conversion import convert, kind_of
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError
 from farm.jobs.attempt import Limits
@@ -32,7 +33,7 @@ from farm.nodes.share import one_slot
 from farm.nodes.usage import Usage, watch
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.sources import Inputs, freeze
+from farm.sources import Inputs, default_cache, freeze
 from farm.steps import Children, OnPhase, Steps
 from farm.verification import Judgement, judge, tolerance_of
 from farm.yamldoc import suggestion
@@ -41,7 +42,9 @@ SAVED_MODELS = Path("saved_models")
 """Where programs go that were given no folder."""
 UNLIMITED = Limits(time=0, memory=0)
 
-_FORMATS = {".onnx": "onnx", ".pb": "tf"}
+_FORMATS = {".onnx": "onnx", ".pb": "tf", ".pt2": "torch", ".pt": "torch", ".ts": "torch"}
+_CONVERTED = ("saved-model", "torch")
+"""Formats that become ONNX first."""
 _SHORT = {"cpu": "migraphx/cpu", "ref": "migraphx/ref"}
 """Targets as people know them from MIGraphX's own tools."""
 
@@ -60,6 +63,7 @@ class Wanted:
     options: Mapping[str, bool | str] = field(default_factory=dict)
     tuning: str = "off"
     inputs: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     input_files: Mapping[str, Path] = field(default_factory=dict)
     batch: int | None = None
     calibration: str = ""
@@ -117,32 +121,67 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
 
     Raises UsageError for whatever does not go together, before anything is compiled.
     """
-    format = _format(wanted.model)
-    model = read_model(wanted.model, format)
+    model, cache = _read(wanted, settings, work)
     findings = survey(settings)
-    pool, why = _choose(wanted.target, format, findings)
+    pool, why = _choose(wanted.target, model.format, findings)
     if wanted.gpu_memory_limit and not pool.target.device.startswith("gfx"):
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit is about the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
     document = _manifest(wanted, model, pool, work)
     try:
         manifest = parse_manifest(json.dumps(document, ensure_ascii=False), "optimize")
-        found = freeze(manifest, Path(), cache=work / "cache")
+        found = freeze(manifest, Path(), cache=cache, pythons=settings.converters)
         [cell] = expand(manifest, found.models, found.data, [pool])
     except ManifestError as error:
-        # Its places are in a manifest that nobody wrote.
-        told = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in error.problems]
-        raise UsageError("\n".join(told)) from None
+        raise _without_places(error) from None
     return Planned(cell, model, found, findings, pool, why)
 
 
+def _without_places(error: ManifestError) -> UsageError:
+    """Return what is wrong without its places: they are in a manifest that nobody wrote."""
+    told = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in error.problems]
+    return UsageError("\n".join(told))
+
+
 def _format(path: Path) -> str:
-    if path.suffix.lower() in _FORMATS:
-        return _FORMATS[path.suffix.lower()]
+    if path.is_dir():
+        return "saved-model"
     if not path.exists():
         raise UsageError(f"there is no file {path}")
-    known = ", ".join(f"{suffix} ({name})" for suffix, name in _FORMATS.items())
-    raise UsageError(f"{path}: not a model that can be compiled here", hint=f"it takes {known}")
+    if path.suffix.lower() not in _FORMATS:
+        known = ", ".join(_FORMATS)
+        raise UsageError(f"{path}: not a model that can be compiled here", hint=f"it takes {known}, and SavedModels")
+    return _FORMATS[path.suffix.lower()]
+
+
+def _read(wanted: Wanted, settings: Settings, work: Path) -> tuple[FrozenModel, Path]:
+    """Read the model as compilers get it, converted where they cannot read it; also return the folder for files made.
+
+    What was converted is kept, so that the next run, and a build, need not do it again.
+    """
+    format = _format(wanted.model)
+    if format not in _CONVERTED:
+        return read_model(wanted.model, format), work / "cache"
+    if kind_of(wanted.model, format) == "torchscript" and not wanted.inputs:
+        hint = "--input x=batch,3,224,224 for each in order; --input ids=batch,128:int64 where it is not float32"
+        raise UsageError(f"{wanted.model}: a TorchScript archive does not say its inputs", hint=hint)
+    batches = {"batches": [wanted.batch or 1]} if any(BATCH in shape for shape in wanted.inputs.values()) else {}
+    entry = {**_source(wanted), "inputs": {name: {"shape": list(shape)} for name, shape in wanted.inputs.items()}}
+    manifest = parse_manifest(
+        json.dumps({"version": 1, "name": "model", "targets": ["onnxruntime/cpu"], "models": [{**entry, **batches}]}),
+        "optimize",
+    )
+    file, _ = convert(wanted.model, manifest.models[0], default_cache(), settings.converters)
+    return read_model(file), default_cache()
+
+
+def _source(wanted: Wanted) -> dict[str, Any]:
+    name = re.sub(r"[^a-z0-9._-]+", "-", _title(wanted.model).lower()).strip("-._")[:100] or "model"
+    format = _format(wanted.model)
+    if wanted.dtypes and format != "torch":
+        raise UsageError("--input with a dtype is about TorchScript archives", hint="leave it out: the model says it")
+    conversion = {"conversion": {"dtypes": dict(wanted.dtypes)}} if wanted.dtypes else {}
+    return {"name": name, "source": {"path": str(wanted.model.resolve())}, "format": format, **conversion}
 
 
 def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
@@ -177,15 +216,9 @@ def _notes(findings: Findings) -> list[str]:
 
 def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> dict[str, Any]:
     precision = _precision(wanted, model, pool)
-    name = re.sub(r"[^a-z0-9._-]+", "-", _title(wanted.model).lower()).strip("-._")[:100] or "model"
     arrays = _input_arrays(wanted, model)
     shapes = _shapes(wanted, model, arrays)
-    entry: dict[str, Any] = {
-        "name": name,
-        "source": {"path": str(wanted.model.resolve())},
-        "format": model.format,
-        "inputs": {tensor: {"shape": shape} for tensor, shape in shapes.items()},
-    }
+    entry = {**_source(wanted), "inputs": {tensor: {"shape": shape} for tensor, shape in shapes.items()}}
     if any(BATCH in shape for shape in shapes.values()):
         entry["batches"] = [wanted.batch or 1]
     elif wanted.batch:
@@ -203,7 +236,7 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> dic
         entry["limits"] = {"memory": f"{wanted.memory_limit}B"}
     return {
         "version": 1,
-        "name": name,
+        "name": entry["name"],
         "targets": [str(pool.target)],
         "precisions": [precision],
         "options": _options(wanted, model, pool),
@@ -449,7 +482,7 @@ def destination(wanted: Wanted, extension: str) -> Path:
             place = place.with_name(place.name + extension)
     if place.is_dir():
         raise UsageError(f"{place} is a folder", hint=f"--output-path {place}{os.sep} writes into it")
-    if place.exists() and place.samefile(wanted.model):
+    if place.exists() and wanted.model.exists() and place.samefile(wanted.model):
         raise UsageError(f"{place} is the model itself", hint="--output-path names another file")
     parent = next(folder for folder in place.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):

@@ -15,7 +15,9 @@ from farm.errors import GateFailed, UsageError
 
 
 def optimize(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file or a frozen TensorFlow graph (.pb).")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
+    ],
     target: Annotated[
         str,
         typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; else the best one here."),
@@ -84,13 +86,15 @@ def optimize(
     options |= {"offload_copy": False} if offload_copy_off else {}
     options |= {"nhwc": False} if nchw else {}
     options |= {"format": "json"} if json_program else {}
+    read = [_input(text) for text in inputs or ()]
     wanted = Wanted(
         model=model,
         target=target,
         precisions=[name for name, given in flags.items() if given],
         options=options,
         tuning="exhaustive" if exhaustive_tune else "off",
-        inputs=dict(_input_shape(text) for text in inputs or ()),
+        inputs={name: shape for name, shape, _ in read},
+        dtypes={name: dtype for name, _, dtype in read if dtype},
         input_files={name: Path(path) for name, path in (_named_file(text) for text in input_files or ())},
         batch=batch,
         calibration=calibration,
@@ -122,14 +126,15 @@ def optimize(
 # --- how they do it -------------------------------------------------------------------------------------------------
 
 
-def _input_shape(text: str) -> tuple[str, list[int | str]]:
-    """Read NAME=SHAPE: `x=1x3x224x224`, `x=batch,3,224,224`, `x=` for a scalar."""
-    name, equals, shape = text.rpartition("=")
+def _input(text: str) -> tuple[str, list[int | str], str]:
+    """Read NAME=SHAPE[:DTYPE]: `x=1x3x224x224`, `x=batch,3,224,224`, `x=` for a scalar."""
+    name, equals, rest = text.rpartition("=")
+    shape, _, dtype = rest.partition(":")
     numbers = re.fullmatch(r"(?:batch|[0-9]+)(?:x(?:batch|[0-9]+))*", shape)
     parts = [part.strip() for part in shape.split("x" if numbers else ",")] if shape else []
     if not (name and equals) or not all(re.fullmatch(r"[0-9]+|[A-Za-z_]\w*", part) for part in parts):
         raise UsageError(f"--input {text}: not NAME=SHAPE", hint="such as --input x=1x3x224x224 or --input x=batch,128")
-    return name, [int(part) if part.isdigit() else part for part in parts]
+    return name, [int(part) if part.isdigit() else part for part in parts], dtype
 
 
 def _named_file(text: str) -> tuple[str, str]:

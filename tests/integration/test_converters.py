@@ -5,6 +5,7 @@ The converters are large, so they may be in interpreters of their own: FARM_TORC
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from farm.cli import main
 from farm.client import Frozen, freeze
 from farm.conversion import _ask
 from farm.errors import ManifestError, UsageError
@@ -187,3 +189,31 @@ def test_a_saved_model_is_frozen_for_migraphx(tensorflow_models: Path, tmp_path:
     case.reference({"path": str(samples)}, compiler="migraphx", search=case.search, device="ref")
     case.compile("fp32")
     assert max(case.evaluate("fp32")["verification"]["errors"].values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("models", "arguments"),
+    [
+        ("tensorflow_models", ["net", "--batch", "8"]),
+        ("torch_models", ["net.pt2", "--batch", "2"]),
+        ("torch_models", ["net.ts", "--input", "ids=batch,5:int64", "--input", "scale=batch,1,1", "--batch", "2"]),
+    ],
+)
+def test_one_is_compiled_without_a_farm(
+    models: str,
+    arguments: list[str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`farm optimize` converts, and says in the sidecar how."""
+    folder = request.getfixturevalue(models)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where conversions are kept
+    monkeypatch.setenv("FARM_MEASURE_SECONDS", "0.05")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main(["optimize", str(folder / arguments[0]), *arguments[1:], "-t", "onnxruntime/cpu"]) == 0
+    assert "accuracy   ok" in capsys.readouterr().out
+    sidecar = json.loads((tmp_path / "saved_models" / "net.onnx.artifact.json").read_text())
+    assert f"{sidecar['conversion']['converter']}_models" == models

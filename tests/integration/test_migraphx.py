@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from farm.cli import main
 from farm.jobs.state import FailureKind
 from farm.nodes import survey
 from farm.pools import FEATURES
@@ -29,7 +30,7 @@ def folder() -> str:
     """Where the module is, for a child that has no import path of ours."""
     import migraphx
 
-    return str(Path(migraphx.__file__).parent)
+    return str(Path(migraphx.__file__).resolve().parent)
 
 
 @pytest.fixture
@@ -279,6 +280,20 @@ def test_tensorflow_graph(case: NewCase, frozen_graph: Path, tmp_path: Path) -> 
     assert made["origin"] == {"y": "expected"}
     assert net.compile("fp32")["inputs"][0]["shape"] == [1, 3, 4, 5]
     assert net.evaluate("fp32")["verification"]["errors"]["y"] < 1e-6
+
+
+def test_a_tensorflow_graph_is_compiled_without_a_farm(
+    frozen_graph: Path, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`farm optimize` compares it with its fp32 program: ONNX Runtime does not read it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARM_MIGRAPHX_PATH", folder)
+    monkeypatch.setenv("FARM_MEASURE_SECONDS", "0.05")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main(["optimize", str(frozen_graph), "-t", "ref", "--fp16", "--input", "x=1,4,5,3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["accuracy"]["reference"] == "migraphx"
+    assert found["before"]["target"] == "migraphx/ref"
 
 
 def test_tensorflow_reference_is_migraphx_ref(case: NewCase, frozen_graph: Path) -> None:
