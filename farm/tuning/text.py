@@ -50,8 +50,11 @@ def unpack(data: bytes) -> Snapshot:
 
 def write(snapshot: Snapshot) -> str:
     """Return a snapshot as text."""
-    sources = sorted({entry[1] for table in snapshot.tables.values() for entry in table.values()})
-    numbers = {source: str(number) for number, source in enumerate(sources)}
+    # Many records share one object: looking at its identity spares hashing it for each of them.
+    objects = {id(entry[1]): entry[1] for table in snapshot.tables.values() for entry in table.values()}
+    sources = sorted(set(objects.values()))
+    by_source = {source: str(number) for number, source in enumerate(sources)}
+    numbers = {identity: by_source[source] for identity, source in objects.items()}
     log = snapshot.log
     header = {
         "schema": SCHEMA,
@@ -62,7 +65,7 @@ def write(snapshot: Snapshot) -> str:
     }
     parts = [json.dumps(header, sort_keys=True)]
     for (store, file), table in sorted(snapshot.tables.items()):
-        lines = [f"{numbers[source]}\t{key}\t{value}" for key, (value, source) in sorted(table.items())]
+        lines = [f"{numbers[id(source)]}\t{key}\t{value}" for key, (value, source) in sorted(table.items())]
         parts.append("\n".join([f"{store}\t{file}", *lines]))
     return _MARK.join([*parts, _END])
 
