@@ -18,11 +18,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -120,6 +121,8 @@ class Fetched:
     artifact: Document
     texts: tuple[Path, ...] = ()
     """The program's text before and after compilation, where the log was asked for and a manifest's `debug` kept it."""
+    kernels: Path | None = None
+    """The folder of MIOpen's kernel binaries, where they were asked for and the artifact has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,11 +465,12 @@ class FarmClient:
         folder: Path,
         toolchain: str = "",
         log: bool = False,
+        with_kernels: bool = False,
     ) -> Fetched:
         """Write a compiled program and its sidecar (`artifact.json`) into `folder`, checked byte by byte.
 
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
-        that was made last is taken.
+        that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`.
 
         Raises NotFound where nothing matches, UsageError where several do or where the folder holds another artifact,
         ArtifactGone where the bytes are not those that the ref names.
@@ -477,7 +481,29 @@ class FarmClient:
         cell, sidecar = max(
             ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: str(found[1]["created"])
         )
-        return self._write(cell, sidecar, folder, ref=ref, log=log)
+        found = self._write(cell, sidecar, folder, ref=ref, log=log)
+        packed = sidecar["blobs"].get("kernel_cache") if with_kernels else None
+        return replace(found, kernels=self._place_kernels(packed, folder)) if packed else found
+
+    def _place_kernels(self, packed: Document, folder: Path) -> Path:
+        """Unpack kernel binaries into `folder/kernels`, under their bare names: an archive says where nothing goes."""
+        import zipfile
+
+        kernels = folder / "kernels"
+        archive_path = self.download(packed, folder)
+        try:
+            with _into(kernels), zipfile.ZipFile(archive_path) as archive:
+                for item in archive.infolist():
+                    name = Path(item.filename).name
+                    if item.is_dir() or not name.endswith(".ukdb"):
+                        continue
+                    with archive.open(item) as source, _replacing(kernels / name) as file:
+                        shutil.copyfileobj(source, file)
+        except zipfile.BadZipFile as error:
+            raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
+        finally:
+            archive_path.unlink()
+        return kernels
 
     def fetch_family(
         self,

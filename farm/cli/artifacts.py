@@ -38,6 +38,7 @@ def fetch(
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
     toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; else the newest.")] = "",
     log: Annotated[bool, typer.Option("--log", help="The compiler's log too, and what `debug` kept.")] = False,
+    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="MIOpen's kernel binaries too.")] = False,
     family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -47,8 +48,8 @@ def fetch(
     """
     model, _, ref = name.partition("@")
     if family:
-        if shape:
-            raise UsageError("--family is every shape: leave out --shape")
+        if shape or with_kernels:
+            raise UsageError("--family is every shape: leave out --shape and --with-kernels")
         with connect() as client:
             made = client.fetch_family(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
@@ -64,10 +65,18 @@ def fetch(
         return
     with connect() as client:
         found = client.fetch(
-            model, target, precision, shape, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
+            model,
+            target,
+            precision,
+            shape,
+            ref=ref or "latest",
+            folder=folder,
+            toolchain=toolchain,
+            log=log,
+            with_kernels=with_kernels,
         )
     if as_json:
-        files = {"program": found.program, "sidecar": found.sidecar, "log": found.log}
+        files = {"program": found.program, "sidecar": found.sidecar, "log": found.log, "kernels": found.kernels}
         paths = {name: str(path) if path else None for name, path in files.items()}
         output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"]})
         return
@@ -78,6 +87,10 @@ def fetch(
         output.say(str(found.log))
     for text in found.texts:
         output.say(str(text))
+    if found.kernels:
+        output.say(f"{found.kernels}  set MIOPEN_CUSTOM_CACHE_DIR to it, and the first run builds no kernels")
+    elif with_kernels:
+        output.note("the artifact has no kernel binaries: its first run took none of MIOpen's")
 
 
 def ls(
@@ -234,6 +247,8 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
         tail = f", 99 % within {render.duration(latency['p99'])}" if latency.get("p99") else ""
         shared = ", measured beside another attempt" if measured.get("shared") else ""
         rows.append(("latency", f"{render.duration(latency['median'])}{tail}{shared}"))
+    if (sidecar.get("tuning") or {}).get("operations") is not None:
+        rows += _tuning_rows(sidecar["tuning"], measured)
     if measured.get("load") is not None:
         rows.append(("load", render.duration(measured["load"])))
     if checked:
@@ -252,6 +267,19 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
     build = f", build {sidecar['build']}" if sidecar.get("build") else ""
     rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
     return [str(sidecar["identifier"]), *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+
+
+def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say what was tuned, and what came of it."""
+    ended = "" if tuning["finished"] else ", cut short by its budget"
+    rows = [("tuning", f"{tuning['mode']}: {render.tuned(tuning)}{ended}")]
+    if measured.get("ratio") and measured.get("interval"):
+        low, high = measured["interval"]
+        published = "" if tuning.get("published") == "tuned" else "; the untuned program is the one published"
+        rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
+    if tuning.get("session"):
+        rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning["session"].items())))
+    return rows
 
 
 def _text_of(blob: Mapping[str, Any]) -> str:

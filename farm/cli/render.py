@@ -278,10 +278,34 @@ def gains(cells: Sequence[Document]) -> list[str]:
     return lines
 
 
+def tuned(work: Mapping[str, Any]) -> str:
+    """Return what tuning came to: `26 operations, 12 known (saved 40 s), 14 tuned in 9 s`."""
+    parts = [plural(work["operations"], "operation")]
+    if work["known"]:
+        parts.append(f"{work['known']} known" + (f" (saved {duration(work['saved'])})" if work["saved"] else ""))
+    if work["tuned"]:
+        parts.append(f"{work['tuned']} tuned in {duration(work['seconds'])}")
+    if work["untunable"]:
+        parts.append(f"{work['untunable']} not tunable")
+    return ", ".join(parts)
+
+
+def _tuned_line(facts: Sequence[Document]) -> str:
+    """Return what tuning came to in all cells of a build that were tuned in it."""
+    works = [each["tuning"] for each in facts if each.get("tuning")]
+    names = ("operations", "known", "tuned", "untunable", "seconds", "saved")
+    total = {name: sum(work.get(name) or 0 for work in works) for name in names}
+    cut = sum(not work.get("finished", True) for work in works)
+    return f"tuning: {tuned(total)}" + (f"; cut short by its budget in {plural(cut, 'cell')}" if cut else "")
+
+
 def legend(cells: Sequence[Document]) -> list[str]:
     """Return what the table's remarks mean, for those that it has."""
     facts = [cell["facts"] for cell in cells if cell.get("facts")]
     lines = []
+    made = [cell["facts"] for cell in cells if cell.get("facts") and not cell.get("hit")]
+    if any(each.get("tuning") for each in made):
+        lines.append(_tuned_line(made))
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
             "shared: measured beside another attempt on the node, so the speed is rough; cpu_slots = 1 measures alone"
