@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,11 @@ from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
