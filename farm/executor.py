@@ -113,8 +113,8 @@ class _Run:
         self.reference: dict[str, Any] | None = None
         self.key = attempt.key
         """The artifact's: a tuning that its budget cut short has one of its own."""
-        self.kernels: list[Path] = []
-        """MIOpen's kernel binaries, where the program takes some."""
+        self.kernels: Path | None = None
+        """The archive of MIOpen's kernel binaries, where the program takes some."""
 
     def outcome(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
@@ -228,13 +228,17 @@ class _Run:
         """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning."""
         compiled = tuner.compile(model, calibration)
         record = self._evaluated(compiled, reference, tuner)
+        kernels = tuner.kernels()
+        self.kernels = _packed(kernels, self.folder / "kernels.zip") if kernels else None
         is_faster = tuner.prove(compiled, samples)
         if not is_faster:
             tuner.untuned.replace(self.steps.program)
             record = self._evaluated(tuner.untuned_compiled, reference)
+            self.kernels = None
         record["tuning"] |= tuner.report(published=is_faster)
         record["measurements"] |= tuner.figures()
-        self.kernels = tuner.kernels() if is_faster else []
+        if self.kernels and tuner.measured:
+            record["measurements"]["first_run_warm"] = tuner.first_run_warm()
         if tuner.cut:
             self.key = keys_of(self.order, self.attempt.key)[-1]
             record["spec"] = cut_short(self.order["spec"], self.order["budget"])
@@ -262,7 +266,7 @@ class _Run:
         document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
         blobs["reproduction"] = self._blob(document)
         if self.kernels:
-            blobs["kernel_cache"] = self._blob(_packed(self.kernels, self.folder / "kernels.zip"))
+            blobs["kernel_cache"] = self._blob(self.kernels)
         blobs["log"] = self._blob(self.children.log_path)
         if self.children.cancelled.is_set():
             raise StepEnded(None)

@@ -110,6 +110,7 @@ class Tuner:
         self.measured: list[dict[str, Any]] = []
         self.comparison: Comparison | None = None
         self._left_over = 0
+        self._written = 0
         self._lock = threading.Lock()
         self._learnt = 0
 
@@ -136,8 +137,10 @@ class Tuner:
         """Measure the untuned program beside the tuned one, in one process, in turns; say whether tuned is faster.
 
         True also where there is no untuned program to compare with. Its file is `untuned`, what its child said of it
-        `untuned_compiled`.
+        `untuned_compiled`. The tuned one has been measured alone before.
         """
+        # Now, before the other program leaves something there too.
+        self._written = len(read_folder(self.proof, Source("")).snapshot)
         untuned = compile_request(self.order, self._model, self._calibration, self.untuned)
         with self.children.phase(Phase.COMPILING):
             try:
@@ -165,7 +168,7 @@ class Tuner:
         return self.comparison.ratio >= 1
 
     def kernels(self) -> list[Path]:
-        """Return MIOpen's kernel binaries that the program took when it ran with nothing else there."""
+        """Return MIOpen's kernel binaries that the program took when it was measured alone."""
         return sorted(path for path in (self.proof / "kernels").rglob("*.ukdb") if path.is_file())
 
     def report(self, *, published: bool) -> dict[str, Any]:
@@ -177,7 +180,7 @@ class Tuner:
             **{name: getattr(work, name) for name in ("known", "tuned", "untunable", "seconds", "saved")},
             "finished": not self.cut,
             "published": "tuned" if published else "untuned",
-            "written": len(read_folder(self.proof, Source("")).snapshot),
+            "written": self._written,
         }
 
     def figures(self) -> dict[str, Any]:
@@ -190,8 +193,11 @@ class Tuner:
             "baseline": _latency(baseline),
             "ratio": self.comparison.ratio,
             "interval": [self.comparison.low, self.comparison.high],
-            "first_run_warm": self.measured[0]["first"][0],
         }
+
+    def first_run_warm(self) -> float:
+        """Return the seconds of the tuned program's first run in a process that found its kernel binaries."""
+        return float(self.measured[0]["first"][0])
 
     # --- slices -------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ def test_every_slice_compiles_with_migraphx(case: Case, device: str) -> None:
     found = sliced(case)
     case.compiler, case.device, case.search = "migraphx", device, [str(Path(migraphx.__file__).parent)]
     for piece in found["slices"]:
-        tune(case, piece, options={"offload_copy": True, "fast_math": True, "max_loop_iterations": 10})
+        tune(case, piece)
 
 
 def test_equal_layers_are_one_slice(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from farm.artifacts.s3 import S3Store
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings, load_settings
 from farm.steps import StepEnded
-from farm.tuning.files import OBJECTS
-from farm.tuning.records import Store
+from farm.tuning.files import OBJECTS, write_folder
+from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, ScriptedSteps, Tuner, database, save_model, tuner_for, worked
 
+FIND_DB = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
 OPERATIONS = [f"conv-{index}" for index in range(10)]
 
 
@@ -82,6 +83,24 @@ def test_only_children_that_tune_search(
     assert found["tune"] == found["compile"] == expected
     assert {name: value for name, value in tuner.measuring.items() if "/proof" not in value} == {}
     assert not (tuner.measuring.keys() & search.keys())
+
+
+def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+    """It is compiled without a search. What the tuned one left in its empty databases is told, its kernels are kept."""
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
+    compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:2]), None)
+    assert tuner.prove(compiled, None)
+    assert environments(tuner)["compile"] == {}
+    report, figures = tuner.report(published=True), tuner.figures()
+    assert (report["published"], report["written"]) == ("tuned", 0)
+    assert (figures["ratio"], figures["tuned"]["median"], figures["baseline"]["median"]) == (2.0, 0.001, 0.002)
+    assert tuner.kernels() == []
+    write_folder(Snapshot.of([Record(Store.FIND_DB, FIND_DB, "64-3x3-F", "1:0.1,0,algo", Source(""))]), tuner.proof)
+    (tuner.proof / "kernels").mkdir()
+    (tuner.proof / "kernels" / "gfx942130.ukdb").write_bytes(b"kernels")
+    tuner.prove(compiled, None)
+    assert tuner.report(published=True)["written"] == 1
+    assert [path.name for path in tuner.kernels()] == ["gfx942130.ukdb"]
 
 
 def test_modes_have_databases_of_their_own(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
