@@ -97,6 +97,7 @@ def test_slices_are_the_model(case: Case) -> None:
         np.testing.assert_allclose(tensors[name], expected, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("case", ["pnet", "swift-f0", "encoder"], indirect=True)
 def test_one_slice_is_tuned_with_onnxruntime(case: Case) -> None:
     """The child finds slices, and measures one under every candidate; its figures are in the database's folder."""
     found = sliced(case)
