@@ -644,7 +644,11 @@ class _MigraphxProgram:
 
 
 def load(request: Request) -> _MigraphxProgram:
-    """Load a compiled program from its file."""
+    """Load a compiled program from its file, which is read here first: MIGraphX's own reader trusts what it reads."""
+    try:
+        mxr.read(request["program"])
+    except mxr.Malformed as error:
+        raise Failure("bad_model", f"the program is damaged: {error}") from None
     migraphx = _module()
     _target(migraphx, request["device"])
     with blamed_on_compiler("the program does not load"):

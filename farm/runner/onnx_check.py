@@ -81,6 +81,9 @@ _OLD_OPERATORS = frozenset(
 )
 """Experimental operators that ONNX has dropped and ONNX Runtime still runs."""
 
+_Key = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
 _ENTRY_ORDER = ("location", "offset", "length", "checksum")
 
 
@@ -146,12 +149,16 @@ class _Check:
         self.operators: Counter[str] = Counter()
         self.weights: Counter[str] = Counter()
         self.files: set[str] = set()
-        self.functions = {(function.domain, function.name): function for function in model.functions}
-        self.expanded: dict[tuple[str, str], int] = {}
+        self.functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+        self.expanded: dict[_Key, int] = {}
         self.nodes = 0
 
     def run(self) -> dict[str, Any]:
         opsets = self.opsets(self.model.opset_import)
+        if len(self.functions) < len(self.model.functions):
+            raise BadModel("two functions of the model have one name")
+        if self.model.training_info:
+            raise BadModel("the model carries graphs for training, which no compiler reads; export it for inference")
         for key in self.functions:
             self.expansion(key, [])
         for function in self.model.functions:
@@ -193,15 +200,17 @@ class _Check:
         where = f"function {_name(function.name)}"
         opsets = self.opsets(function.opset_import)
         self.body(function.node, opsets, set(function.input), where, 0)
+        for attribute in function.attribute_proto:
+            self.attribute(attribute, opsets, frozenset(), where, 0)
 
-    def expansion(self, key: tuple[str, str], calls: list[tuple[str, str]]) -> int:
+    def expansion(self, key: _Key, calls: list[_Key]) -> int:
         """Return how many nodes one call of a function stands for; a function must not call itself."""
         if key in calls or len(calls) > MAX_DEPTH:
             raise BadModel(f"function {_name(key[1])} calls itself, or functions nest deeper than {MAX_DEPTH}")
         if key not in self.expanded:
             total = 0
             for node in _all_nodes(self.functions[key].node):
-                inner = (node.domain, node.op_type)
+                inner = _called(node)
                 total += self.expansion(inner, [*calls, key]) if inner in self.functions else 1
                 if total > MAX_NODES:
                     raise BadModel(f"function {_name(key[1])} stands for more than {MAX_NODES} nodes")
@@ -247,7 +256,7 @@ class _Check:
 
     def node(self, node: Any, opsets: dict[str, int], depth: int) -> None:
         _require_text(node.op_type, node.domain, node.name, *node.input, *node.output)
-        key = (node.domain, node.op_type)
+        key = _called(node)
         self.nodes += self.expanded.get(key) or 1
         if self.nodes > MAX_NODES:
             raise BadModel(f"the model has more than {MAX_NODES} nodes")
@@ -307,14 +316,17 @@ class _Check:
         for dimension in tensor.dims:
             count *= dimension
         size = (count * bits + 7) // 8
-        if tensor.data_location == tensor.EXTERNAL:
+        if tensor.external_data or tensor.data_location == tensor.EXTERNAL:
+            # MIGraphX reads external data wherever an entry names some, whatever the tensor says of its location.
+            if tensor.data_location != tensor.EXTERNAL:
+                raise BadModel(f"{where} names external data, and says that it has none")
             if dtype == "string":
                 raise BadModel(f"{where}: text cannot be external data")
             self.external(tensor, size, where)
         elif dtype == "string":
-            _expect(len(tensor.string_data), {count}, "texts", where)
+            _expect(len(tensor.string_data), count, "texts", where)
         elif tensor.HasField("raw_data"):
-            _expect(len(tensor.raw_data), {size}, "bytes of raw data", where)
+            _expect(len(tensor.raw_data), size, "bytes of raw data", where)
         else:
             _expect(*_typed_counts(tensor, dtype, bits, count), "values", where)
         self.weights[dtype] += size
@@ -322,8 +334,9 @@ class _Check:
     def external(self, tensor: Any, size: int, where: str) -> None:
         _require_text(*(part for entry in tensor.external_data for part in (entry.key, entry.value)))
         keys = [entry.key for entry in tensor.external_data]
-        # MIGraphX reads these entries by position: in another order it would take an offset for a file name.
-        if keys != [key for key in _ENTRY_ORDER if key in keys] or "location" not in keys:
+        # MIGraphX reads these entries by position: in another order, or with one left out, it would take an offset for
+        # a file name, or a length for an offset.
+        if not keys or keys != list(_ENTRY_ORDER[: len(keys)]):
             raise BadModel(f"{where}: external data must have location, offset and length once, in this order")
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries["location"]
@@ -424,6 +437,10 @@ def _needs(node: Any) -> Iterator[str]:
             yield from (name for name in _needs(inner) if name not in own)
 
 
+def _called(node: Any) -> _Key:
+    return node.domain, node.op_type, node.overload
+
+
 def _subgraphs(node: Any) -> Iterator[Any]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -438,22 +455,23 @@ def _all_nodes(nodes: Any) -> Iterator[Any]:
             yield from _all_nodes(graph.node)
 
 
-def _typed_counts(tensor: Any, dtype: str, bits: int, count: int) -> tuple[int, set[int]]:
-    """Return how many values a tensor without raw data holds, and the counts that fit its shape."""
+def _typed_counts(tensor: Any, dtype: str, bits: int, count: int) -> tuple[int, int]:
+    """Return how many values a tensor without raw data holds, and how many its shape needs."""
     if dtype in ("float32", "complex64"):
-        return len(tensor.float_data), {count * (2 if dtype == "complex64" else 1)}
+        return len(tensor.float_data), count * (2 if dtype == "complex64" else 1)
     if dtype in ("float64", "complex128"):
-        return len(tensor.double_data), {count * (2 if dtype == "complex128" else 1)}
+        return len(tensor.double_data), count * (2 if dtype == "complex128" else 1)
     if dtype == "int64":
-        return len(tensor.int64_data), {count}
+        return len(tensor.int64_data), count
     if dtype in ("uint32", "uint64"):
-        return len(tensor.uint64_data), {count}
-    return len(tensor.int32_data), {count, (count * bits + 7) // 8} if bits < 8 else {count}
+        return len(tensor.uint64_data), count
+    # Values of less than a byte are packed, as raw data is; more of them MIGraphX would write past its buffer's end.
+    return len(tensor.int32_data), (count * bits + 7) // 8 if bits < 8 else count
 
 
-def _expect(found: int, wanted: set[int], what: str, where: str) -> None:
-    if found not in wanted:
-        raise BadModel(f"{where}: its shape needs {min(wanted)} {what}, it has {found}")
+def _expect(found: int, wanted: int, what: str, where: str) -> None:
+    if found != wanted:
+        raise BadModel(f"{where}: its shape needs {wanted} {what}, it has {found}")
 
 
 def _unique(names: Iterable[str], where: str, what: str) -> list[str]:
