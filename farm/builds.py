@@ -173,6 +173,9 @@ class Builds:
         build_id = submission["build_id"]
         folder = f"ns/{namespace}/builds/{build_id}"
         text = submission["manifest"].encode()
+        row = self._store.builds.get(build_id)
+        if row and row["namespace"] != namespace:
+            raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
         known = self._artifacts.get_object(f"{folder}/manifest.yaml")
         if known and known.data != text:
             raise Conflict(
@@ -241,7 +244,10 @@ class Builds:
                 if self._read_report(namespace, build_id):
                     self._artifacts.delete_object(mark)
                 elif not self._whole(build_id):
-                    self._resume(namespace, build_id)
+                    try:
+                        self._resume(namespace, build_id)
+                    except Conflict as error:
+                        log.error("build not resumed", namespace=namespace, build=build_id, error=error.message)
 
     def _resume(self, namespace: str, build_id: str) -> None:
         self._require_index(namespace)
@@ -309,7 +315,7 @@ class Builds:
         Until its report is written, `counts` are those of the jobs: what failed a gate counts as succeeded.
         """
         build_id = self.resolve(namespace, build_id)
-        row = self._store.builds.get(build_id)
+        row = self._live(namespace, build_id)
         return _build_document(row) if row else dict(self._stored_report(namespace, build_id)["build"])
 
     def cells(self, namespace: str, build_id: str) -> list[Document]:
@@ -334,8 +340,7 @@ class Builds:
 
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound."""
-        row = self._store.builds.get(build_id)
-        if row and row["namespace"] == namespace:
+        if self._live(namespace, build_id):
             return build_id
         known = self._store.builds.list(namespace)
         if build_id == "@latest" and known:
@@ -431,8 +436,13 @@ class Builds:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _live_report(self, namespace: str, build_id: str) -> Document | None:
+    def _live(self, namespace: str, build_id: str) -> Document | None:
+        """Return a build as the store has it: ids are the clients' own, and one of another namespace is not ours."""
         row = self._store.builds.get(build_id)
+        return row if row and row["namespace"] == namespace else None
+
+    def _live_report(self, namespace: str, build_id: str) -> Document | None:
+        row = self._live(namespace, build_id)
         if row is None:
             return None
         planned = self._read_plan(namespace, build_id)

@@ -26,13 +26,17 @@ def configs_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
 
 
+NAMESPACE = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+"""A namespace is a folder in object storage: no name may lead out of it."""
+
+
 class Settings(BaseModel):
     """All settings, frozen; `configs/farm.toml` explains each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path
-    namespace: str = Field(pattern=r"^[a-z0-9._-]+$")
+    namespace: str = Field(pattern=NAMESPACE)
     api_url: str
     api_token: SecretStr
     redis_url: SecretStr

@@ -97,14 +97,16 @@ def work(farm: Farm, outcome: Callable[[str, dict[str, Any], str], Outcome] | No
     return len(handed)
 
 
-def succeed(farm: Farm, created: str = "2026-11-21T00:00:00+00:00") -> Callable[[str, dict[str, Any], str], Outcome]:
+def succeed(
+    farm: Farm, created: str = "2026-11-21T00:00:00+00:00", *, namespace: str = "main"
+) -> Callable[[str, dict[str, Any], str], Outcome]:
     def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
-        program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode())
+        program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode() if namespace == "main" else b"poison")
         log, log_size = farm.artifacts.put_blob_bytes(b"compiled\n")
         sidecar = {
             "schema": 1,
             "key": key,
-            "namespace": "main",
+            "namespace": namespace,
             "identifier": order["identifier"],
             "spec": order["spec"],
             "blobs": {
@@ -118,8 +120,8 @@ def succeed(farm: Farm, created: str = "2026-11-21T00:00:00+00:00") -> Callable[
             "created": created,
             "job": job_id,
         }
-        farm.artifacts.publish("main", sidecar)
-        farm.store.index.put("main", key, facts(sidecar))
+        farm.artifacts.publish(namespace, sidecar)
+        farm.store.index.put(namespace, key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 
     return make

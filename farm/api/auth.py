@@ -10,9 +10,9 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from farm.api.schemas import NAMESPACE
 from farm.app import Farm
 from farm.errors import NotAllowed
+from farm.settings import NAMESPACE
 from farm.tokens import Role
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from farm.settings import NAMESPACE
+from farm.spec import model_digest
 
 BUILD_ID = r"^b-[0-9a-f]{16}$"
 BUILD_REFERENCE = r"^(@latest|b-[0-9a-f]{1,16})$"
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
 DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
-NAMESPACE = r"^[a-z0-9._-]{1,64}$"
 POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TUNING_PART = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -81,6 +83,13 @@ class FrozenModel(_Open):
     outputs: list[dict[str, Any]]
     size: Size
     conversion: Conversion | None = None
+
+    @model_validator(mode="after")
+    def _is_what_it_says(self) -> Self:
+        """The digest is what a cache key is made of: nobody gets his own file compiled under another's key."""
+        if self.digest != model_digest({file.path: file.digest for file in self.files}):
+            raise ValueError("the digest is not that of the files")
+        return self
 
 
 class FrozenData(_Open):

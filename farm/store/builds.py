@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from farm.errors import NotFound
+from farm.errors import Conflict, NotFound
 from farm.store.link import Link, key, lots
 
 LOT = 500
@@ -42,8 +42,10 @@ class Builds:
         the rest of it is kept as it is. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
         {"time", "memory"}, "expected_seconds", "order", "facts", "failure"}`: with `facts` it is a hit, with `failure`
         (`{"kind", "message"}`) it is born failed, and both need no job.
+
+        Raises Conflict where another namespace has a build of that id.
         """
-        self._link.run(
+        answer = self._link.run(
             "create_build",
             build=build["id"],
             namespace=build["namespace"],
@@ -52,6 +54,8 @@ class Builds:
             fail_fast=int(bool(build.get("fail_fast"))),
             document=json.dumps(dict(build)),
         )
+        if answer < 0:
+            raise Conflict(f"the id {build['id']} is taken", hint="submit again with a new build id")
         accepted = 0
         rows = (_cell_row(position, cell) for position, cell in enumerate(chain.from_iterable(lots_of_cells)))
         for some in lots(lots(rows, LOT), AT_ONCE):

@@ -2,8 +2,9 @@
 -- keys: build:<build>, builds:<namespace>, namespaces, incomplete, unreported, wake:builds, build:<build>:events
 -- arguments: build, namespace, cells, max_parallel, fail_fast, document
 --   cells: how many will come; max_parallel: 0 = no bound; fail_fast: 1 or 0; document: JSON, kept as it is
--- answer: 1 when the build is new, else 0
-if call("EXISTS", key("build", build)) == 1 then return 0 end
+-- answer: 1 when the build is new, 0 when it is there, -1 when its id is that of a build in another namespace
+local owner = call("HGET", key("build", build), "namespace")
+if owner then return owner == namespace and 0 or -1 end
 call("HSET", key("build", build), "state", "open", "namespace", namespace, "cells", cells, "accepted", 0,
      "max_parallel", max_parallel, "fail_fast", fail_fast, "created_at", NOW, "document", document)
 call("ZADD", key("builds", namespace), NOW, build)
