@@ -1,0 +1,40 @@
+"""Manifest: what a user asks for. Read and checked as a whole, with the place of everything that is wrong in it.
+
+The fields are documented in `docs/manifest.md`; `manifest_schema` gives editors the same rules as JSON Schema.
+What the entries together mean (the matrix) is in `farm.matrix`.
+"""
+
+from farm.manifest.entries import (
+    Data,
+    Debug,
+    EnvFile,
+    IncludeEntry,
+    Limits,
+    Manifest,
+    ModelEntry,
+    OverrideEntry,
+    SelectEntry,
+    Source,
+    Tuning,
+    Verify,
+)
+from farm.manifest.reading import load_manifest, parse_manifest
+from farm.manifest.schema import manifest_schema
+
+__all__ = [
+    "Data",
+    "Debug",
+    "EnvFile",
+    "IncludeEntry",
+    "Limits",
+    "Manifest",
+    "ModelEntry",
+    "OverrideEntry",
+    "SelectEntry",
+    "Source",
+    "Tuning",
+    "Verify",
+    "load_manifest",
+    "manifest_schema",
+    "parse_manifest",
+]

