@@ -486,6 +486,7 @@ class Builds:
         reasons = [
             (name, f"{name} is paused; `farm resume {name}` lets it go on"),
             (not facts["live_workers"], f"no live worker serves {pool}"),
+            (facts["resting"], f"{facts['resting']}"),
             (then, f"tries again in {max(0.0, (then or 0.0) - time.time()):.0f} s"),
             (facts["bounded_by"], f"build {facts['bounded_by']} already runs as many as its max-parallel"),
             (facts["handed_out"], "handed out; the next free slot takes it"),

@@ -357,8 +357,16 @@ class FarmClient:
         return document
 
     def workers(self) -> list[Document]:
-        """Return the workers."""
+        """Return the live workers; `fenced` and `resting` say why one takes no jobs."""
         return self._items("/v1/workers")
+
+    def drain(self, worker: str) -> None:
+        """Have a worker finish what it runs, and stop. Raises NotFound."""
+        self._request("POST", f"/v1/workers/{_named('worker', worker)}/drain")
+
+    def unfence(self, node: str) -> None:
+        """Let a fenced node take jobs again, before its health probes do. Raises NotFound."""
+        self._request("POST", f"/v1/nodes/{_named('node', node)}/unfence")
 
     def pools(self) -> list[Document]:
         """Return the pools that the farm has known."""

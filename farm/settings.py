@@ -67,6 +67,9 @@ class Settings(BaseModel):
     tensorflow_python: str
     measure_seconds: float = Field(gt=0)
     cache_bytes: int = Field(gt=0)
+    min_free_bytes: int = Field(ge=0)
+    probe_pause: float = Field(gt=0)
+    health_port: int = Field(ge=0, le=65535)
     log_level: str = Field(pattern="^(debug|info|warning|error)$")
     log_format: str = Field(pattern="^(json|console)$")
 

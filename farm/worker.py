@@ -2,7 +2,8 @@
 
 A node has a worker for each kind (each GPU model, CPU), because an attempt that waits for a card must not hold a CPU
 slot. The supervisor registers them, sends their heartbeats, starts a process again when it dies or stops consuming, and
-drains on SIGTERM: Celery's thread pool has no soft shutdown, so that is ours. A process is tied to the supervisor by a
+drains on SIGTERM: Celery's thread pool has no soft shutdown, so that is ours. It also has the node's health probed, and
+takes nothing while the node is fenced or its disk is full. A process is tied to the supervisor by a
 socket, its lifeline: when that closes, by whatever death, the process exits, and with it the compilers that it started.
 """
 
@@ -16,13 +17,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import farm
 from farm.errors import StoreUnavailable
+from farm.health_port import Health, serve_health
+from farm.health_probe import lacks_room
+from farm.health_probe import probe as health_probe
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.slots import Kind, Slot, as_text
@@ -31,8 +38,8 @@ from farm.store import Beat, Store
 log = get_logger(__name__)
 
 APP = "tasks.app"
-CONSUMING, RELEASE = b"c", b"r"
-"""The words on the lifeline: the process takes messages; it is to end its attempts and give them back."""
+CONSUME, CONSUMING, RELEASE = b"g", b"c", b"r"
+"""The words on the lifeline: the process may take messages; it takes them; it is to give its attempts back."""
 
 RELEASE_SECONDS = 5.0
 """What a process gets to end its compilers and give attempts back, before it is killed."""
@@ -43,6 +50,18 @@ START_SECONDS = 60.0
 RESTART_SECONDS = 2.0
 """Between two starts of a process that does not stay."""
 
+SUSPICIOUS = 3
+"""So many failures in a row that may be the node's doing, and it is probed."""
+
+STILL_SECONDS = 60.0
+"""After so long without a look at its workers the supervisor stands still."""
+
+LONGEST_PAUSE = 3600.0
+"""Seconds between two health probes of a fenced node, however long it has been."""
+
+Probe = Callable[[Settings, Kind], str]
+"""Returns why slots of a kind cannot compile and run a good program; empty where they can."""
+
 
 def run_worker(
     settings: Settings,
@@ -52,12 +71,15 @@ def run_worker(
     app: str = APP,
     versions: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    probe: Probe = health_probe,
 ) -> int:
     """Serve the pools of every kind of slot until SIGTERM or SIGINT and return the exit status.
 
     The first signal drains: nothing more is taken, and what runs has `grace_seconds` to end; then, or at a second
     signal, it is ended and given back, uncharged. `app` is the module of the Celery application that processes run,
-    `environment` is added to theirs, `versions` is recorded with the workers. To be called from the main thread.
+    `environment` is added to theirs, `versions` is recorded with the workers. A kind of slot takes its first job when
+    `probe` has passed; it is asked again when jobs fail in a row, and while the node is fenced. To be called from the
+    main thread.
     Raises StoreUnavailable when the store cannot be reached at first.
     """
     supervisor = Supervisor(
@@ -67,6 +89,7 @@ def run_worker(
         app=app,
         versions=versions or {},
         environment=environment or {},
+        probe=probe,
     )
     return supervisor.run()
 
@@ -83,6 +106,7 @@ class Supervisor:
         app: str,
         versions: Mapping[str, str],
         environment: Mapping[str, str],
+        probe: Probe,
     ) -> None:
         self._settings = settings
         self._store = Store.connect(settings)
@@ -95,29 +119,44 @@ class Supervisor:
                 app=app,
                 versions=versions,
                 environment=environment,
+                probe=probe,
                 pause=self._wait,
+                nudge=self._nudge,
             )
             for kind in kinds
         ]
         self._signals = 0
         self._wake, self._woken = os.pipe()
+        self._node = node
+        self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
+
+    def _health(self) -> Health:
+        """How its workers were at the last look; not alive where the loop that looks at them stands still."""
+        looked, workers = self._seen
+        alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self._settings.renew_seconds)
+        return Health(alive, {"node": self._node, "workers": workers})
+
+    def _nudge(self) -> None:
+        """Have the loop look at its workers now; from any thread."""
+        os.write(self._woken, b"\0")
 
     def run(self) -> int:
         """Register, supervise, drain."""
         self._store.check()
         for worker in self._workers:
             worker.register()
-        with self._listening():
+        with self._listening(), serve_health(self._settings.health_port, self._health):
             try:
                 for worker in self._workers:
                     worker.start()
                 while working := [worker for worker in self._workers if not worker.done]:
                     self._wait(
                         min(self._settings.renew_seconds, *(worker.patience for worker in working)),
-                        [worker.descriptor for worker in working],
+                        [descriptor for worker in working if (descriptor := worker.descriptor) is not None],
                     )
                     for worker in working:
                         worker.look(self._signals)
+                    self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
             finally:
                 for worker in self._workers:
                     worker.leave()
@@ -145,8 +184,7 @@ class Supervisor:
             signal.set_wakeup_fd(wakeup)
             for number, handler in before:
                 signal.signal(number, handler)
-            os.close(self._wake)
-            os.close(self._woken)
+            # The pipe stays open: a probe's thread may yet write to it.
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1
@@ -165,7 +203,9 @@ class Worker:
         app: str,
         versions: Mapping[str, str],
         environment: Mapping[str, str],
+        probe: Probe,
         pause: Callable[[float], bool],
+        nudge: Callable[[], None],
     ) -> None:
         self._store = store
         self._settings = settings
@@ -177,6 +217,11 @@ class Worker:
         self._pause = pause
         self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: Process | None = None
+        self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
+        self._fenced = ""
+        self._resting = "its first health probe runs"
+        self._stopped = False
+        self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
         self._draining = False
         self._released = False
@@ -200,12 +245,14 @@ class Worker:
                 "versions": self._versions,
             },
             ttl=self._settings.lease_seconds,
+            resting=self._resting,
         )
         pools = [pool.name for pool in self._kind.pools]
         log.info("worker registered", worker=self._id, slots=len(self._kind.slots), pools=pools)
 
     def start(self) -> None:
-        """Start its process."""
+        """Start its process, which begins to consume when nothing speaks against it."""
+        self._stopped = False
         self._process = Process(
             self._app,
             queues=[pool.name for pool in self._kind.pools],
@@ -216,10 +263,30 @@ class Worker:
         )
 
     @property
-    def descriptor(self) -> int:
-        """Readable when the process has ended."""
+    def descriptor(self) -> int | None:
+        """Readable when the process has ended; None where that is no news."""
         assert self._process is not None
-        return self._process.descriptor
+        return None if self._rests and self._process.ended else self._process.descriptor
+
+    def health(self) -> dict[str, Any]:
+        """Return how it is: whether it takes jobs, and why not."""
+        consuming = self._process.consuming_for if self._process and not self._rests else None
+        return {
+            "id": self._id,
+            "kind": self._kind.name,
+            "pools": [pool.name for pool in self._kind.pools],
+            "consuming": consuming is not None and not self._draining,
+            "consuming_for": consuming and round(consuming, 3),
+            "draining": self._draining,
+            "fenced": self._fenced,
+            "resting": self._resting,
+            "running": self._beaten.running,
+            "reaches_store": self._reaches_store,
+        }
+
+    @property
+    def _rests(self) -> bool:
+        return bool(self._fenced or self._resting)
 
     @property
     def patience(self) -> float:
@@ -229,19 +296,63 @@ class Worker:
     def look(self, signals: int) -> None:
         """Send a heartbeat and do what has to be done, after so many signals in all."""
         assert self._process is not None
-        if self._process.ended and (self._draining or signals):
-            self.done = True
-        elif self._draining or signals:
+        if self._draining or signals:
+            if self._process.ended:
+                self.done = True
+            else:
+                self._drain(self._process, hurry=signals)
+            return
+        beat = self._beat()
+        if beat and beat.answer == "drain":
+            log.info("draining, as the operator asked", worker=self._id)
             self._drain(self._process, hurry=signals)
+            return
+        if beat:
+            self._see_to_health(beat)
+        if self._rests:
+            self._stop_consuming(self._process)
+        elif self._process.ended and self._stopped:
+            log.info("taking jobs again", worker=self._id)
+            self.start()
         elif self._process.ended:
             log.error("the worker process died, starting it again", worker=self._id, status=self._process.status)
             self._restart(self._process)
-        elif (beat := self._beat()) and beat.answer == "drain":
-            log.info("draining, as the operator asked", worker=self._id)
-            self._drain(self._process, hurry=signals)
-        elif beat and not self._consumes(self._process, beat):
-            log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
-            self._restart(self._process)
+        elif not self._stopped:
+            self._process.consume()
+            if beat and not self._consumes(self._process, beat):
+                log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
+                self._restart(self._process)
+
+    def _stop_consuming(self, process: Process) -> None:
+        """Take nothing for now; what runs goes on, and the process ends after it. One that has not begun just waits."""
+        if process.may_consume and not self._stopped:
+            log.warning("taking no jobs for now", worker=self._id, reason=self._fenced or self._resting)
+            self._stopped = True
+            process.stop_consuming()
+
+    def _see_to_health(self, beat: Beat) -> None:
+        """Hear whether the node is fenced, probe it where that is due, and look for room on its disk."""
+        if (wrong := self._probes.answer) is not None:
+            if wrong:
+                log.error("health probe failed", worker=self._id, reason=wrong)
+            try:
+                fenced = self._store.workers.probed(self._id, node=self._node, wrong=wrong, row=self._probes.row)
+            except StoreUnavailable as error:
+                log.info("the health probe's answer is told later", error=error.message)
+                return
+            self._probes.told()
+        else:
+            fenced = beat.fenced
+        if fenced and not self._fenced:
+            log.error("the node is fenced", node=self._node, reason=fenced)
+            self._probes.begin_row()
+        elif self._fenced and not fenced:
+            log.info("the node is let back", node=self._node)
+        self._fenced = fenced
+        if not self._probes.ever or (fenced and self._probes.due) or beat.failed >= SUSPICIOUS:
+            self._probes.start()
+        if self._probes.proven:
+            self._resting = lacks_room(self._settings)
 
     def leave(self) -> None:
         """End its process, where it has not ended, and its registration."""
@@ -253,11 +364,13 @@ class Worker:
             log.info("registration is left to expire", error=error.message)
 
     def _beat(self) -> Beat | None:
-        """Send one heartbeat; None where the store cannot be reached."""
+        """Send one heartbeat; None where the store cannot be reached, or had forgotten this worker."""
         try:
-            beat = self._store.workers.heartbeat(self._id, draining=self._draining)
+            beat = self._store.workers.heartbeat(self._id, draining=self._draining, resting=self._resting)
+            self._beaten = beat
             if beat.answer == "unknown":
                 self.register()
+                return None
         except StoreUnavailable as error:
             if self._reaches_store:
                 log.warning("no heartbeat", error=error.message)
@@ -298,6 +411,63 @@ class Worker:
         self._beat()
 
 
+class Probes:
+    """A worker's health probes: one at a time, each in a thread, at growing pauses while the node is fenced."""
+
+    def __init__(self, probe: Callable[[], str], pause: float, nudge: Callable[[], None]) -> None:
+        self._probe = probe
+        self._nudge = nudge
+        self._first_pause = pause
+        self._running = False
+        self._fences = 0
+        self._since = 0
+        self._next = 0.0
+        self.answer: str | None = None
+        """What the last probe found wrong, until that is told; empty: nothing."""
+        self.row = 0
+        """How many passed in a row since the node was fenced."""
+        self.ever = False
+        self.proven = False
+        """Whether one has ended."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the pause after the last one is over."""
+        return time.monotonic() >= self._next
+
+    def begin_row(self) -> None:
+        """The node was fenced: what passed before does not count. The oftener, the longer the pauses."""
+        self.row, self._since, self._next = 0, 0, 0.0
+        self._fences += 1
+
+    def start(self) -> None:
+        """Start one, where none runs whose answer has not been told."""
+        if self._running or self.answer is not None:
+            return
+        self._running = self.ever = True
+        # A daemon: it may take minutes, and nobody waits for it when the worker ends.
+        threading.Thread(target=self._run, name="health-probe", daemon=True).start()
+
+    def told(self) -> None:
+        """The store knows the answer."""
+        self.answer = None
+        self.proven = True
+
+    def _run(self) -> None:
+        try:
+            wrong = self._probe()
+        except Exception as error:  # What breaks a probe would break attempts.
+            log.exception("health probe broke")
+            wrong = f"{type(error).__name__}: {error}"
+        self.row = 0 if wrong else self.row + 1
+        self._next = time.monotonic() + min(
+            self._first_pause * 2 ** min(self._since + max(0, self._fences - 1), 20), LONGEST_PAUSE
+        )
+        self._since += 1
+        self._running, self.answer = False, wrong
+        self._nudge()
+
+
 class Process:
     """A Celery worker process that ends when this one does."""
 
@@ -332,10 +502,11 @@ class Process:
         """Readable when the process has ended."""
         self._started = time.monotonic()
         self._consuming: float | None = None
+        self.may_consume = False
 
     @property
     def age(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since it was started, or may consume."""
         return time.monotonic() - self._started
 
     @property
@@ -356,6 +527,13 @@ class Process:
     def status(self) -> int | None:
         """Its exit status, once it has ended."""
         return self._popen.poll()
+
+    def consume(self) -> None:
+        """Let it take messages, which is what its age counts from. Repeatable."""
+        if not self.may_consume:
+            self.may_consume, self._started = True, time.monotonic()
+            with suppress(BrokenPipeError):
+                self._lifeline.send(CONSUME)
 
     def stop_consuming(self) -> None:
         """Take no more messages, and end when the running ones have."""

@@ -25,8 +25,8 @@ log = get_logger(__name__)
 RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
 
-CONSUMING, RELEASE = b"c", b"r"
-"""The words on the lifeline, as `farm/worker.py` has them: we take messages; end the attempts and give them back."""
+CONSUME, CONSUMING, RELEASE = b"g", b"c", b"r"
+"""The words on the lifeline, as `farm/worker.py` has them: take messages; we take them; give the attempts back."""
 
 
 class Executor(Protocol):
@@ -115,19 +115,26 @@ class Slots:
         self._leases.cancel_all()
 
     def obey(self, lifeline: int) -> None:
-        """Release when the supervisor says so on `lifeline`; when its end closes, the supervisor is dead: exit at once.
+        """Wait for the supervisor's word on `lifeline` to consume, and release at its word.
 
-        What attempts have started ends with this process: each child's guard holds a pipe to it.
+        When its end closes, the supervisor is dead: exit at once. What attempts have started ends with this process:
+        each child's guard holds a pipe to it.
         """
+        may_consume = threading.Event()
 
         def listen() -> None:
             with suppress(ConnectionResetError):  # It died with something of ours unread.
-                while os.read(lifeline, 1) == RELEASE:
-                    self.release()
+                while word := os.read(lifeline, 1):
+                    if word == CONSUME:
+                        may_consume.set()
+                    elif word == RELEASE:
+                        self.release()
+                        may_consume.set()
             os._exit(1)
 
         threading.Thread(target=listen, name="lifeline", daemon=True).start()
         self._lifeline = lifeline
+        may_consume.wait()
 
     def consuming(self) -> None:
         """Tell the supervisor that messages are taken from here on."""

@@ -124,14 +124,19 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
 
 
 class Worker:
-    """A supervisor process with its Celery process, both real; the executor is scripted."""
+    """A supervisor process with its Celery process, both real; the executor is scripted, and so is the health probe.
 
-    def __init__(self, settings: Settings, node: str, slots: int) -> None:
+    The probe says what is in the file `wrong`.
+    """
+
+    def __init__(self, settings: Settings, node: str, slots: int, wrong: Path | None = None) -> None:
         code = (
-            "from farm.logging import configure; from farm.settings import load_settings;"
+            "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
+            f"wrong = Path({str(wrong or os.devnull)!r});"
             "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL;"
             f"configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots});"
-            f"raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app='tests.scripted'))"
+            f"raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app='tests.scripted',"
+            "probe=lambda settings, kind: wrong.read_text()))"
         )
         self.node = node
         self.supervisor = subprocess.Popen(
@@ -153,9 +158,11 @@ class Worker:
 
 
 @contextmanager
-def running_worker(settings: Settings, store: Store, node: str = "n1", slots: int = 2) -> Iterator[Worker]:
+def running_worker(
+    settings: Settings, store: Store, node: str = "n1", slots: int = 2, wrong: Path | None = None
+) -> Iterator[Worker]:
     """A worker, from its registration to its end."""
-    worker = Worker(settings, node, slots)
+    worker = Worker(settings, node, slots, wrong)
     try:
         wait_until(lambda: any(one["node"] == node for one in store.workers.list()), message=f"worker {node}")
         yield worker

@@ -4,6 +4,7 @@ A work order's `script` is a list of steps, one for each attempt (the last one r
 
     succeed             the attempt succeeds with `facts`
     fail                it fails with `kind` and `message`
+    fail-on             it fails with `kind` on the node that is named `node`, and succeeds on others
     wait                it succeeds once the file `until` exists
     hang                it goes on until it is cancelled
     child               as hang, with a guarded child process; `pid` names a file for its process id
@@ -29,13 +30,16 @@ class ScriptedExecutor:
     def execute(self, attempt: Attempt, *, on_phase: Any, cancelled: threading.Event) -> Outcome:
         script = attempt.order.get("script") or [{"do": "succeed"}]
         step = script[min(attempt.number, len(script)) - 1]
-        return getattr(self, f"do_{step['do']}")(step, attempt, on_phase, cancelled)
+        return getattr(self, f"do_{step['do'].replace('-', '_')}")(step, attempt, on_phase, cancelled)
 
     def do_succeed(self, step: dict[str, Any], *_: Any) -> Outcome:
         return Outcome.success(step.get("facts", {"latency": 0.001}))
 
     def do_fail(self, step: dict[str, Any], *_: Any) -> Outcome:
         return Outcome.failure(FailureKind(step["kind"]), step.get("message", "as scripted"))
+
+    def do_fail_on(self, step: dict[str, Any], attempt: Attempt, *_: Any) -> Outcome:
+        return (self.do_fail if attempt.worker.startswith(f"{step['node']}-") else self.do_succeed)(step)
 
     def do_wait(self, step: dict[str, Any], attempt: Attempt, on_phase: Any, cancelled: threading.Event) -> Outcome:
         on_phase(Phase.COMPILING, 0.5, "waiting")

@@ -8,16 +8,32 @@ from fastapi import APIRouter, Path
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, Reader
+from farm.errors import NotFound
 
 router = APIRouter(tags=["workers"])
 
+NodeName = Annotated[str, Path(pattern=schemas.NODE)]
 PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 
 @router.get("/workers")
 def workers(_: Reader, farm: FarmDep) -> schemas.Items[schemas.Document]:
-    """List the workers: node, slots, pools, what they run, and whether they live."""
+    """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so."""
     return schemas.Items(items=[dict(worker) for worker in farm.store.workers.list()])
+
+
+@router.post("/workers/{name}/drain", status_code=204)
+def drain(name: NodeName, _: Admin, farm: FarmDep) -> None:
+    """Have a worker finish what it runs, and stop."""
+    if not farm.store.workers.drain(name):
+        raise NotFound(f"no worker {name}", hint="`farm ls workers` lists them")
+
+
+@router.post("/nodes/{name}/unfence", status_code=204)
+def unfence(name: NodeName, _: Admin, farm: FarmDep) -> None:
+    """Let a fenced node take jobs again, before its health probes do."""
+    if not farm.store.workers.unfence(name):
+        raise NotFound(f"node {name} is not fenced", hint="`farm ls workers` says which are")
 
 
 @router.post("/pools/{name}/pause", status_code=204)

@@ -44,6 +44,8 @@ for command in (
     operate.doctor,
     operate.audit,
     operate.gc,
+    operate.drain,
+    operate.unfence,
     operate.worker,
     operate.serve,
 ):

@@ -358,6 +358,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         render.plural(int(worker["slots"]), "slot"),
         f"{len(worker['running'])} running",
         ", ".join(worker["pools"]),
+        "draining" if worker["draining"] else f"fenced: {worker['fenced']}" if worker["fenced"] else worker["resting"],
     ),
     Listing.POOLS: lambda pool: (
         str(pool["name"]),

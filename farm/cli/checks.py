@@ -51,6 +51,7 @@ def run_checks() -> list[Check]:
     checks: dict[str, Callable[[Settings], Check]] = {
         "settings": _settings,
         "api": _api,
+        "workers": _workers,
         "redis": _redis,
         "object storage": _storage,
         "seal": lambda _: _seal(),
@@ -89,6 +90,20 @@ def _api(settings: Settings) -> Check:
         version = client.health()["version"]
         client.builds(limit=1)
         return Check("api", "ok", f"{client.url} answers, version {version}")
+
+
+def _workers(settings: Settings) -> Check:
+    """Which nodes of the farm take no jobs, and why."""
+    from farm.client import FarmClient, running_farm
+
+    if not settings.api_url and running_farm(settings.data_dir) is None:
+        return Check("workers", "absent", "no api to ask")
+    with FarmClient.from_settings(settings) as client:
+        workers = client.workers()
+    idle = {worker["node"]: worker["fenced"] or worker["resting"] for worker in workers}
+    if reasons := [f"node {node} takes no jobs: {reason}" for node, reason in idle.items() if reason]:
+        return Check("workers", "broken", "; ".join(reasons), "look at the node; `farm unfence NODE` lets it back")
+    return Check("workers", "ok", f"{len(workers)} live, on {len(idle)} nodes")
 
 
 def _redis(settings: Settings) -> Check:

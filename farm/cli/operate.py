@@ -85,6 +85,26 @@ def gc(
         output.say(f"{render.plural(found['blobs'], 'blob')} {said}, {render.size(found['bytes'])}")
 
 
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="As `farm ls workers` names it.")],
+    as_json: output.Json = False,
+) -> None:
+    """Have a worker take nothing more, finish what it runs, and stop."""
+    with connect() as client:
+        client.drain(worker)
+    output.emit({"worker": worker, "draining": True}) if as_json else output.say(f"{worker} drains")
+
+
+def unfence(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="As `farm ls workers` names it.")],
+    as_json: output.Json = False,
+) -> None:
+    """Let a fenced node take jobs again, before its health probes do."""
+    with connect() as client:
+        client.unfence(node)
+    output.emit({"node": node, "fenced": ""}) if as_json else output.say(f"node {node} takes jobs again")
+
+
 def worker(
     slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
     only: Annotated[

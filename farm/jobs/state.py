@@ -81,6 +81,8 @@ class Policy:
     attempts: int
     sentence: str
     advice: str
+    node: bool = False
+    """Whether it may be the node's doing: where the same job then succeeds on another, it counts against this one."""
 
 
 class FailureKind(StrEnum):
@@ -154,6 +156,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         2,
         "the compiler died",
         "read the log; report it to the compiler's authors with the folder that `farm reproduce` writes",
+        node=True,
     ),
     FailureKind.OUT_OF_MEMORY: Policy(
         Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
@@ -166,15 +169,20 @@ POLICIES: Mapping[FailureKind, Policy] = {
         2,
         "the compiler stopped making progress",
         "read the log: the last lines name the pass or the operator",
+        node=True,
     ),
     FailureKind.GPU_FAULT: Policy(
-        Fault.FARM, 3, "the GPU failed", "submit again after the operator has looked at the node"
+        Fault.FARM, 3, "the GPU failed", "submit again after the operator has looked at the node", node=True
     ),
     FailureKind.WORKER_LOST: Policy(
         Fault.FARM, 3, "the worker was lost", "submit again; the operator finds why the nodes went away"
     ),
-    FailureKind.STORAGE: Policy(Fault.FARM, 3, "object storage failed", "submit again when `farm doctor` is green"),
-    FailureKind.INTERNAL: Policy(Fault.FARM, 3, "the farm made a mistake", "submit again; report it with the log"),
+    FailureKind.STORAGE: Policy(
+        Fault.FARM, 3, "object storage failed", "submit again when `farm doctor` is green", node=True
+    ),
+    FailureKind.INTERNAL: Policy(
+        Fault.FARM, 3, "the farm made a mistake", "submit again; report it with the log", node=True
+    ),
     FailureKind.TOOLCHAIN_MISMATCH: Policy(
         Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
     ),

@@ -48,6 +48,7 @@ class Store:
         if not url:
             raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
         attempts = ", ".join(f"{kind.value} = {policy.attempts}" for kind, policy in POLICIES.items())
+        blames = ", ".join(f"{kind.value} = true" for kind, policy in POLICIES.items() if policy.node)
         constants = {
             "LEASE": settings.lease_seconds * 1000,
             "KEEP": settings.keep_days * 86_400_000,
@@ -55,7 +56,8 @@ class Store:
             "EVENTS": EVENTS_KEPT,
         }
         lines = [f"local {name} = {round(value)}" for name, value in constants.items()]
-        return cls(Link(url, "\n".join([*lines, f"local ATTEMPTS = {{{attempts}}}"])))
+        tables = [f"local ATTEMPTS = {{{attempts}}}", f"local BLAMES_NODE = {{{blames}}}"]
+        return cls(Link(url, "\n".join([*lines, *tables])))
 
     @property
     def address(self) -> str:

@@ -101,6 +101,7 @@ class Jobs:
             outcome=json.dumps(asdict(outcome)),
             index=outcome.facts.get("namespace", ""),
             facts=json.dumps(dict(outcome.facts)),
+            hit=int(outcome.hit),
         )
         return answer
 
@@ -192,9 +193,9 @@ class Jobs:
     def explain(self, job_id: str) -> dict[str, Any] | None:
         """Return the facts that say why a queued job waits.
 
-        `{"pool", "live_workers", "slots", "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded"
-        (node to Unix seconds), "bounded_by" (build at its max_parallel, or None), "paused" (the pool, or
-        the build, that rests, or None)}`.
+        `{"pool", "live_workers", "slots" (of those that take jobs), "resting" (why none of them does, or None),
+        "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded" (node to Unix seconds), "bounded_by"
+        (build at its max_parallel, or None), "paused" (the pool, or the build, that rests, or None)}`.
         """
         job = self.get(job_id)
         if job is None:
@@ -211,12 +212,22 @@ class Jobs:
                 ["ZRANGE", key("workers"), 0, -1],
             ]
         )
-        workers = self._link.ask_many(["HMGET", key("worker", one), "slots", "pools"] for one in ids)
-        serving = [int(slots) for slots, pools in workers if slots and pool in json.loads(pools)]
+        workers = self._link.ask_many(["HMGET", key("worker", one), "slots", "pools", "node", "resting"] for one in ids)
+        serving = [
+            (int(slots), node, resting)
+            for slots, pools, node, resting in workers
+            if slots and pool in json.loads(pools)
+        ]
+        fenced = self._link.ask_many(["HGET", key("node", node), "fenced"] for _, node, _ in serving)
+        resting = [
+            f"node {node} is fenced: {reason}" if reason else f"node {node} takes no jobs: {rest}" if rest else ""
+            for (_, node, rest), reason in zip(serving, fenced, strict=True)
+        ]
         return {
             "pool": pool,
             "live_workers": len(serving),
-            "slots": sum(serving),
+            "slots": sum(slots for (slots, _, _), rest in zip(serving, resting, strict=True) if not rest),
+            "resting": resting[0] if resting and all(resting) else None,
             "running": running,
             "waiting": waiting + handed,
             "ahead": self._ahead(pool, job, lanes) + handed if is_handed is None else 0,

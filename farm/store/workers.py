@@ -18,12 +18,15 @@ class Beat:
     """The store's answer to a heartbeat.
 
     `unknown`: register again; `drain`: the operator wants the worker to stop. `running` attempts are held by this
-    worker; the oldest job that was handed out to its pools has been unclaimed for `unclaimed` seconds.
+    worker; the oldest job that was handed out to its pools has been unclaimed for `unclaimed` seconds. `fenced` says
+    why its node takes no jobs; so many jobs `failed` there in a row, in ways that may be the node's doing.
     """
 
     answer: Literal["ok", "drain", "unknown"]
     running: int
     unclaimed: float
+    fenced: str = ""
+    failed: int = 0
 
 
 class Workers:
@@ -32,10 +35,10 @@ class Workers:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def register(self, worker: Mapping[str, Any], *, ttl: float) -> None:
+    def register(self, worker: Mapping[str, Any], *, ttl: float, resting: str = "") -> None:
         """Make a worker known: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; the rest is kept as it is.
 
-        It counts as live for `ttl` seconds after each heartbeat.
+        It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
         document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
@@ -47,12 +50,28 @@ class Workers:
             ttl=round(ttl * 1000),
             document=json.dumps(document),
             pools=json.dumps(pools),
+            resting=resting,
         )
 
-    def heartbeat(self, worker_id: str, *, draining: bool = False) -> Beat:
-        """Say that a worker lives; `draining` means that it takes no more work."""
-        answer, running, unclaimed = self._link.run("heartbeat", worker=worker_id, draining=int(draining))
-        return Beat(answer, running, unclaimed / 1000)
+    def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "") -> Beat:
+        """Say that a worker lives; `draining` means that it takes no more work, `resting` why it takes none for now."""
+        answer, running, unclaimed, fenced, failed = self._link.run(
+            "heartbeat", worker=worker_id, draining=int(draining), resting=resting
+        )
+        return Beat(answer, running, unclaimed / 1000, fenced, failed)
+
+    def probed(self, worker_id: str, *, node: str, wrong: str, row: int) -> str:
+        """Note how a worker's health probe ended: `wrong` says why it failed, and fences the node.
+
+        `row` is how many passed in a row since the worker heard that its node is fenced; after two of each of its
+        workers the node is let back. Returns why it is fenced now, or an empty text.
+        """
+        fenced: str = self._link.run("probed", worker=worker_id, node=node, wrong=wrong, row=row)
+        return fenced
+
+    def unfence(self, node: str) -> bool:
+        """Let a fenced node back, as the operator wants it; False where it was not fenced."""
+        return bool(self._link.run("unfence", node=node))
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that stopped."""
@@ -66,9 +85,13 @@ class Workers:
         return True
 
     def list(self) -> Rows:
-        """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids)."""
+        """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids).
+
+        `fenced` says why their node takes no jobs, `resting` why they take none for now.
+        """
         ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
         records = self._link.ask_many(["HGETALL", key("worker", worker_id)] for worker_id in ids)
+        fenced = self._link.ask_many(["HGET", key("node", record.get("node", "")), "fenced"] for record in records)
         running = self._running()
         return [
             {
@@ -77,8 +100,10 @@ class Workers:
                 "registered_at": int(record["registered_at"]) / 1000,
                 "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
                 "running": running.get(worker_id, []),
+                "fenced": reason or "",
+                "resting": record.get("resting", ""),
             }
-            for worker_id, record in zip(ids, records, strict=True)
+            for worker_id, record, reason in zip(ids, records, fenced, strict=True)
             if record.get("document")
         ]
 

@@ -27,7 +27,8 @@ HEAVY = {
 
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
-    "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker", "serve", "help",
+    "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
+    "serve", "help",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
 ]  # fmt: skip
 

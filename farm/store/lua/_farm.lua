@@ -1,9 +1,14 @@
 -- What all scripts share. `scripts.py` puts it in front of each, after the constants LEASE, KEEP, RETRY (milliseconds),
--- EVENTS (entries that a build's stream keeps) and ATTEMPTS (charged attempts by failure kind).
+-- EVENTS (entries that a build's stream keeps), ATTEMPTS (charged attempts by failure kind) and BLAMES_NODE (kinds that may
+-- be the node's doing).
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
 local AGAIN = 1000      -- how long a job waits after it met an excluded node
+local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
+local COUNTS = 86400000 -- how long each of them counts
+local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
+local PASSES = 2        -- so many health probes in a row let a fenced node back
 
 local call = redis.call
 local TIME = call("TIME")
@@ -233,9 +238,61 @@ local function requeue(job, cells, delay, node, kind)
   move_cells(cells, job, from, "queued", kind)
 end
 
+-- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
+local function fence(node, reason)
+  local record = key("node", node)
+  if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
+  call("HSET", record, "fenced", reason)
+  call("DEL", key("node", node, "passed"))
+  call("PEXPIRE", record, KEEP)
+end
+
+local function unfence(node)
+  local record = key("node", node)
+  call("HDEL", record, "fenced", "fenced_at", "row")
+  call("DEL", key("node", node, "passed"), key("node", node, "blamed"))
+  for _, worker in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
+    local found = call("HMGET", key("worker", worker), "node", "pools")
+    if found[1] == node then
+      for _, pool in ipairs(cjson.decode(found[2])) do wake(pool) end
+    end
+  end
+end
+
+-- A job failed in a way that may be its node's doing: how often in a row, and when last in this way.
+local function note_failure(job, kind)
+  if not BLAMES_NODE[kind] then return end
+  local record = key("node", job.node)
+  call("HINCRBY", record, "row", 1)
+  call("HSET", record, "failed:" .. kind, NOW)
+  call("PEXPIRE", record, KEEP)
+end
+
+-- A job was made on its node: it counts against the nodes where it had failed, unless this one had the same trouble then
+-- (what failed everywhere for a while, such as object storage, was no node's doing).
+local function note_success(job)
+  local record = key("node", job.node)
+  call("HDEL", record, "row")
+  for number = 1, job.number - 1 do
+    local past = call("HMGET", key("job", job.id, "attempts"), number .. ":start", number .. ":end")
+    local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
+    local kind = over and over["end"] == "failed" and over.outcome.kind
+    if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
+       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE then
+      local blamed = key("node", start.node, "blamed")
+      call("ZADD", blamed, NOW, job.id)
+      call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
+      call("PEXPIRE", blamed, COUNTS)
+      local jobs = call("ZCARD", blamed)
+      if jobs >= FENCING then fence(start.node, jobs .. " jobs failed on it and then succeeded elsewhere, the last by " .. kind) end
+    end
+  end
+end
+
 -- A charged attempt ended with `kind`: try again, or end the job for good.
 -- A lease has already cost its time, so the first loss adds no delay.
 local function charge(job, cells, kind, outcome)
+  note_failure(job, kind)
   job.charged = job.charged + 1
   local delays = job.charged - 1
   if kind == "worker_lost" then
@@ -254,12 +311,18 @@ local function charge(job, cells, kind, outcome)
   end
 end
 
--- Live slots of a pool; workers that drain take nothing more.
+-- Why a worker on a node takes no jobs for now, or "".
+local function rests(worker, node)
+  local reason = call("HGET", key("worker", worker), "resting") or ""
+  return reason ~= "" and reason or call("HGET", key("node", node), "fenced") or ""
+end
+
+-- Slots of the workers of a pool that take jobs, and their nodes; those that drain take nothing more.
 local function live_slots(pool)
   local slots, nodes = 0, {}
   for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
     local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
-    if found[1] and found[3] ~= "1" then
+    if found[1] and found[3] ~= "1" and rests(worker, found[2]) == "" then
       slots = slots + tonumber(found[1])
       nodes[found[2]] = true
     end

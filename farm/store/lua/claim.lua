@@ -1,10 +1,10 @@
 -- A worker asks for the attempt that a message names.
 -- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers, worker:<worker>,
---   build:<build> with :states :flying :events, wake:pools
+--   node:<node>, build:<build> with :states :flying :events, wake:pools
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job; another one is to try first)
+--   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests)
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
@@ -24,6 +24,10 @@ if job.state == "running" and job.nonce == nonce then return run() end
 if job.where ~= "handed" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
 
 local cells = cells_of(job)
+if rests(worker, node) ~= "" then
+  put_back(job, cells, AGAIN)
+  return {"elsewhere"}
+end
 local excluded = cjson.decode(job.excluded or "{}")
 if excluded[node] and excluded[node] > NOW then
   local _, nodes = live_slots(job.pool)

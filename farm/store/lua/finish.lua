@@ -1,9 +1,10 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<key>, leases, delayed, pool:<pool>:…,
---   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>
--- arguments: job, token, how, kind, outcome, index, facts
+--   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
+--   node:<node> with :blamed :passed
+-- arguments: job, token, how, kind, outcome, index, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
---   artifact is in, "" = the job's; facts: JSON, for the index
+--   artifact is in, "" = the job's; facts: JSON, for the index; hit: 1 where it was found, so nothing was tried
 -- answer: "ok", also when it comes again; "superseded" when the attempt had lost its lease
 local id = job
 local job = read(id)
@@ -25,6 +26,7 @@ if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
   local known = cjson.decode(facts)
+  if hit ~= "1" then note_success(job) end
   call("HSET", key("index", index ~= "" and index or job.namespace), known.key or job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then

@@ -2,7 +2,7 @@
 -- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
 -- out nothing. The stock in the broker is filled
 -- up when half of it has been claimed: until then the queue is no shorter than the slots, and lots stay lots.
--- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, turn, job:<job> with :cells,
+-- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, node:<node>, turn, job:<job> with :cells,
 --   build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
 --   per_slot: how many jobs may be with the broker, unclaimed, for each live slot

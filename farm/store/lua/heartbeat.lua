@@ -1,13 +1,15 @@
 -- A worker lives. The answer tells it whether it is idle while its pools have work: then it does not consume.
--- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>
--- arguments: worker, draining
---   draining: 1 when it takes no more work
+-- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>, node:<node>, wake:pools
+-- arguments: worker, draining, resting
+--   draining: 1 when it takes no more work; resting: why it takes none for now, "" = it does
 -- answer: ["ok" or "drain" or "unknown" (register again), attempts it runs, milliseconds that the oldest job handed out
---   to its pools has not been claimed]
+--   to its pools has not been claimed, why its node is fenced or "", jobs that failed there in a row and may be its doing]
 local record = key("worker", worker)
-local found = call("HMGET", record, "ttl", "pools", "drain")
-if not found[1] then return {"unknown", 0, 0} end
+local found = call("HMGET", record, "ttl", "pools", "drain", "node", "resting")
+if not found[1] then return {"unknown", 0, 0, "", 0} end
 local dies = NOW + tonumber(found[1])
+local rested = (found[5] or "") ~= ""
+call("HSET", record, "resting", resting)
 if draining == "1" then call("HSET", record, "draining", "1") end
 call("HSET", record, "seen_at", NOW)
 call("PEXPIRE", record, found[1])
@@ -19,7 +21,9 @@ for _, pool in ipairs(cjson.decode(found[2])) do
   for _, job in ipairs(call("ZRANGE", key("pool", pool, "running"), 0, -1)) do
     if call("HGET", key("job", job), "worker") == worker then running = running + 1 end
   end
+  if rested and resting == "" then wake(pool) end
   local first = call("ZRANGE", key("pool", pool, "handed"), 0, 0, "WITHSCORES")
   if first[2] then oldest = math.min(oldest, tonumber(first[2])) end
 end
-return {found[3] == "1" and "drain" or "ok", running, NOW - oldest}
+local node = call("HMGET", key("node", found[4]), "fenced", "row")
+return {found[3] == "1" and "drain" or "ok", running, NOW - oldest, node[1] or "", tonumber(node[2] or 0)}

@@ -1,7 +1,8 @@
 -- A worker is there, again or for the first time; its pools are remembered for good.
 -- keys: worker:<worker>, workers, pools, pool:<pool>:workers, unserved, wake:pools
--- arguments: worker, node, slots, ttl, document, pools
---   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON]
+-- arguments: worker, node, slots, ttl, document, pools, resting
+--   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON];
+--   resting: why it takes no jobs yet, "" = it does
 -- answer: 1
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
@@ -12,7 +13,7 @@ for _, pool in ipairs(cjson.decode(pools)) do
   wake(pool[1])
 end
 call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "document", document,
-     "pools", cjson.encode(names), "registered_at", NOW)
+     "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
 call("PEXPIRE", key("worker", worker), ttl)
 call("ZADD", key("workers"), NOW + ttl, worker)
 return 1

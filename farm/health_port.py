@@ -1,0 +1,67 @@
+"""Health port: a worker's health over HTTP, for systemd, Kubernetes and whoever watches.
+
+    GET /live     200 as long as the worker sees to its slots: starting it again would help where this is 503
+    GET /ready    200 when every kind of slot takes jobs; 503 while one starts, rests, drains, or is fenced
+
+Both carry the same document. It holds nothing secret, and nothing can be changed here.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from farm.errors import UsageError
+
+
+class Health(NamedTuple):
+    """Whether the worker lives, and how its kinds of slots are (`{"node", "workers": [{"consuming", …}]}`)."""
+
+    alive: bool
+    document: Mapping[str, Any]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every kind of slot takes jobs."""
+        return self.alive and all(worker["consuming"] for worker in self.document["workers"])
+
+
+@contextmanager
+def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
+    """Answer on `port` (0: not at all) while the block runs. Raises UsageError where the port is taken."""
+    if not port:
+        yield
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            health = look()
+            states = {"/live": health.alive, "/ready": health.ready}
+            if self.path not in states:
+                self.send_error(404, "here are /live and /ready")
+                return
+            body = json.dumps({"alive": health.alive, "ready": health.ready, **health.document}).encode()
+            self.send_response(200 if states[self.path] else 503)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing: it is asked every few seconds."""
+
+    try:
+        server = ThreadingHTTPServer(("", port), Handler)
+    except OSError as error:
+        raise UsageError(f"health_port {port}: {error.strerror}", hint="choose another, or 0 for none") from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="health-port", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,119 @@
+"""Health of a node: its probe, a program that is known to be good, and room on its disk.
+
+The probe takes the way of a job (reference, compile, load, compare) with a model of a few bytes, in sealed children, on
+each GPU of a kind of slot, or on one CPU slot. A node that fails it would fail jobs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from farm.errors import FarmError
+from farm.jobs.attempt import Limits
+from farm.manifest import parse_manifest
+from farm.matrix import expand
+from farm.models import read_model
+from farm.pools import Pool
+from farm.settings import Settings
+from farm.slots import FreeSlots, Kind, Slot
+from farm.steps import Children, StepEnded, Steps
+from farm.verification import judge
+
+PROBE_SECONDS = 300.0
+"""What a probe gets; a GPU's first compile fills MIGraphX's caches."""
+
+MANIFEST = """
+version: 1
+name: health
+targets: ["{target}"]
+precisions: [fp32]
+models: [{{name: probe, source: {{path: probe.onnx}}, samples: {{generate: 2, seed: 0}}}}]
+"""
+
+
+def lacks_room(settings: Settings) -> str:
+    """Return why attempts have no room to work in, as one sentence; empty where they have."""
+    folder = settings.data_dir.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if free >= settings.min_free_bytes:
+        return ""
+    return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {settings.min_free_bytes / 1e9:g} GB are needed"
+
+
+def probe(settings: Settings, kind: Kind) -> str:
+    """Return why slots of this kind cannot compile and run a good program, as one sentence; empty where they can.
+
+    Waits for GPUs that attempts hold.
+    """
+    if full := lacks_room(settings):
+        return full
+    pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
+    slots = list({slot.gpu: slot for slot in kind.slots}.values())
+    with ThreadPoolExecutor(len(slots)) as threads:
+        found = threads.map(lambda slot: _probe_slot(settings, pool, slot), slots)
+    return "; ".join(filter(None, found))
+
+
+def _probe_slot(settings: Settings, pool: Pool, slot: Slot) -> str:
+    where = f"GPU {slot.gpu}" if slot.gpu else str(pool.target)
+    try:
+        with (
+            FreeSlots([slot]).one(threading.Event()) as held,
+            tempfile.TemporaryDirectory(prefix="health-", dir=_folder(settings)) as folder,
+        ):
+            assert held
+            return _compiled_well(settings, pool, held, Path(folder))
+    except StepEnded as ended:
+        assert ended.failure
+        return f"{where}: {ended.failure.kind}: {ended.failure.message}"
+    except (FarmError, OSError) as error:
+        return f"{where}: {error}"
+
+
+def _folder(settings: Settings) -> Path:
+    """Probes work where attempts do: a disk that cannot be written to fails both."""
+    folder = settings.data_dir.resolve() / "work"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> str:
+    model = folder / "model" / "probe.onnx"
+    model.parent.mkdir()
+    model.write_bytes(_model())
+    manifest = parse_manifest(MANIFEST.format(target=pool.target), "the health probe")
+    [cell] = expand(manifest, {"probe": read_model(model)}, {}, [pool])
+    limits = Limits(time=PROBE_SECONDS, memory=0)
+    once = settings.model_copy(update={"measure_seconds": 1e-3})
+    children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
+    steps = Steps(cell.order, children)
+    if pool.untuned:
+        steps.compile(model, None)
+        return ""
+    reference = folder / "reference" / "reference.npz"
+    steps.reference(model, None, reference)
+    evaluated = steps.evaluate(steps.compile(model, None), reference)
+    wrong = judge(evaluated["verification"], cell.gates["tolerance"])
+    return f"{pool.target}: {wrong.message}" if wrong else ""
+
+
+def _model() -> bytes:
+    """A matrix product and an activation, whose weights are all the same: nothing in it can be wrong but the node."""
+    from onnx import TensorProto, helper
+
+    size = 16
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],
+        "probe",
+        [tensor("x", TensorProto.FLOAT, [size, size])],
+        [tensor("y", TensorProto.FLOAT, [size, size])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [size, size], [0.25] * size**2)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())

@@ -1,0 +1,24 @@
+-- A worker's health probe ended. It fences the node where it failed; a fenced node is let back when the probes of all its
+-- live workers have passed twice in a row.
+-- keys: node:<node> with :passed :blamed, workers, worker:<worker>, wake:pools
+-- arguments: node, worker, wrong, row
+--   wrong: why it failed, "" = it passed; row: how many passed in a row since the worker heard that its node is fenced
+-- answer: why the node is fenced now, or ""
+local record, passed = key("node", node), key("node", node, "passed")
+if wrong ~= "" then
+  fence(node, "its health probe failed: " .. wrong)
+  call("HDEL", passed, worker)
+elseif call("HEXISTS", record, "fenced") == 0 then
+  call("HDEL", record, "row")
+else
+  call("HSET", passed, worker, row)
+  call("PEXPIRE", passed, KEEP)
+  local all = true
+  for _, other in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
+    if call("HGET", key("worker", other), "node") == node then
+      all = all and tonumber(call("HGET", passed, other) or 0) >= PASSES
+    end
+  end
+  if all then unfence(node) end
+end
+return call("HGET", record, "fenced") or ""

@@ -1,0 +1,258 @@
+"""Nodes that fail jobs: fenced by what succeeds elsewhere and by their health probes, and let back."""
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.health_probe import lacks_room, probe
+from farm.jobs.state import FailureKind, Outcome
+from farm.settings import Settings, load_settings
+from farm.slots import ANYWHERE, Kind
+from farm.store import Store
+from tests.helpers import wait_until
+from tests.jobs import POOL, control_plane, join_pool, new_cell, running_worker, submit, take
+
+GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
+
+
+def settings_for(url: str, **changes: Any) -> Settings:
+    fast = {"lease_seconds": 2.0, "renew_seconds": 0.2, "retry_delay": 0.0, "probe_pause": 0.2, "log_level": "error"}
+    return load_settings({}, redis_url=url, **{**fast, **changes})
+
+
+@pytest.fixture
+def farm_settings(redis_url: str) -> Settings:
+    return settings_for(redis_url)
+
+
+@pytest.fixture
+def store(farm_settings: Settings) -> Store:
+    return Store.connect(farm_settings)
+
+
+def fenced(store: Store, node: str) -> str:
+    return next((worker["fenced"] for worker in store.workers.list() if worker["node"] == node), "")
+
+
+def fail_on(store: Store, worker: str, node: str, outcome: Outcome = GPU_FAULT) -> str:
+    """A job fails on a node, and waits for another one."""
+    job, claim = take(store, worker, node)
+    assert claim.answer == "run"
+    store.jobs.finish(job, claim.token, outcome)
+    return job
+
+
+def succeed_on(store: Store, worker: str, node: str, *, hit: bool = False) -> None:
+    store.jobs.promote()
+    job, claim = take(store, worker, node)
+    assert claim.answer == "run"
+    store.jobs.finish(job, claim.token, Outcome.success({}, hit=hit))
+
+
+def two_nodes(store: Store) -> None:
+    join_pool(store, "bad-1", node="bad")
+    join_pool(store, "good-1", node="good")
+
+
+# --- the rule -----------------------------------------------------------------------------------------------------
+
+
+def test_three_jobs_that_succeed_elsewhere_fence_a_node(store: Store) -> None:
+    two_nodes(store)
+    for already in range(3):
+        assert fenced(store, "bad") == "", f"after {already} jobs"
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad")
+        succeed_on(store, "good-1", "good")
+    assert fenced(store, "bad") == "3 jobs failed on it and then succeeded elsewhere, the last by gpu_fault"
+    assert fenced(store, "good") == ""
+
+
+def test_one_job_alone_fences_nobody(store: Store) -> None:
+    two_nodes(store)
+    submit(store, new_cell())
+    fail_on(store, "bad-1", "bad")
+    store.jobs.promote()
+    fail_on(store, "good-1", "good")
+    store.jobs.promote()
+    fail_on(store, "bad-1", "bad")
+    assert fenced(store, "bad") == fenced(store, "good") == ""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.policy.attempts > 1 and not kind.policy.node])
+def test_what_is_never_the_nodes_doing_does_not_count(store: Store, kind: FailureKind) -> None:
+    two_nodes(store)
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad", Outcome.failure(kind, "as scripted"))
+        succeed_on(store, "good-1", "good")
+    assert fenced(store, "bad") == ""
+
+
+def test_a_time_in_which_every_node_had_the_trouble_counts_against_none(store: Store) -> None:
+    """Object storage is away: every job fails on both nodes, and then succeeds on one of them."""
+    two_nodes(store)
+    away = Outcome.failure(FailureKind.STORAGE, "object storage cannot be reached")
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad", away)
+        store.jobs.promote()
+        fail_on(store, "good-1", "good", away)
+        succeed_on(store, "good-1", "good")
+    assert fenced(store, "bad") == fenced(store, "good") == ""
+
+
+def test_a_hit_says_nothing_of_a_node(store: Store) -> None:
+    two_nodes(store)
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad")
+        succeed_on(store, "good-1", "good", hit=True)
+    assert fenced(store, "bad") == ""
+
+
+def test_a_fenced_node_gets_nothing_and_its_jobs_say_why(store: Store) -> None:
+    join_pool(store, "bad-1", node="bad")
+    submit(store, new_cell())
+    job, number = store.jobs.hand_out(POOL.name, 1)[0]
+    assert store.workers.probed("bad-1", node="bad", wrong="GPU 0: gpu_fault", row=0)
+    assert store.jobs.claim(job, number, nonce="n", worker="bad-1", node="bad").answer == "elsewhere"
+    wait_until(store.jobs.promote)
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    explained = store.jobs.explain(job)
+    assert explained
+    assert explained["resting"] == "node bad is fenced: its health probe failed: GPU 0: gpu_fault"
+    assert (explained["live_workers"], explained["slots"]) == (1, 0)
+    assert store.workers.unfence("bad")
+    assert not store.workers.unfence("bad")
+    assert store.jobs.hand_out(POOL.name, 1) == [(job, 1)]
+
+
+def test_all_workers_of_a_node_have_to_pass_twice(store: Store) -> None:
+    join_pool(store, "gpu-1", node="n1")
+    join_pool(store, "cpu-1", node="n1")
+
+    def probed(worker: str, row: int, wrong: str = "") -> bool:
+        return bool(store.workers.probed(worker, node="n1", wrong=wrong, row=row))
+
+    assert probed("gpu-1", 0, "it hangs")
+    assert probed("cpu-1", 1)
+    assert probed("cpu-1", 2)
+    assert probed("gpu-1", 1)
+    assert probed("gpu-1", 1), "the same call again"
+    assert probed("gpu-1", 0, "it hangs again")
+    assert probed("gpu-1", 1)
+    assert not probed("gpu-1", 2)
+
+
+def test_a_worker_without_room_gets_nothing_until_it_has(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell())
+    store.workers.heartbeat("w1", resting="its disk is full")
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    assert store.workers.list()[0]["resting"] == "its disk is full"
+    store.workers.heartbeat("w1")
+    assert store.jobs.hand_out(POOL.name, 1)
+
+
+# --- on real workers ----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_node_among_good_ones_is_fenced_and_every_job_succeeds(
+    farm_settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    """Its probe fails too, until it is mended; then it takes jobs again by itself."""
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    with (
+        control_plane(farm_settings, store) as reports,
+        running_worker(farm_settings, store, "bad", wrong=wrong),
+        running_worker(farm_settings, store, "n1"),
+        running_worker(farm_settings, store, "n2"),
+        running_worker(farm_settings, store, "n3"),
+    ):
+        wait_until(lambda: not any(one["resting"] for one in store.workers.list()))
+        wrong.write_text("GPU 0: gpu_fault: the GPU reported a fault")
+        script = [{"do": "fail-on", "node": "bad", "kind": "gpu_fault"}]
+        builds = [submit(store, *[new_cell(script=script) for _ in range(40)])]
+        wait_until(lambda: fenced(store, "bad"))
+        builds.append(submit(store, *[new_cell(script=script) for _ in range(40)]))
+        for build in builds:
+            assert reports.wait(build)["counts"]["succeeded"] == 40
+        jobs = [store.jobs.get(cell["job"]) for build in builds for cell in store.builds.cells(build)]
+        wasted = sum(one["end"] == "failed" for job in jobs if job for one in job["attempts"])
+        assert 3 <= wasted <= 40, "the second build met a fenced node"
+        late = [cell for cell in store.builds.cells(builds[1]) if cell["node"] == "bad"]
+        assert late == []
+
+        wrong.write_text("")
+        wait_until(lambda: not fenced(store, "bad"))
+        again = submit(store, *[new_cell(script=[{"do": "succeed"}]) for _ in range(40)])
+        reports.wait(again)
+        wait_until(lambda: "bad" in nodes_of_next_build(store, reports))
+
+
+def nodes_of_next_build(store: Store, reports: Any) -> set[str]:
+    build = submit(store, *[new_cell() for _ in range(20)])
+    reports.wait(build)
+    return {cell["worker"].split("-")[0] for cell in store.builds.cells(build)}
+
+
+def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("it cannot compile")
+    port = free_port()
+    settings = farm_settings.model_copy(update={"health_port": port})
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, "n1", wrong=wrong):
+        wait_until(lambda: fenced(store, "n1"))
+        build = submit(store, new_cell())
+        status, document = asked(port, "/ready")
+        assert (status, document["workers"][0]["fenced"]) == (503, "its health probe failed: it cannot compile")
+        assert asked(port, "/live")[0] == 200
+        wrong.write_text("")
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        wait_until(lambda: asked(port, "/ready")[0] == 200)
+        assert asked(port, "/")[0] == 404
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        body = error.read()
+        return error.code, json.loads(body) if body.startswith(b"{") else {}
+
+
+# --- the probe itself ---------------------------------------------------------------------------------------------
+
+
+def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) -> None:
+    settings = load_settings({}, data_dir=tmp_path)
+    kind = Kind("cpu", (POOL,), (ANYWHERE,) * 3)
+    assert probe(settings, kind) == ""
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    settings = load_settings({}, data_dir=file / "data")
+    assert "Not a directory" in probe(settings, Kind("cpu", (POOL,), (ANYWHERE,)))
+
+
+def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
+    settings = load_settings({}, data_dir=tmp_path / "not" / "there", min_free_bytes=10**18)
+    assert "GB are needed" in lacks_room(settings)
+    assert probe(settings, Kind("cpu", (POOL,), (ANYWHERE,))) == lacks_room(settings)
+    assert lacks_room(settings.model_copy(update={"min_free_bytes": 0})) == ""
