@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.comparison import MIN_ROUNDS, distribution
+from farm.compilers import COMPILERS
 from farm.steps import ONE_SAMPLE, Children, Machine
 
 FIRST_RUNS = 10
@@ -82,7 +83,9 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
         str(spec["device"]["arch"]).partition(":")[0],
         program,
         {
-            **{field: spec[field] for field in ("inputs", "batch", "options")},
+            **{field: spec[field] for field in ("inputs", "batch")},
+            "options": COMPILERS[spec["compiler"]["name"]].filled(spec["options"]),
+            "session": sidecar["tuning"].get("session"),
             "model": {"format": spec["model"]["format"]},
             "outputs": [output["name"] for output in sidecar["outputs"]],
             "samples": _samples(sidecar, program.parent),

@@ -226,17 +226,14 @@ class _Run:
         self, tuner: Tuner, model: Path, calibration: Path | None, samples: Path | None, reference: Path
     ) -> dict[str, Any]:
         """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning."""
-        compiled = tuner.compile(model, calibration)
-        record = self._evaluated(compiled, reference, tuner)
-        kernels = tuner.kernels()
-        self.kernels = _packed(kernels, self.folder / "kernels.zip") if kernels else None
-        is_faster = tuner.prove(compiled, samples)
-        if not is_faster:
-            tuner.untuned.replace(self.steps.program)
-            record = self._evaluated(tuner.untuned_compiled, reference)
-            self.kernels = None
-        record["tuning"] |= tuner.report(published=is_faster)
-        record["measurements"] |= tuner.figures()
+
+        def evaluate(compiled: Mapping[str, Any], tuned: Tuner | None) -> dict[str, Any]:
+            record = self._evaluated(compiled, reference, tuned)
+            kernels = tuned.kernels() if tuned else []
+            self.kernels = _packed(kernels, self.folder / "kernels.zip") if kernels else None
+            return record
+
+        record = tuner.make(model, calibration, samples, evaluate)
         if self.kernels and tuner.measured:
             record["measurements"]["first_run_warm"] = tuner.first_run_warm()
         if tuner.cut:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.bench import Contestant, Measured, measure, original_of, program_of
-from farm.comparison import Rounds, compare
-from farm.compilers import COMPILERS, NATIVE, canonical_precision, default_equal_share
+from farm.comparison import compare
+from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.conversion import convert, kind_of
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError
@@ -35,6 +35,8 @@ from farm.pools import Pool
 from farm.settings import Settings
 from farm.sources import Inputs, default_cache, freeze
 from farm.steps import Children, OnPhase, Steps
+from farm.tuner import Tuner
+from farm.tuning.database import ForOneRun
 from farm.verification import Judgement, judge, tolerance_of
 from farm.yamldoc import suggestion
 
@@ -61,7 +63,7 @@ class Wanted:
     target: str = ""
     precisions: Sequence[str] = ()
     options: Mapping[str, bool | str] = field(default_factory=dict)
-    tuning: str = "off"
+    tuning: str = OFF
     inputs: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     input_files: Mapping[str, Path] = field(default_factory=dict)
@@ -78,8 +80,7 @@ class Made(NamedTuple):
     """A program that was made, still in the work folder, and what is known of it.
 
     `judgement` says why it is not accurate or small enough (None where it is), `usage` is that of the GPU. `before` are
-    the original model's figures, or those of its fp32 program, and `untuned` those of the same program without tuning,
-    where each was measured.
+    the original model's figures, or those of its fp32 program, where they were measured.
     """
 
     program: Path
@@ -88,7 +89,6 @@ class Made(NamedTuple):
     usage: Usage
     after: Measured
     before: Measured | None
-    untuned: Measured | None
 
 
 # --- what is asked for, as a cell ---------------------------------------------------------------------------------
@@ -390,29 +390,34 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         with children.phase(Phase.VERIFYING):
             steps.reference(model, samples, reference)
         with watch(gpu) as usage:
-            with children.phase(Phase.COMPILING):
-                compiled = steps.compile(model, calibration)
-            with children.phase(Phase.MEASURING):
-                evaluated = steps.evaluate(compiled, reference)
-        sidecar = {
-            **steps.record(compiled, evaluated, shared=False),
-            "key": cell.key,
-            "namespace": settings.namespace,
-            "blobs": {"program": {"path": steps.program.name}},
-        }
-        others = _Others(order, model, calibration, Children(work, settings, UNLIMITED, on_phase, cancelled, slot))
-        contestants = {
-            "after": program_of(sidecar, steps.program, "after"),
-            "before": others.before(sidecar, steps.program),
-            "untuned": others.untuned(sidecar),
-        }
-        there = {name: contestant for name, contestant in contestants.items() if contestant}
-        figures = measure(list(there.values()), others.children, settings.measure_seconds)
+            record = _compiled(steps, model, calibration, samples, reference)
+        sidecar = {**record, "key": cell.key, "namespace": settings.namespace}
+        sidecar["blobs"] = {"program": {"path": steps.program.name}}
+        free = Children(work, settings, UNLIMITED, on_phase, cancelled, slot)
+        before = _before(order, model, sidecar, steps.program, free)
+        contestants = [program_of(sidecar, steps.program, "after"), *([before] if before else [])]
+        after, *others = measure(contestants, free, settings.measure_seconds)
     facts = sidecar["verification"] or {}
     judgement = judge(facts, cell.gates["tolerance"], equal_share=default_equal_share(cell.precision))
     judgement = judgement or _over_memory(usage, wanted.gpu_memory_limit)
-    found = dict(zip(there, figures, strict=True))
-    return Made(steps.program, sidecar, judgement, usage, found["after"], found.get("before"), found.get("untuned"))
+    return Made(steps.program, sidecar, judgement, usage, after, next(iter(others), None))
+
+
+def _compiled(
+    steps: Steps, model: Path, calibration: Path | None, samples: Path | None, reference: Path
+) -> dict[str, Any]:
+    """Compile and evaluate, with tuning where it was asked for; return what the sidecar says of the program."""
+
+    def evaluate(compiled: Mapping[str, Any], tuner: Tuner | None) -> dict[str, Any]:
+        with steps.children.phase(Phase.MEASURING):
+            proof = (tuner.measuring, [tuner.proof]) if tuner else (None, [])
+            return steps.record(compiled, steps.evaluate(compiled, reference, proof[0], write=proof[1]), shared=False)
+
+    if steps.order["spec"]["tuning"]["mode"] == OFF:
+        with steps.children.phase(Phase.COMPILING):
+            compiled = steps.compile(model, calibration)
+        return evaluate(compiled, None)
+    return Tuner(steps, ForOneRun(), session="optimize").make(model, calibration, samples, evaluate)
 
 
 def _over_memory(usage: Usage, limit: int) -> Judgement | None:
@@ -426,37 +431,20 @@ def _over_memory(usage: Usage, limit: int) -> Judgement | None:
     return Judgement(FailureKind.BUDGET, f"it used {usage.memory} bytes of the GPU's memory, the limit is {limit}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    """What a program is compared with: compiled, where it has to be, without limits of its own."""
-
-    order: Mapping[str, Any]
-    model: Path
-    calibration: Path | None
-    children: Children
-
-    def before(self, sidecar: Mapping[str, Any], program: Path) -> Contestant | None:
-        """The original model in ONNX Runtime; of another format, its fp32 program."""
-        if self.order["model"]["format"] == "onnx":
-            return original_of(sidecar, self.model, program, "before")
-        if self.order["spec"]["precision"] in ("fp32", NATIVE):
-            return None
-        plain = {"precision": "fp32", "quantization": {}, "calibration": None, "tuning": {"mode": "off"}}
-        return self._sibling(sidecar, "before", plain)
-
-    def untuned(self, sidecar: Mapping[str, Any]) -> Contestant | None:
-        """The same program without tuning, where it was tuned."""
-        if self.order["spec"]["tuning"]["mode"] == "off":
-            return None
-        return self._sibling(sidecar, "untuned", {"tuning": {"mode": "off"}})
-
-    def _sibling(self, sidecar: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Contestant:
-        spec = {**self.order["spec"], **changes}
-        order = {**self.order, "spec": spec, "identifier": f"{self.order['identifier']}/{name}"}
-        steps = Steps(order, self.children)
-        with self.children.phase(Phase.COMPILING):
-            steps.compile(self.model, self.calibration)
-        return program_of({**sidecar, "spec": spec}, steps.program, name)
+def _before(
+    order: Mapping[str, Any], model: Path, sidecar: Mapping[str, Any], program: Path, children: Children
+) -> Contestant | None:
+    """Return the original model in ONNX Runtime; of another format its fp32 program, which is compiled for it."""
+    if order["model"]["format"] == "onnx":
+        return original_of(sidecar, model, program, "before")
+    if order["spec"]["precision"] in ("fp32", NATIVE):
+        return None
+    plain = {"precision": "fp32", "quantization": {}, "calibration": None, "tuning": {"mode": OFF}}
+    spec = {**order["spec"], **plain}
+    steps = Steps({**order, "spec": spec, "identifier": f"{order['identifier']}/before"}, children)
+    with children.phase(Phase.COMPILING):
+        steps.compile(model, None)
+    return program_of({**sidecar, "spec": spec, "tuning": {}}, steps.program, "before")
 
 
 def _blob(found: Inputs, reference: Mapping[str, Any] | None) -> Path | None:
@@ -524,7 +512,6 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
     }
     share = default_equal_share(cell.precision)
     equal = {name: {"equal": value, "needed": share} for name, value in checked.get("equal", {}).items()}
-    rounds = made.after.rounds
     return {
         "identifier": cell.identifier,
         "key": cell.key,
@@ -545,13 +532,20 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
             "message": made.judgement.message if made.judgement else "",
         },
         "after": made.after.as_dict(),
-        "before": _beside(made.before, rounds),
-        "untuned": _beside(made.untuned, rounds),
+        "before": {**made.before.as_dict(), "comparison": compare(made.after.rounds, made.before.rounds).as_dict()}
+        if made.before
+        else None,
+        "tuning": _tuning(made.sidecar),
         "peak_memory": made.sidecar["peak_memory"],
         "gpu": made.usage.as_dict(),
         "seconds": made.sidecar["seconds"],
     }
 
 
-def _beside(other: Measured | None, rounds: Rounds) -> dict[str, Any] | None:
-    return {**other.as_dict(), "comparison": compare(rounds, other.rounds).as_dict()} if other else None
+def _tuning(sidecar: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return both programs' figures where one was tuned, and which of them this is."""
+    if sidecar["tuning"]["mode"] == OFF:
+        return None
+    figures = {name: sidecar["measurements"].get(name) for name in ("tuned", "baseline", "ratio", "interval")}
+    work = {name: sidecar["tuning"].get(name) for name in ("mode", "published", "operations", "seconds")}
+    return {**work, **figures}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from farm.steps import (
     tuning_mode,
 )
 from farm.tuning.collecting import Collector
-from farm.tuning.database import TuningDatabase
+from farm.tuning.database import Learning
 from farm.tuning.files import read_folder, write_folder, write_object
 from farm.tuning.records import Source, Store, Work
 
@@ -59,6 +59,9 @@ _REFUSED = frozenset(
 """What a compiler may say of one slice without the whole being wrong."""
 
 
+Evaluate = Callable[[Mapping[str, Any], "Tuner | None"], dict[str, Any]]
+
+
 def slice_key(spec: Mapping[str, Any], signature: str) -> str:
     """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
 
@@ -75,7 +78,7 @@ class Tuner:
     def __init__(
         self,
         steps: Steps,
-        database: TuningDatabase,
+        database: Learning,
         *,
         session: str,
         worker: str = "",
@@ -113,6 +116,24 @@ class Tuner:
         self._written = 0
         self._lock = threading.Lock()
         self._learnt = 0
+
+    def make(
+        self, model: Path, calibration: Path | None, samples: Path | None, evaluate: Evaluate
+    ) -> dict[str, Any]:
+        """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning.
+
+        `evaluate` returns what it says of a program, from what its child said; it is given this tuner where the program
+        is the tuned one. Raises StepEnded; what was learnt until then is kept.
+        """
+        compiled = self.compile(model, calibration)
+        record = evaluate(compiled, self)
+        is_faster = self.prove(compiled, samples)
+        if not is_faster:
+            self.untuned.replace(self.steps.program)
+            record = evaluate(self.untuned_compiled, None)
+        record["tuning"] |= self.report(published=is_faster)
+        record["measurements"] |= self.figures()
+        return record
 
     def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
         """Tune what is not known yet, compile, and return what the compiling child says of the program.

@@ -108,6 +108,8 @@ def optimize(
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
+        if exhaustive_tune and planned.cell.spec.tuning["mode"] == "off":
+            output.note(f"{planned.cell.target} has nothing to tune: --exhaustive-tune changes nothing here")
         made = make(wanted, planned, settings, work, told)
         found = report(planned, made)
         if made.judgement:
@@ -170,10 +172,11 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
     if accuracy["weak"]:
         rows.append(("", "weak: the samples prove little, a constant answer would pass too; --samples helps"))
     rows.append(("latency", latency(after)))
-    for other, words in (("before", "the model before"), ("untuned", "untuned")):
-        if found[other]:
-            rows.append(("", f"{words} ({found[other]['target']}): {latency(found[other])}"))
-            rows.append(("", f"{compared(found[other]['comparison'])}"))
+    if before := found["before"]:
+        rows.append(("", f"the model before ({before['target']}): {latency(before)}"))
+        rows.append(("", compared(before["comparison"])))
+    if tuning := found["tuning"]:
+        rows.append(("tuning", _tuned(tuning)))
     firsts = after["first_runs"]
     rows.append(("load", render.duration(after["load"])))
     rows.append(("first run", render.duration(firsts[0])))
@@ -190,3 +193,14 @@ def _output(value: Mapping[str, float]) -> str:
     if "equal" in value:
         return f"{value['equal']:.2%} equal, {value['needed']:.0%} needed"
     return f"{value['error']:.2g} (rel_l2), tolerance {value['tolerance']:.2g}"
+
+
+def _tuned(tuning: Mapping[str, Any]) -> str:
+    """Say what tuning gained; without figures the untuned program does not compile."""
+    took = f"{tuning['mode']}, {render.duration(tuning['seconds'])}"
+    if not tuning["baseline"]:
+        return took
+    medians = [render.duration(tuning[name]["median"]) for name in ("tuned", "baseline")]
+    low, high = tuning["interval"]
+    gain = f"{tuning['ratio']:.2f}x its speed [{low:.2f}, {high:.2f}]"
+    return f"{took}: {medians[0]}, untuned {medians[1]}, {gain}; this is the {tuning['published']} program"

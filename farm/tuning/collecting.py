@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from farm.logging import get_logger
-from farm.tuning.database import TuningDatabase
+from farm.tuning.database import Learning
 from farm.tuning.files import Dropped, read_folder
 from farm.tuning.records import Log, Session, Snapshot, Source, Work
 
@@ -32,7 +32,7 @@ class Collector:
 
     def __init__(
         self,
-        database: TuningDatabase,
+        database: Learning,
         folder: Path,
         restored: Snapshot,
         *,

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from farm.artifacts import ArtifactStore, Entry, readable
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
@@ -93,6 +94,29 @@ class Merged:
     deltas: int
     records: int
     unreadable: tuple[str, ...] = ()
+
+
+class Learning(Protocol):
+    """Where an attempt's tuning begins, and where it goes."""
+
+    def restore(self, folder: Path) -> Restored:
+        """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read."""
+
+    def commit(self, delta: Snapshot) -> str:
+        """Add what an attempt learnt; return the delta's name."""
+
+
+class ForOneRun:
+    """Stands for a database where one model is tuned by itself: it knows nothing before, and keeps nothing."""
+
+    def restore(self, folder: Path) -> Restored:
+        """Make the folder; there is nothing to write into it."""
+        write_folder(Snapshot(), folder)
+        return Restored(Snapshot(), 0, 0)
+
+    def commit(self, delta: Snapshot) -> str:
+        """What was learnt stays in the private folder, where later steps of this run find it."""
+        return ""
 
 
 class TuningDatabase:

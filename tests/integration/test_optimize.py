@@ -124,6 +124,16 @@ def test_the_sidecar_is_the_farms_own(run: Run, net: Path, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["disagreements"] == []
 
 
+@pytest.mark.usefixtures("known")
+def test_tuned_and_untuned_are_measured_in_turns(run: Run, net: Path) -> None:
+    code, out, err = run(str(net), "-t", "onnxruntime/cpu", "--exhaustive-tune", "--json")
+    assert code == 0, err
+    tuning = json.loads(out)["tuning"]
+    assert tuning["published"] == ("tuned" if tuning["ratio"] >= 1 else "untuned")
+    assert tuning["tuned"]["repeats"] > 0
+    assert tuning["baseline"]["repeats"] > 0
+
+
 @pytest.mark.parametrize(
     ("given", "place"),
     [
