@@ -117,9 +117,7 @@ class Tuner:
         self._lock = threading.Lock()
         self._learnt = 0
 
-    def make(
-        self, model: Path, calibration: Path | None, samples: Path | None, evaluate: Evaluate
-    ) -> dict[str, Any]:
+    def make(self, model: Path, calibration: Path | None, samples: Path | None, evaluate: Evaluate) -> dict[str, Any]:
         """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning.
 
         `evaluate` returns what it says of a program, from what its child said; it is given this tuner where the program
