@@ -1,24 +1,20 @@
 """The matrix: a manifest's entries multiplied out to cells, each with its fully resolved spec. Pure.
 
-GitHub's rules: the product in the order written (models, targets, precisions, shapes), `exclude` first, then
-`include` extends the cells of that product or, where none has all its values, adds cells.
+Which cells there are is in `farm.combinations`; what each of them is, and whether it can be, is here.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase, translate
-from functools import cache
-from itertools import product
-from math import prod
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from farm.combinations import Combination, Combinations, Complaints, Path
 from farm.compilers import COMPILERS, OFF, Compiler, DeviceKind, default_tolerance
 from farm.compilers.environment import FILE
 from farm.data import DataError, FrozenData, check_data
-from farm.devices import Choice, understand_target
+from farm.devices import Choice
 from farm.dynamic import price, refusal
 from farm.errors import ManifestError, Problem
 from farm.manifest import (
@@ -30,13 +26,11 @@ from farm.manifest import (
     Manifest,
     ModelEntry,
     OverrideEntry,
-    SelectEntry,
     Tuning,
     Verify,
 )
 from farm.models import (
     BATCH,
-    Extent,
     FrozenModel,
     Input,
     ShapeError,
@@ -44,23 +38,14 @@ from farm.models import (
     Tensor,
     plain_size,
     resolve_inputs,
-    shape_label,
     symbolic_inputs,
 )
 from farm.pools import Pool, begins
 from farm.spec import CompileSpec, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 
-MAX_CELLS = 50_000
-"""Largest matrix of one manifest."""
-
-MAX_COMPARISONS = 3_000_000
-"""How often a selector or `include` entry is held against a cell, for one manifest; about a second."""
-
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
-
-Path = tuple[str | int, ...]
 
 _OF_SHAPE = ("inputs", "batch")
 """The fields of a spec that a cell has from its shape, and not from what else it is."""
@@ -97,109 +82,6 @@ class Cell:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """Chooses the cells that it takes on all axes. Empty fields take all; patterns are those of file names."""
-
-    model: tuple[str, ...] = ()
-    target: tuple[str, ...] = ()
-    toolchain: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, entry: SelectEntry) -> Selector:
-        """Return the selector that a manifest's entry describes."""
-        return cls(entry.model, entry.target, entry.toolchain, entry.precision, entry.shape)
-
-    def takes_model(self, name: str) -> bool:
-        """Whether models of this name are chosen."""
-        return _any(self.model, (name,))
-
-    def takes_target(self, target: Choice) -> bool:
-        """Whether a target is chosen, by any of its names."""
-        return _any(self.target, target.names)
-
-    def takes_toolchain(self, toolchain: str) -> bool:
-        """Whether a toolchain is chosen, as the manifest names it."""
-        return _any(self.toolchain, (toolchain,))
-
-    def takes_precision(self, precision: str) -> bool:
-        """Whether a precision is chosen, in either spelling."""
-        return _any(self.precision, _spellings(precision))
-
-    def takes_shape(self, label: str) -> bool:
-        """Whether shapes with this label are chosen."""
-        return _any(self.shape, (label,))
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern))
-
-
-def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
-    return not patterns or any(_compiled(pattern).match(name) for pattern in patterns for name in names)
-
-
-def _spellings(precision: str) -> tuple[str, str]:
-    return precision, precision.replace("-", "+")
-
-
-class _Answers(dict[str, bool]):
-    """What a question is answered for a value; asked once for each."""
-
-    def __init__(self, ask: Callable[[str], bool]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def __missing__(self, value: str) -> bool:
-        self[value] = self.ask(value)
-        return self[value]
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """Sizes of all named dimensions, with their label; `name` is that of the manifest's `shapes` they come from."""
-
-    sizes: Mapping[str, Extent]
-    label: str
-    name: str = ""
-
-
-@dataclass(slots=True)
-class _Combination:
-    """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
-
-    index: int
-    model: ModelEntry
-    slug: str
-    toolchain: str
-    """The start of its toolchain's id; empty where the manifest leaves the choice to the farm."""
-    suffix: str
-    """The toolchain again where it is not the only one of the target."""
-    precision: str
-    point: _Point
-    places: Mapping[str, Path]
-    """Where in the manifest its model, target, toolchain, precision and sizes are written."""
-    extras: list[IncludeEntry | OverrideEntry] = field(default_factory=list)
-    """What `include` and then `overrides` lay over it."""
-    calibrated_by: int | None = None
-    """The entry of `overrides` that names its calibration data."""
-
-    @property
-    def sizes(self) -> Mapping[str, Extent]:
-        return self.point.sizes
-
-    @property
-    def label(self) -> str:
-        return self.point.label
-
-    @property
-    def identifier(self) -> str:
-        return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
-
-
 def expand(
     manifest: Manifest,
     models: Mapping[str, FrozenModel],
@@ -223,8 +105,8 @@ def expand(
     expansion = _Expansion(manifest, models, data, pools, limits, file or manifest.file)
     expansion.known, expansion.files = known or pools, files or {}
     cells = expansion.cells()
-    if expansion.problems:
-        raise ManifestError(expansion.found())
+    if expansion.complaints.problems:
+        raise ManifestError(expansion.complaints.found())
     return cells
 
 
@@ -232,7 +114,7 @@ def check(manifest: Manifest, models: Mapping[str, FrozenModel], data: Mapping[s
     """Return all problems that show without knowing any pool; models and data that are not given are skipped."""
     expansion = _Expansion(manifest, models, data, None, DEFAULT_LIMITS, manifest.file)
     expansion.cells()
-    return expansion.found()
+    return expansion.complaints.found()
 
 
 def data_key(model: str, use: str, override: int | None = None) -> str:
@@ -248,7 +130,7 @@ def overridden_calibration(manifest: Manifest) -> list[tuple[int, int]]:
     expansion = _Expansion(manifest, {}, {}, None, DEFAULT_LIMITS, manifest.file)
     needed = {
         (combination.index, combination.calibrated_by): None
-        for combination in expansion.combinations()
+        for combination in expansion.rules.all()
         if combination.calibrated_by is not None
         and expansion.compiler(combination).needs_calibration(combination.precision)
     }
@@ -274,233 +156,24 @@ class _Expansion:
         self.known: Sequence[Pool] = pools or ()
         self.files: Mapping[str, Mapping[str, Any]] = {}
         self.limits = limits
-        self.file = file
-        self.problems: dict[Problem, None] = {}
+        self.complaints = Complaints(manifest, file)
+        self.complain = self.complaints.complain
+        self.rules = Combinations(manifest, self.complaints)
+        self.choices = self.rules.choices
         self.symbolic: dict[int, Mapping[str, Tensor] | None] = {}
         self.shapes: dict[tuple[int, str], _Shape | None] = {}
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
-        self.choices: dict[str, Choice] = {}
         self.chosen: dict[tuple[str, str], Pool | None] = {}
-        self.comparisons = 0
-
-    def found(self) -> list[Problem]:
-        """Return the problems in the order of the file."""
-        return sorted(self.problems, key=lambda problem: (problem.line, problem.column))
-
-    def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
-        found = self.manifest.problem(message, *path, hint=hint, key=key)
-        problem = Problem(found.message, self.file, found.line, found.column, found.hint, found.snippet)
-        self.problems[problem] = None
 
     def cells(self) -> list[Cell]:
-        combinations = self.combinations()
-        expected = self.expected(combinations)
+        combinations = self.rules.all()
+        expected = self.rules.expected(combinations)
         cells = (self.cell(combination, expected.get(id(combination))) for combination in combinations)
         return [cell for cell in cells if cell]
 
-    def unique(self, combinations: Iterable[_Combination]) -> list[_Combination]:
-        seen: dict[str, _Combination] = {}
-        for combination in combinations:
-            first = seen.setdefault(combination.identifier, combination)
-            if first is not combination:
-                line = self.manifest.line(*first.places["cell"])
-                message = f"`{combination.identifier}` is in the matrix already (line {line})"
-                self.complain(message, combination.places["cell"])
-        return list(seen.values())
-
-    def expected(self, combinations: Sequence[_Combination]) -> dict[int, Mapping[str, Json]]:
-        """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
-        found: dict[int, Mapping[str, Json]] = {}
-        for position, entry in enumerate(self.manifest.expected):
-            for combination in self.chosen_by(entry, ("expected", position), combinations):
-                found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
-        return found
-
-    def compare(self, count: int, path: Path) -> None:
-        """Account for an entry that is held against `count` cells; stops what would take minutes."""
-        self.comparisons += count
-        if self.comparisons > MAX_COMPARISONS:
-            hint = "write fewer entries, each for more cells; or split the manifest"
-            self.complain("too many selectors for so many cells", path, hint)
-            raise ManifestError(self.found())
-
-    # --- the rules of the matrix ------------------------------------------------------------------------------------
-
-    def combinations(self) -> list[_Combination]:
-        """Apply the matrix rules, `overrides` too; stops before multiplying out what is too large."""
-        self.check_size()
-        original = [combination for index in range(len(self.manifest.models)) for combination in self.of_model(index)]
-        kept = original
-        for position, entry in enumerate(self.manifest.exclude):
-            chosen = {id(combination) for combination in self.chosen_by(entry, ("exclude", position), original)}
-            kept = [combination for combination in kept if id(combination) not in chosen]
-        cells = self.unique([*kept, *self.included(kept)])
-        if not cells and not self.problems:
-            hint = "a build needs a cell: `exclude` fewer, or `include` some"
-            self.complain("nothing is left to compile", ("exclude",), hint, key=True)
-        self.override(cells)
-        return cells
-
-    def override(self, combinations: Sequence[_Combination]) -> None:
-        """Lay every entry of `overrides` over the cells that it selects, in the order written."""
-        for position, entry in enumerate(self.manifest.overrides):
-            for combination in self.chosen_by(entry.select, ("overrides", position, "select"), combinations):
-                combination.extras.append(entry)
-                if entry.calibration is not None:
-                    combination.calibrated_by = position
-
-    def check_size(self) -> None:
-        total = 0
-        for index, model in enumerate(self.manifest.models):
-            targets = sum(len(self.toolchains(slug)) for _, slug in self.targets(index))
-            precisions = len(model.precisions or self.manifest.precisions)
-            count = targets * precisions * _count(model, model.sizes)
-            total += count
-            if total > MAX_CELLS:
-                message = f"the matrix has {total:,} cells up to model `{model.name}`, more than {MAX_CELLS:,}"
-                hint = f"this model alone has {count:,}; split the manifest, or give fewer sizes"
-                self.complain(message, ("models", index, "dims" if model.dims else "name"), hint)
-                raise ManifestError(self.found())
-
-    def of_model(self, index: int) -> Iterator[_Combination]:
-        model = self.manifest.models[index]
-        own: Path = ("models", index)
-        points = list(_points(model, model.sizes))
-        for (target_place, slug), (precision_place, precision) in product(self.targets(index), self.precisions(index)):
-            places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
-            for toolchain_place, toolchain in self.toolchains(slug):
-                placed = {**places, "toolchain": toolchain_place or target_place}
-                suffix = self.suffix(slug, toolchain)
-                for point in points:
-                    yield _Combination(index, model, slug, toolchain, suffix, precision, point, placed)
-
-    def slug(self, target: str) -> str:
-        """Return a target's spelling in identifiers, and remember what it means."""
-        choice = understand_target(target)
-        self.choices[choice.slug] = choice
-        return choice.slug
-
-    def targets(self, index: int) -> list[tuple[Path, str]]:
-        own = self.manifest.models[index].targets
-        place: Path = ("models", index, "targets") if own else ("targets",)
-        texts = own or self.manifest.targets
-        return [((*place, position), self.slug(text)) for position, text in enumerate(texts)]
-
-    def toolchains(self, slug: str) -> list[tuple[Path, str]]:
-        """Return the entries of `toolchains` that a target's compiler can have; one empty where the farm chooses."""
-        possible = COMPILERS[self.choices[slug].target.compiler].toolchains
-        named: list[tuple[Path, str]] = [
-            (("toolchains", position), prefix)
-            for position, prefix in enumerate(self.manifest.toolchains)
-            if prefix.startswith(possible)
-        ]
-        return named or [((), "")]
-
-    def suffix(self, slug: str, toolchain: str) -> str:
-        """Return how a toolchain shows in identifiers: not at all where it is the only one of its target."""
-        alone = [prefix for _, prefix in self.toolchains(slug)] == [toolchain]
-        return "" if alone or not toolchain else f".{toolchain}"
-
-    def precisions(self, index: int) -> list[tuple[Path, str]]:
-        own = self.manifest.models[index].precisions
-        place: Path = ("models", index, "precisions") if own else ("precisions",)
-        return [((*place, position), name) for position, name in enumerate(own or self.manifest.precisions)]
-
-    def included(self, kept: Sequence[_Combination]) -> list[_Combination]:
-        """Let every `include` entry extend cells of the product, or add what is in none of them."""
-        added: list[_Combination] = []
-        names = {model.name: index for index, model in enumerate(self.manifest.models)}
-        for position, entry in enumerate(self.manifest.include):
-            path: Path = ("include", position)
-            if entry.model and entry.model not in names:
-                self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
-                continue
-            slug = self.slug(entry.target) if entry.target else ""
-            candidates = [item for item in kept if item.model.name == entry.model] if entry.model else kept
-            for point in _product(entry.sizes):
-                self.compare(len(candidates), path)
-                extended = [
-                    combination
-                    for combination in candidates
-                    if (not slug or combination.slug == slug)
-                    and (not entry.toolchain or combination.toolchain == entry.toolchain)
-                    and (not entry.precision or combination.precision == entry.precision)
-                    and all(combination.sizes.get(name) == size for name, size in point.items())
-                ]
-                for combination in extended:
-                    combination.extras.append(entry)
-                if not extended:
-                    indexes = [names[entry.model]] if entry.model else list(names.values())
-                    for index in indexes:
-                        added += self.added(index, entry, point, path)
-                if len(kept) + len(added) > MAX_CELLS:
-                    self.complain(f"the matrix has more than {MAX_CELLS:,} cells with this entry", path)
-                    raise ManifestError(self.found())
-        return added
-
-    def added(self, index: int, entry: IncludeEntry, point: Mapping[str, Extent], path: Path) -> Iterator[_Combination]:
-        model = self.manifest.models[index]
-        sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
-        targets = [((*path, "target"), self.slug(entry.target))] if entry.target else self.targets(index)
-        precisions = [((*path, "precision"), entry.precision)] if entry.precision else self.precisions(index)
-        if len(targets) * len(precisions) * _count(model, sizes) > MAX_CELLS:
-            self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
-            raise ManifestError(self.found())
-        for (target_place, slug), (precision_place, precision) in product(targets, precisions):
-            places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
-            own = [((*path, "toolchain"), entry.toolchain)] if entry.toolchain else self.toolchains(slug)
-            for toolchain_place, toolchain in own:
-                placed = {**places, "toolchain": toolchain_place or target_place}
-                suffix = self.suffix(slug, toolchain)
-                for full in _points(model, sizes):
-                    yield _Combination(index, model, slug, toolchain, suffix, precision, full, placed, [entry])
-
-    def chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[_Combination]) -> list[_Combination]:
-        """Return what a selector at `path` chooses; complain where that is nothing."""
-        self.compare(len(combinations), path)
-        selector = Selector.of(entry)
-        # Each axis is asked once for each of its values, not once for each cell.
-        models, shapes = _Answers(selector.takes_model), _Answers(selector.takes_shape)
-        toolchains = _Answers(selector.takes_toolchain)
-        targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
-        precisions = _Answers(selector.takes_precision)
-        chosen = [
-            item
-            for item in combinations
-            if models[item.model.name]
-            and targets[item.slug]
-            and toolchains[item.toolchain]
-            and precisions[item.precision]
-            and shapes[item.point.label]
-        ]
-        if not chosen:
-            self.matches_nothing(entry, path, combinations)
-        return chosen
-
-    def matches_nothing(self, entry: SelectEntry, path: Path, combinations: Sequence[_Combination]) -> None:
-        """Say that a selector chooses nothing, and which of its fields is to blame."""
-        where = f"{path[0]}[{path[1]}]"
-        known = {
-            "model": {combination.model.name for combination in combinations},
-            "target": {name for slug in {item.slug for item in combinations} for name in self.choices[slug].names},
-            "toolchain": {item.toolchain for item in combinations if item.toolchain},
-            "precision": {combination.precision for combination in combinations},
-            "shape": {combination.label for combination in combinations},
-        }
-        for name, values in known.items():
-            patterns: tuple[str, ...] = getattr(entry, name)
-            names = values | {value.replace("-", "+") for value in values} if name == "precision" else values
-            if patterns and not _any(patterns, names):
-                message = f"{where} matches nothing: no cell has the {name} {' or '.join(patterns)}"
-                self.complain(message, (*path, name), suggestion(patterns[0], values))
-                return
-        self.complain(
-            f"{where} matches nothing: no cell has all of this", path, "remove the entry, or one of its fields"
-        )
-
     # --- what cells share -------------------------------------------------------------------------------------------
 
-    def cell(self, combination: _Combination, expected: Mapping[str, Json] | None) -> Cell | None:
+    def cell(self, combination: Combination, expected: Mapping[str, Json] | None) -> Cell | None:
         """Return the finished cell, or None where something is wrong with it or no pools are given."""
         extras = tuple(id(entry) for entry in combination.extras)
         where = (
@@ -566,7 +239,7 @@ class _Expansion:
             warnings=warnings,
         )
 
-    def shape(self, combination: _Combination) -> _Shape | None:
+    def shape(self, combination: Combination) -> _Shape | None:
         where = (combination.index, combination.label)
         if where not in self.shapes:
             self.shapes[where] = self.resolve_shape(combination)
@@ -585,7 +258,7 @@ class _Expansion:
                 self.complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
         return self.symbolic[index]
 
-    def resolve_shape(self, combination: _Combination) -> _Shape | None:
+    def resolve_shape(self, combination: Combination) -> _Shape | None:
         entry, place = combination.model, combination.places["sizes"]
         frozen, symbolic = self.models.get(entry.name), self.inputs_of(combination.index)
         if frozen is None or symbolic is None:
@@ -609,7 +282,7 @@ class _Expansion:
             documents, inputs, batch, {}, canonical_fields(dict(zip(_OF_SHAPE, (documents, batch), strict=True)))
         )
 
-    def unused(self, combination: _Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
+    def unused(self, combination: Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
         named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
         first = next(iter(symbolic.values()), None)
         shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
@@ -619,7 +292,7 @@ class _Expansion:
         message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
         self.complain(message, self.place_of_size(combination, name), both, key=True)
 
-    def place_of_size(self, combination: _Combination, name: str) -> Path:
+    def place_of_size(self, combination: Combination, name: str) -> Path:
         """Return where the manifest says how large a dimension is."""
         model, shape = combination.model, combination.point.name
         if name in model.shapes.get(shape, {}):
@@ -629,7 +302,7 @@ class _Expansion:
             field = ("sweep", "batches") if model.sweep else ("batches",)
         return (*combination.places["sizes"], *field)
 
-    def fits(self, combination: _Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
+    def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
         checked = (use, frozen.digest)
         if checked not in shape.checked:
             model = self.models[combination.model.name]
@@ -642,17 +315,17 @@ class _Expansion:
                 self.complain(message, self.data_place(combination, use), error.hint)
         return shape.checked[checked]
 
-    def data_place(self, combination: _Combination, use: str) -> Path:
+    def data_place(self, combination: Combination, use: str) -> Path:
         """Return where a combination's calibration data or samples are named."""
         if use == "calibration" and combination.calibrated_by is not None:
             return ("overrides", combination.calibrated_by, use)
         return ("models", combination.index, use)
 
-    def compiler(self, combination: _Combination) -> Compiler:
+    def compiler(self, combination: Combination) -> Compiler:
         """Return the compiler of a combination's target."""
         return COMPILERS[self.choices[combination.slug].target.compiler]
 
-    def pool(self, combination: _Combination) -> Pool | None:
+    def pool(self, combination: Combination) -> Pool | None:
         """Return the pool that serves a target with a toolchain: the only one there is for both."""
         slug, toolchain = combination.slug, combination.toolchain
         if (slug, toolchain) not in self.chosen:
@@ -686,13 +359,13 @@ class _Expansion:
             self.complain(message, place, f"known: {known}; start `farm worker` on such a node")
         return None
 
-    def plan(self, combination: _Combination) -> _Plan | None:
+    def plan(self, combination: Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""
         entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
         compiler = self.compiler(combination)
         kind = compiler.device(choice.served.device)
         frozen = self.models.get(entry.name)
-        before = len(self.problems)
+        before = len(self.complaints.problems)
         if kind is None or precision not in kind.precisions:
             has = ", ".join(kind.precisions) if kind else "none"
             message = f"{choice.target} has no precision {precision}"
@@ -719,7 +392,7 @@ class _Expansion:
             self.check_features(combination, compiler, pool, {**options, **quantization})
         if pool and pool.untuned:
             self.check_untuned(combination, settings)
-        if len(self.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
+        if len(self.complaints.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
             return None
         data = {"calibration": calibration_data, "samples": sample_data}
         plan = _Plan(
@@ -764,7 +437,7 @@ class _Expansion:
         plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in _OF_SHAPE})
         return plan
 
-    def check_untuned(self, combination: _Combination, settings: _Settings) -> None:
+    def check_untuned(self, combination: Combination, settings: _Settings) -> None:
         """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
         text, place = self.choices[combination.slug].text, combination.places["target"]
         asked = [f"tuning {settings.tuning.mode}"] * (settings.tuning.mode != OFF)
@@ -774,7 +447,7 @@ class _Expansion:
             hint = "write `tuning: {mode: off}` and `verify: off` for it, or start `farm worker` on a node with one"
             self.complain(message, place, hint)
 
-    def check_model(self, combination: _Combination, frozen: FrozenModel, compiler: Compiler) -> None:
+    def check_model(self, combination: Combination, frozen: FrozenModel, compiler: Compiler) -> None:
         name, place = combination.model.name, combination.places["precision"]
         if frozen.format not in compiler.formats:
             message = f"{compiler.name} does not read {frozen.format} files (model `{name}`)"
@@ -787,7 +460,7 @@ class _Expansion:
             self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)
 
     def check_features(
-        self, combination: _Combination, compiler: Compiler, pool: Pool, options: Mapping[str, Any]
+        self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, Any]
     ) -> None:
         """Complain of what the installed compiler cannot do, before a worker finds out."""
         for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
@@ -797,7 +470,7 @@ class _Expansion:
             place = combination.places["precision" if what.startswith("precision") else "target"]
             self.complain(f"{message} ({self.choices[combination.slug].text})", place, hint)
 
-    def settings(self, combination: _Combination) -> _Settings:
+    def settings(self, combination: Combination) -> _Settings:
         layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
             self.manifest,
             combination.model,
@@ -820,7 +493,7 @@ class _Expansion:
         )
 
     def options(
-        self, combination: _Combination, compiler: Compiler, given: Mapping[str, Any]
+        self, combination: Combination, compiler: Compiler, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
         quantizer = compiler.quantization_options(combination.precision)
@@ -852,7 +525,7 @@ class _Expansion:
             return {}, {}
         return compiler.resolve_env(own), files
 
-    def ranges(self, combination: _Combination) -> dict[str, Any]:
+    def ranges(self, combination: Combination) -> dict[str, Any]:
         """Return what is declared of inputs' values, by input: `{"range": [low, high]}` or `{"value": number}`."""
         declared: dict[str, Any] = {}
         for name, tensor in (self.inputs_of(combination.index) or {}).items():
@@ -870,7 +543,7 @@ class _Expansion:
         return declared
 
     def calibration(
-        self, combination: _Combination, compiler: Compiler, ranges: Mapping[str, Any]
+        self, combination: Combination, compiler: Compiler, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         if not compiler.needs_calibration(combination.precision):
             return None, None
@@ -886,7 +559,7 @@ class _Expansion:
         return self.recipe(combination, "calibration", use, ranges)
 
     def samples(
-        self, combination: _Combination, kind: DeviceKind, ranges: Mapping[str, Any]
+        self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         use = combination.model.samples
         if use is None:
@@ -894,7 +567,7 @@ class _Expansion:
         return self.recipe(combination, "samples", use, ranges)
 
     def recipe(
-        self, combination: _Combination, use: str, described: Data, ranges: Mapping[str, Any]
+        self, combination: Combination, use: str, described: Data, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         """Return what the spec says of data, and the data where it is a blob."""
         place = self.data_place(combination, use)
@@ -917,7 +590,7 @@ class _Expansion:
             "memory": self.limits["memory"] if limits.memory is None else limits.memory,
         }
 
-    def gates(self, combination: _Combination, verify: Verify, frozen: FrozenModel | None) -> dict[str, Any]:
+    def gates(self, combination: Combination, verify: Verify, frozen: FrozenModel | None) -> dict[str, Any]:
         """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows."""
         outputs = [tensor.name for tensor in frozen.outputs] if frozen else []
         own = combination.model.verify.tolerance.values()
@@ -1035,19 +708,3 @@ def _last(layers: Sequence[Any], name: str, default: Any) -> Any:
 
 def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
-
-
-def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[_Point]:
-    """Yield the product of `sizes`, within each of the model's named shapes where it has some."""
-    for name, own in (model.shapes or {"": {}}).items():
-        for given in _product(sizes):
-            yield _Point({**own, **given}, shape_label(given, name), name)
-
-
-def _count(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> int:
-    return max(1, len(model.shapes)) * prod(len(values) for values in sizes.values())
-
-
-def _product(sizes: Mapping[str, Sequence[Extent]]) -> Iterator[dict[str, Extent]]:
-    for values in product(*sizes.values()):
-        yield dict(zip(sizes, values, strict=True))

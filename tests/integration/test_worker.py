@@ -83,18 +83,6 @@ def test_jobs_live_from_submit_to_report(store: Store, reports: Reports, worker:
     assert reports.resumed == 1, "once, when the control plane starts"
 
 
-def test_the_farms_own_time_for_a_job_is_small(store: Store, reports: Reports, worker: Worker) -> None:
-    """No timer lies between submit and report: each step wakes the next."""
-    reports.wait(submit(store, new_cell()))
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        reports.wait(submit(store, new_cell()))
-        return time.perf_counter() - start
-
-    assert sorted(seconds() for _ in range(9))[4] < 0.1
-
-
 def test_a_message_that_comes_three_times_runs_once(
     farm_settings: Settings, store: Store, reports: Reports, worker: Worker, tmp_path: Path
 ) -> None:

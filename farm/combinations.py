@@ -1,0 +1,384 @@
+"""Combinations: which cells a manifest asks for. GitHub's matrix rules, before anything is looked up.
+
+The product in the order written; `exclude` first, then `include` extends or adds; `overrides` and `expected` select
+among what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import cache
+from itertools import product
+from math import prod
+
+from farm.compilers import COMPILERS
+from farm.devices import Choice, understand_target
+from farm.errors import ManifestError, Problem
+from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
+from farm.models import Extent, shape_label
+from farm.spec import Json
+from farm.yamldoc import suggestion
+
+MAX_CELLS = 50_000
+"""Largest matrix of one manifest."""
+
+MAX_COMPARISONS = 3_000_000
+"""How often a selector or `include` entry is held against a cell, for one manifest; about a second."""
+
+Path = tuple[str | int, ...]
+"""Where in a manifest something is written: keys and positions from the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Chooses the cells that it takes on all axes. Empty fields take all; patterns are those of file names."""
+
+    model: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    toolchain: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: SelectEntry) -> Selector:
+        """Return the selector that a manifest's entry describes."""
+        return cls(entry.model, entry.target, entry.toolchain, entry.precision, entry.shape)
+
+    def takes_model(self, name: str) -> bool:
+        """Whether models of this name are chosen."""
+        return _any(self.model, (name,))
+
+    def takes_target(self, target: Choice) -> bool:
+        """Whether a target is chosen, by any of its names."""
+        return _any(self.target, target.names)
+
+    def takes_toolchain(self, toolchain: str) -> bool:
+        """Whether a toolchain is chosen, as the manifest names it."""
+        return _any(self.toolchain, (toolchain,))
+
+    def takes_precision(self, precision: str) -> bool:
+        """Whether a precision is chosen, in either spelling."""
+        return _any(self.precision, _spellings(precision))
+
+    def takes_shape(self, label: str) -> bool:
+        """Whether shapes with this label are chosen."""
+        return _any(self.shape, (label,))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    return not patterns or any(_compiled(pattern).match(name) for pattern in patterns for name in names)
+
+
+def _spellings(precision: str) -> tuple[str, str]:
+    return precision, precision.replace("-", "+")
+
+
+class _Answers(dict[str, bool]):
+    """What a question is answered for a value; asked once for each."""
+
+    def __init__(self, ask: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def __missing__(self, value: str) -> bool:
+        self[value] = self.ask(value)
+        return self[value]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Sizes of all named dimensions, with their label; `name` is that of the manifest's `shapes` they come from."""
+
+    sizes: Mapping[str, Extent]
+    label: str
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Combination:
+    """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
+
+    index: int
+    model: ModelEntry
+    slug: str
+    toolchain: str
+    """The start of its toolchain's id; empty where the manifest leaves the choice to the farm."""
+    suffix: str
+    """The toolchain again where it is not the only one of the target."""
+    precision: str
+    point: Point
+    places: Mapping[str, Path]
+    """Where in the manifest its model, target, toolchain, precision and sizes are written."""
+    extras: list[IncludeEntry | OverrideEntry] = field(default_factory=list)
+    """What `include` and then `overrides` lay over it."""
+    calibrated_by: int | None = None
+    """The entry of `overrides` that names its calibration data."""
+
+    @property
+    def sizes(self) -> Mapping[str, Extent]:
+        """Sizes of the named dimensions."""
+        return self.point.sizes
+
+    @property
+    def label(self) -> str:
+        """The shape label."""
+        return self.point.label
+
+    @property
+    def identifier(self) -> str:
+        """The cell's readable name, unique in its build."""
+        return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
+
+
+class Complaints:
+    """What is wrong with a manifest, each thing once, with its place."""
+
+    def __init__(self, manifest: Manifest, file: str) -> None:
+        self._manifest = manifest
+        self._file = file
+        self.problems: dict[Problem, None] = {}
+
+    def found(self) -> list[Problem]:
+        """Return the problems in the order of the file."""
+        return sorted(self.problems, key=lambda problem: (problem.line, problem.column))
+
+    def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
+        """Note a problem at a place; with `key` at the field's name, not at its value."""
+        found = self._manifest.problem(message, *path, hint=hint, key=key)
+        problem = Problem(found.message, self._file, found.line, found.column, found.hint, found.snippet)
+        self.problems[problem] = None
+
+
+class Combinations:
+    """The rules of the matrix, applied to one manifest. `choices` says afterwards what each target's slug means."""
+
+    def __init__(self, manifest: Manifest, complaints: Complaints) -> None:
+        self.manifest = manifest
+        self.complaints = complaints
+        self.complain = complaints.complain
+        self.choices: dict[str, Choice] = {}
+        self.comparisons = 0
+
+    def all(self) -> list[Combination]:
+        """Apply the matrix rules, `overrides` too; stops before multiplying out what is too large."""
+        self._check_size()
+        original = [combination for index in range(len(self.manifest.models)) for combination in self._of_model(index)]
+        kept = original
+        for position, entry in enumerate(self.manifest.exclude):
+            chosen = {id(combination) for combination in self._chosen_by(entry, ("exclude", position), original)}
+            kept = [combination for combination in kept if id(combination) not in chosen]
+        cells = self._unique([*kept, *self._included(kept)])
+        if not cells and not self.complaints.problems:
+            hint = "a build needs a cell: `exclude` fewer, or `include` some"
+            self.complain("nothing is left to compile", ("exclude",), hint, key=True)
+        self._override(cells)
+        return cells
+
+    def expected(self, combinations: Sequence[Combination]) -> dict[int, Mapping[str, Json]]:
+        """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
+        found: dict[int, Mapping[str, Json]] = {}
+        for position, entry in enumerate(self.manifest.expected):
+            for combination in self._chosen_by(entry, ("expected", position), combinations):
+                found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
+        return found
+
+    def _unique(self, combinations: Iterable[Combination]) -> list[Combination]:
+        seen: dict[str, Combination] = {}
+        for combination in combinations:
+            first = seen.setdefault(combination.identifier, combination)
+            if first is not combination:
+                line = self.manifest.line(*first.places["cell"])
+                message = f"`{combination.identifier}` is in the matrix already (line {line})"
+                self.complain(message, combination.places["cell"])
+        return list(seen.values())
+
+    def _override(self, combinations: Sequence[Combination]) -> None:
+        """Lay every entry of `overrides` over the cells that it selects, in the order written."""
+        for position, entry in enumerate(self.manifest.overrides):
+            for combination in self._chosen_by(entry.select, ("overrides", position, "select"), combinations):
+                combination.extras.append(entry)
+                if entry.calibration is not None:
+                    combination.calibrated_by = position
+
+    def _check_size(self) -> None:
+        total = 0
+        for index, model in enumerate(self.manifest.models):
+            targets = sum(len(self._toolchains(slug)) for _, slug in self._targets(index))
+            precisions = len(model.precisions or self.manifest.precisions)
+            count = targets * precisions * _count(model, model.sizes)
+            total += count
+            if total > MAX_CELLS:
+                message = f"the matrix has {total:,} cells up to model `{model.name}`, more than {MAX_CELLS:,}"
+                hint = f"this model alone has {count:,}; split the manifest, or give fewer sizes"
+                self.complain(message, ("models", index, "dims" if model.dims else "name"), hint)
+                raise ManifestError(self.complaints.found())
+
+    def _of_model(self, index: int) -> Iterator[Combination]:
+        model = self.manifest.models[index]
+        own: Path = ("models", index)
+        points = list(_points(model, model.sizes))
+        for (target_place, slug), (precision_place, precision) in product(
+            self._targets(index), self._precisions(index)
+        ):
+            places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
+            for toolchain_place, toolchain in self._toolchains(slug):
+                placed = {**places, "toolchain": toolchain_place or target_place}
+                suffix = self._suffix(slug, toolchain)
+                for point in points:
+                    yield Combination(index, model, slug, toolchain, suffix, precision, point, placed)
+
+    def _slug(self, target: str) -> str:
+        """Return a target's spelling in identifiers, and remember what it means."""
+        choice = understand_target(target)
+        self.choices[choice.slug] = choice
+        return choice.slug
+
+    def _targets(self, index: int) -> list[tuple[Path, str]]:
+        own = self.manifest.models[index].targets
+        place: Path = ("models", index, "targets") if own else ("targets",)
+        texts = own or self.manifest.targets
+        return [((*place, position), self._slug(text)) for position, text in enumerate(texts)]
+
+    def _toolchains(self, slug: str) -> list[tuple[Path, str]]:
+        """Return the entries of `toolchains` that a target's compiler can have; one empty where the farm chooses."""
+        possible = COMPILERS[self.choices[slug].target.compiler].toolchains
+        named: list[tuple[Path, str]] = [
+            (("toolchains", position), prefix)
+            for position, prefix in enumerate(self.manifest.toolchains)
+            if prefix.startswith(possible)
+        ]
+        return named or [((), "")]
+
+    def _suffix(self, slug: str, toolchain: str) -> str:
+        """Return how a toolchain shows in identifiers: not at all where it is the only one of its target."""
+        alone = [prefix for _, prefix in self._toolchains(slug)] == [toolchain]
+        return "" if alone or not toolchain else f".{toolchain}"
+
+    def _precisions(self, index: int) -> list[tuple[Path, str]]:
+        own = self.manifest.models[index].precisions
+        place: Path = ("models", index, "precisions") if own else ("precisions",)
+        return [((*place, position), name) for position, name in enumerate(own or self.manifest.precisions)]
+
+    def _included(self, kept: Sequence[Combination]) -> list[Combination]:
+        """Let every `include` entry extend cells of the product, or add what is in none of them."""
+        added: list[Combination] = []
+        names = {model.name: index for index, model in enumerate(self.manifest.models)}
+        for position, entry in enumerate(self.manifest.include):
+            path: Path = ("include", position)
+            if entry.model and entry.model not in names:
+                self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
+                continue
+            slug = self._slug(entry.target) if entry.target else ""
+            candidates = [item for item in kept if item.model.name == entry.model] if entry.model else kept
+            for point in _product(entry.sizes):
+                self._compare(len(candidates), path)
+                extended = [
+                    combination
+                    for combination in candidates
+                    if (not slug or combination.slug == slug)
+                    and (not entry.toolchain or combination.toolchain == entry.toolchain)
+                    and (not entry.precision or combination.precision == entry.precision)
+                    and all(combination.sizes.get(name) == size for name, size in point.items())
+                ]
+                for combination in extended:
+                    combination.extras.append(entry)
+                if not extended:
+                    indexes = [names[entry.model]] if entry.model else list(names.values())
+                    for index in indexes:
+                        added += self._added(index, entry, point, path)
+                if len(kept) + len(added) > MAX_CELLS:
+                    self.complain(f"the matrix has more than {MAX_CELLS:,} cells with this entry", path)
+                    raise ManifestError(self.complaints.found())
+        return added
+
+    def _added(self, index: int, entry: IncludeEntry, point: Mapping[str, Extent], path: Path) -> Iterator[Combination]:
+        model = self.manifest.models[index]
+        sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
+        targets = [((*path, "target"), self._slug(entry.target))] if entry.target else self._targets(index)
+        precisions = [((*path, "precision"), entry.precision)] if entry.precision else self._precisions(index)
+        if len(targets) * len(precisions) * _count(model, sizes) > MAX_CELLS:
+            self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
+            raise ManifestError(self.complaints.found())
+        for (target_place, slug), (precision_place, precision) in product(targets, precisions):
+            places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
+            own = [((*path, "toolchain"), entry.toolchain)] if entry.toolchain else self._toolchains(slug)
+            for toolchain_place, toolchain in own:
+                placed = {**places, "toolchain": toolchain_place or target_place}
+                suffix = self._suffix(slug, toolchain)
+                for full in _points(model, sizes):
+                    yield Combination(index, model, slug, toolchain, suffix, precision, full, placed, [entry])
+
+    def _chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> list[Combination]:
+        """Return what a selector at `path` chooses; complain where that is nothing."""
+        self._compare(len(combinations), path)
+        selector = Selector.of(entry)
+        # Each axis is asked once for each of its values, not once for each cell.
+        models, shapes = _Answers(selector.takes_model), _Answers(selector.takes_shape)
+        toolchains = _Answers(selector.takes_toolchain)
+        targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
+        precisions = _Answers(selector.takes_precision)
+        chosen = [
+            item
+            for item in combinations
+            if models[item.model.name]
+            and targets[item.slug]
+            and toolchains[item.toolchain]
+            and precisions[item.precision]
+            and shapes[item.point.label]
+        ]
+        if not chosen:
+            self._matches_nothing(entry, path, combinations)
+        return chosen
+
+    def _compare(self, count: int, path: Path) -> None:
+        """Account for an entry that is held against `count` cells; stops what would take minutes."""
+        self.comparisons += count
+        if self.comparisons > MAX_COMPARISONS:
+            hint = "write fewer entries, each for more cells; or split the manifest"
+            self.complain("too many selectors for so many cells", path, hint)
+            raise ManifestError(self.complaints.found())
+
+    def _matches_nothing(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> None:
+        """Say that a selector chooses nothing, and which of its fields is to blame."""
+        where = f"{path[0]}[{path[1]}]"
+        known = {
+            "model": {combination.model.name for combination in combinations},
+            "target": {name for slug in {item.slug for item in combinations} for name in self.choices[slug].names},
+            "toolchain": {item.toolchain for item in combinations if item.toolchain},
+            "precision": {combination.precision for combination in combinations},
+            "shape": {combination.label for combination in combinations},
+        }
+        for name, values in known.items():
+            patterns: tuple[str, ...] = getattr(entry, name)
+            names = values | {value.replace("-", "+") for value in values} if name == "precision" else values
+            if patterns and not _any(patterns, names):
+                message = f"{where} matches nothing: no cell has the {name} {' or '.join(patterns)}"
+                self.complain(message, (*path, name), suggestion(patterns[0], values))
+                return
+        self.complain(
+            f"{where} matches nothing: no cell has all of this", path, "remove the entry, or one of its fields"
+        )
+
+
+def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[Point]:
+    """Yield the product of `sizes`, within each of the model's named shapes where it has some."""
+    for name, own in (model.shapes or {"": {}}).items():
+        for given in _product(sizes):
+            yield Point({**own, **given}, shape_label(given, name), name)
+
+
+def _count(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> int:
+    return max(1, len(model.shapes)) * prod(len(values) for values in sizes.values())
+
+
+def _product(sizes: Mapping[str, Sequence[Extent]]) -> Iterator[dict[str, Extent]]:
+    for values in product(*sizes.values()):
+        yield dict(zip(sizes, values, strict=True))
