@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from farm.spec import Device
@@ -78,16 +78,18 @@ class Pool:
         return f"{self.target.slug}{units}.{self.toolchain}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the pool as plain JSON."""
-        return {**asdict(self), "features": list(self.features), "name": self.name}
+        """Return the pool as plain JSON, without what is at its default: a release before it knows no such field."""
+        said = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        document = {name: value for name, value in asdict(self).items() if name in said}
+        return {**document, "features": list(self.features), "name": self.name}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Pool:
-        """Read back what `as_dict` wrote."""
-        fields = {key: value for key, value in document.items() if key != "name"}
+        """Read back what `as_dict` wrote; fields of a newer release are left out."""
+        known = {each.name for each in fields(cls)}
         return cls(
             **{
-                **fields,
+                **{name: value for name, value in document.items() if name in known},
                 "target": Target(**document["target"]),
                 "device": Device(**document["device"]),
                 "features": tuple(document["features"]),
