@@ -100,9 +100,10 @@ class Auditor:
         size = sizes.get(blob.digest)
         if size is None and not self._artifacts.has_blob(blob.digest):  # it may be younger than the listing
             return f"the blob of {blob.path} is missing: {blob.digest}"
+        damaged = self._deep and not self._artifacts.verify_blob(blob.digest, blob.size)  # goes into quarantine
         if size is not None and size != blob.size:
             return f"the blob of {blob.path} has {size} bytes instead of {blob.size}"
-        if self._deep and not self._artifacts.verify_blob(blob.digest, blob.size):
+        if damaged:
             return f"the blob of {blob.path} is damaged: {blob.digest}"
         return ""
 
