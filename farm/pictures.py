@@ -1,4 +1,4 @@
-"""Pictures of measured curves, as SVG: for where people would rather look than read.
+"""Pictures of what was measured, as SVG: for where people would rather look than read.
 
 Drawn by matplotlib (the extra `pictures`), which is only imported when something is drawn.
 """
@@ -42,6 +42,28 @@ def curves(
         axes.set_ylim(bottom=0)
     if len(drawn) > 1:
         axes.legend(frameon=False)
+    return _written(figure, path)
+
+
+def shares(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[float]]) -> bytes:
+    """Draw how values are distributed: for each series the share of its values that are at most `x`, as steps.
+
+    The legend names the number of values, their median and the largest. As `curves` otherwise.
+
+    Raises UsageError where matplotlib is not installed.
+    """
+    figure, axes = _figure(title, x, y)
+    for name, values in series.items():
+        if values:
+            ordered = sorted(values)
+            middle, count = ordered[(len(ordered) - 1) // 2], len(ordered)
+            label = f"{name} ({count}: median {middle:.2f}, largest {ordered[-1]:.2f})"
+            steps = [0.0, *((number + 1) / count for number in range(count))]
+            axes.step([ordered[0], *ordered], steps, where="post", label=_literal(label))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(left=0)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize="small")
     return _written(figure, path)
 
 

@@ -1,9 +1,9 @@
-"""Pictures of measured curves."""
+"""Pictures of measured curves and distributions."""
 
 from pathlib import Path
 from xml.etree import ElementTree
 
-from farm.pictures import curves
+from farm.pictures import curves, shares
 
 
 def texts(picture: bytes) -> set[str]:
@@ -29,3 +29,9 @@ def test_names_are_drawn_as_they_stand() -> None:
 def test_the_same_picture_has_the_same_bytes() -> None:
     drawn = {curves(None, title="t", x="x", y="y", series={"a": [(0, 1), (1, 2)]}) for _ in range(2)}
     assert len(drawn) == 1
+
+
+def test_a_distribution_names_its_middle_and_its_end() -> None:
+    picture = shares(None, title="Recovery", x="seconds", y="share", series={"kill": [3.0, 1.0, 2.0], "none": []})
+    assert {"Recovery", "seconds", "kill (3: median 2.00, largest 3.00)"} <= texts(picture)
+    assert not any(text.startswith("none") for text in texts(picture))
