@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test lint bench schemas clean
+.PHONY: demo test chaos lint bench schemas clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -14,6 +14,10 @@ demo: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(RUN)/python -m pytest $(PYTEST)
+
+# Every fault at full counts, about an hour; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
+chaos: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/chaos --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
 lint: $(VENV)/.dev
 	$(RUN)/ruff format --check .

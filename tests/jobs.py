@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -123,26 +123,40 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         thread.join()
 
 
+START = (
+    "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
+    "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL;"
+    "configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
+    "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
+    "probe=lambda settings, kind: wrong.read_text()))"
+)
+"""What a worker process runs; a test may have one of another release."""
+
+
 class Worker:
-    """A supervisor process with its Celery process, both real; the executor is scripted, and so is the health probe.
+    """A supervisor process with its Celery process, both real; executor (that of `app`) and health probe are scripted.
 
     The probe says what is in the file `wrong`.
     """
 
-    def __init__(self, settings: Settings, node: str, slots: int, wrong: Path | None = None) -> None:
-        code = (
-            "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
-            f"wrong = Path({str(wrong or os.devnull)!r});"
-            "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL;"
-            f"configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots});"
-            f"raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app='tests.scripted',"
-            "probe=lambda settings, kind: wrong.read_text()))"
-        )
+    def __init__(
+        self,
+        settings: Settings,
+        node: str,
+        slots: int,
+        *,
+        wrong: Path | None = None,
+        app: str = "tests.scripted",
+        start: str = START,
+        root: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        code = start.format(slots=slots, node=node, app=app, wrong=str(wrong or os.devnull))
         self.node = node
         self.supervisor = subprocess.Popen(
             [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT)},
+            cwd=root,
+            env={**os.environ, **settings.environment(), "PYTHONPATH": str(root), **(environment or {})},
         )
 
     def celery(self) -> int:
@@ -159,18 +173,31 @@ class Worker:
 
 @contextmanager
 def running_worker(
-    settings: Settings, store: Store, node: str = "n1", slots: int = 2, wrong: Path | None = None
+    settings: Settings, store: Store, node: str = "n1", slots: int = 2, **options: Any
 ) -> Iterator[Worker]:
     """A worker, from its registration to its end."""
-    worker = Worker(settings, node, slots, wrong)
-    try:
-        wait_until(lambda: any(one["node"] == node for one in store.workers.list()), message=f"worker {node}")
+    with running_workers(settings, store, [node], slots, **options) as (worker,):
         yield worker
+
+
+@contextmanager
+def running_workers(
+    settings: Settings, store: Store, nodes: Sequence[str], slots: int = 2, **options: Any
+) -> Iterator[list[Worker]]:
+    """Workers, one on each node, from their registration to their end."""
+    workers = [Worker(settings, node, slots, **options) for node in nodes]
+    try:
+        wait_until(
+            lambda: {one["node"] for one in store.workers.list()} >= set(nodes), timeout=30, message="the workers"
+        )
+        yield workers
     finally:
-        if worker.supervisor.poll() is None:
-            worker.supervisor.terminate()
-            worker.supervisor.send_signal(signal.SIGTERM)
-        worker.supervisor.wait(30)
+        for worker in workers:
+            if worker.supervisor.poll() is None:
+                worker.supervisor.terminate()
+                worker.supervisor.send_signal(signal.SIGTERM)
+        for worker in workers:
+            worker.supervisor.wait(30)
 
 
 def alive(pid: int) -> bool:

@@ -1,0 +1,75 @@
+"""A compiler that follows a script: the child of a chaos worker, under the farm's real guard and seal.
+
+A request's `step` says how the compile goes (`evaluate` and `reference` are only quick):
+
+    seconds     how long it takes
+    die         the name of a signal to die by
+    exit        the code to exit with, without an answer
+    eat         bytes to take, to run into the memory limit
+    hang        it does nothing for ever, and has a child of its own that does the same
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "farm" / "runner"))
+
+import child
+
+PORT = {"dtype": "float32", "shape": [1, 4], "strides": [4, 1]}
+
+
+def work(request: dict, messages) -> dict:
+    return globals()[f"do_{request['action']}"](request, messages)
+
+
+def do_reference(request: dict, messages) -> dict:
+    Path(request["reference"]).write_bytes(b"reference")
+    return {"samples": 1, "runs": True, "origin": {"y": "expected"}, "outputs": [{"name": "y", **PORT}]}
+
+
+def do_compile(request: dict, messages) -> dict:
+    messages.phase("compiling")
+    step = request["step"]
+    if step.get("hang"):
+        subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+        signal.pause()
+    if "eat" in step:
+        held = []
+        while len(held) * (8 << 20) < step["eat"]:
+            held.append(b"x" * (8 << 20))
+            time.sleep(0.01)
+        signal.pause()
+    time.sleep(step.get("seconds", 0.0))
+    if "die" in step:
+        os.kill(os.getpid(), getattr(signal, step["die"]))
+        signal.pause()
+    if "exit" in step:
+        os._exit(step["exit"])
+    Path(request["program"]).write_text(json.dumps([request["inputs"], request["batch"], step]))
+    return {
+        "inputs": [{"name": "x", **PORT}],
+        "outputs": [{"name": "y", **PORT}],
+        "weight_dtypes": {"float32": 4},
+        "compute_dtypes": {"float32": 1},
+        "quantized": {},
+        "operators": {"Relu": 1},
+        "size": 100,
+        "offload_copy": None,
+    }
+
+
+def do_evaluate(request: dict, messages) -> dict:
+    assert Path(request["program"]).exists()
+    Path(request["sample"]).write_bytes(b"sample")
+    verification = {"errors": {"y": 0.0}, "spread": {"y": 1.0}, "samples": 8, "weak": False}
+    return {"verification": verification, "measurements": {"load": 0.001, "latency": 0.001}}
+
+
+if __name__ == "__main__":
+    sys.exit(child.start(work))

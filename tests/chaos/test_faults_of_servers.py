@@ -1,0 +1,418 @@
+"""Faults of Valkey and of the way to it, and of the farm's own two halves when their releases differ."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import redis
+
+from farm import embedded
+from farm.embedded import Server
+from farm.errors import FarmFault, StoreUnavailable
+from farm.jobs.state import Outcome
+from farm.settings import load_settings
+from farm.store import Store
+from tests.chaos.conftest import Rigs
+from tests.chaos.proxy import Proxy
+from tests.chaos.report import Fault
+from tests.chaos.rig import LEASE, Rig, pause
+from tests.helpers import wait_until
+from tests.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
+
+SUCCESS = Outcome.success({"latency": 0.001})
+
+
+def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> float:
+    """Seconds until every worker that is known took a job, from now on; the jobs are new ones."""
+    start = time.monotonic()
+    nodes = {worker.node for worker in farm.started}
+
+    def all_at_work() -> bool:
+        build_id = insist(lambda: farm.submit(client, cells))
+        done = farm.wait(build_id, timeout=120)
+        return {one["node"] for cell in done for one in farm.attempts(cell)} >= nodes
+
+    wait_until(all_at_work, timeout=180, message="every worker takes work")
+    return time.monotonic() - start
+
+
+def insist(call: Callable[[], Any], timeout: float = 120.0) -> Any:
+    """Repeat what the farm cannot do for now."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return call()
+        except FarmFault:
+            if time.monotonic() > deadline:
+                raise
+            pause(0.1)
+
+
+@pytest.mark.fault("9")
+def test_valkey_dies_while_builds_are_submitted(fault: Fault, rig: Rigs) -> None:
+    """Four submitters; most builds are hits of a few manifests, and every tenth one has a job that is new."""
+    farm = rig()
+    client = farm.serve()
+    workers = farm.workers("n1", "n2")
+    assert workers
+    acknowledged: list[str] = []
+    refused: Counter[str] = Counter()
+    lock, todo = threading.Lock(), iter(range(fault.count.submits))
+    same = farm.freeze(1, salt="same")
+
+    def submit_many() -> None:
+        while True:
+            with lock:
+                number = next(todo, None)
+                if number is None:
+                    return
+                frozen = farm.freeze(1) if number % 10 == 0 else same
+            fresh = type(frozen)({**frozen.submission, "build_id": f"b-{secrets.token_hex(8)}"}, frozen.files)
+            while True:
+                try:
+                    build = client.submit(fresh)
+                except FarmFault as error:
+                    refused[type(error).__name__] += 1
+                else:
+                    acknowledged.append(str(build["id"]))
+                    break
+
+    threads = [threading.Thread(target=submit_many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    faults = ["stop", "kill"] * max(fault.count.stops, fault.count.kills)
+    faults = faults[: fault.count.stops + fault.count.kills]
+    recoveries = []
+    share = fault.count.submits / (len(faults) + 1)
+    for number, kind in enumerate(faults):
+        due = share * (number + 0.5)
+        wait_until(lambda due=due: len(acknowledged) >= due, timeout=600, message="builds are acknowledged")
+        farm.restart_valkey() if kind == "stop" else farm.kill_valkey()
+        recoveries.append(seconds_until_at_work(farm, client))
+    for thread in threads:
+        thread.join()
+    lost = [one for one in acknowledged if not farm.artifacts.get_object(f"ns/main/builds/{one}/plan.json")]
+    farm.builds += acknowledged
+    fault.measured(acknowledged=len(acknowledged), builds_lost=len(lost), refused=dict(refused), **farm.ledger())
+    assert len(acknowledged) == fault.count.submits
+    assert lost == []
+    fault.recovered(recoveries, 10.0)
+
+
+@pytest.mark.fault("10")
+def test_a_black_hole(fault: Fault, rig: Rigs) -> None:
+    """One worker reaches Valkey through a line that swallows everything; connections of before stay dead afterwards."""
+    farm = rig()
+    client = farm.serve()
+    place = urlsplit(farm.valkey.url)
+    reds, recoveries = [], []
+    with Proxy(str(place.hostname), int(place.port or 0)) as line:
+        through = farm.valkey.url.replace(f":{place.port}", f":{line.port}")
+        settings = load_settings({}, **{**farm.settings.model_dump(), "redis_url": through})
+        farm.workers("n1", settings=settings)
+        farm.wait(farm.submit(client, 2))
+        for _ in range(fault.count.holes):
+            farm.script({"": [{"seconds": 1.0}]})
+            build_id = farm.submit(client, 6)
+            wait_until(lambda b=build_id: farm.running(b), message="it is at work")
+            line.hole = True
+            start = time.monotonic()
+            wait_until(lambda: not farm.store.workers.list(), timeout=90, message="it counts as dead")
+            reds.append(time.monotonic() - start)
+            pause(max(0.0, fault.count.seconds - reds[-1]))
+            line.hole = False
+            start = time.monotonic()
+            probe = farm.submit(client, 1)
+            wait_until(lambda b=probe: farm.running(b) or farm.ended(b), timeout=120, message="it takes work")
+            recoveries.append(time.monotonic() - start)
+            farm.wait(build_id, timeout=120)
+        fault.measured(seconds_until_red=[round(red, 1) for red in reds], **farm.ledger())
+        farm.stop_workers()
+    assert max(reds) <= 60
+    fault.recovered(recoveries, 60.0)
+
+
+@pytest.mark.fault("11")
+def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every script, of submitter, dispatcher, worker and reaper; who hears nothing asks again."""
+    farm = rig()
+    store, chance = Store.connect(farm.settings), secrets.SystemRandom()
+    whole, fates = store._link.run, Counter[str]()
+
+    def flaky(script: str, **arguments: Any) -> Any:
+        fate = chance.random()
+        if fate < 0.05:
+            fates["never arrived"] += 1
+            raise StoreUnavailable("never arrived")
+        answer = whole(script, **arguments)
+        if fate > 0.95:
+            fates["answer dropped"] += 1
+            raise StoreUnavailable("done, but nobody heard")
+        fates["heard"] += 1
+        return answer
+
+    join_pool(store, slots=16)
+    jobs = fault.count.transitions // 4
+    monkeypatch.setattr(store._link, "run", flaky)
+    lots = [[new_cell() for _ in range(50)] for _ in range(-(-jobs // 50))]
+    builds = []
+    for lot in lots:
+        build = {"id": f"b-{secrets.token_hex(8)}", "namespace": "main", "name": "test", "cells": len(lot)}
+        insist(lambda build=build, lot=lot: store.builds.create(build, [lot]))
+        builds.append(build["id"])
+    moves, ends = 0, Counter[str]()
+    while store.jobs.pending(POOL.name) or insist(lambda: store.jobs.strays(POOL.name, 0)):
+        insist(lambda: store.jobs.hand_out(POOL.name, 2))
+        for job_id, number in insist(lambda: store.jobs.strays(POOL.name, 0)):
+            moves += 1
+            nonce = f"{job_id}.{number}"
+            claim = insist(
+                lambda j=job_id, n=number, nonce=nonce: store.jobs.claim(j, n, nonce=nonce, worker="w1", node="n1")
+            )
+            if claim.answer != "run":
+                continue
+            assert insist(lambda c=claim, j=job_id: store.jobs.renew(c.token, j, phase="compiling")) == "ok"
+            outcome = SUCCESS if chance.random() < 0.8 else Outcome.released()
+            assert insist(lambda j=job_id, c=claim, o=outcome: store.jobs.finish(j, c.token, o)) == "ok"
+            ends[outcome.end.value] += 1
+            moves += 3
+        insist(store.jobs.promote)
+    monkeypatch.undo()
+    cells = [cell for build_id in builds for cell in store.builds.cells(build_id)]
+    twice = sum(
+        [one["end"] for one in store.jobs.get(cell["job"])["attempts"]].count("succeeded") != 1 for cell in cells
+    )
+    events = 0
+    for build_id in builds:
+        found, after = [], None
+        while items := (page := store.events.read(build_id, after)).items:
+            assert not page.reset
+            found += items
+            after = items[-1]["id"]
+        ended = Counter(one["identifier"] for one in found if one.get("state") == "succeeded")
+        events += sum(count != 1 for count in ended.values()) + 50 - len(ended)
+    stuck = sum(cell["state"] != "succeeded" for cell in cells)
+    findings = [*store.audit.builds(), *store.audit.jobs()]
+    fault.measured(
+        transitions=moves, calls=dict(fates), jobs=len(cells), counted_twice=twice, stuck=stuck, events_wrong=events
+    )
+    assert moves >= fault.count.transitions
+    assert (twice, stuck, events, findings) == (0, 0, 0, [])
+    assert ends["succeeded"] == len(cells)
+
+
+@pytest.mark.fault("12")
+def test_full_and_read_only(fault: Fault, rig: Rigs) -> None:
+    """Valkey takes no write, for half of the time because its memory is full, then because it is a replica."""
+    farm = rig()
+    client = farm.serve()
+    (worker,) = farm.workers("n1", slots=2)
+    slowest, retry_after = 0.0, set()
+    half = fault.count.seconds / 2
+    ends: Counter[str] = Counter()
+    for kind in ("full", "read-only"):
+        farm.script({"": [{"seconds": half + 2}]})
+        build_id = farm.submit(client, 2)
+        wait_until(lambda b=build_id: len(farm.running(b)) == 2 and len(farm.compilers()) >= 4, message="compilers run")
+        compilers, celery = farm.compilers(), worker.celery()
+        farm.script({"": [{}]})
+        frozen = farm.freeze(1)
+        if kind == "full":
+            farm.raw.config_set("maxmemory", 1)
+        else:
+            farm.raw.replicaof("127.0.0.1", 1)
+        until = time.monotonic() + half
+        while time.monotonic() < until:
+            start = time.monotonic()
+            answer = httpx.post(
+                f"{client.url}/v1/builds",
+                json=frozen.submission,
+                headers={"Authorization": f"Bearer {farm.settings.api_token.get_secret_value()}"},
+                timeout=30,
+            )
+            slowest = max(slowest, time.monotonic() - start)
+            assert answer.status_code == 503, answer.text
+            retry_after.add(answer.headers.get("Retry-After"))
+            assert all(alive(pid) for pid in compilers), "a compiler was ended"
+            pause(0.5)
+        if kind == "full":
+            farm.raw.config_set("maxmemory", 0)
+        else:
+            farm.raw.execute_command("REPLICAOF", "NO", "ONE")
+        cells = farm.wait(build_id, timeout=60)
+        ends.update(one["end"] for cell in cells for one in farm.attempts(cell))
+        assert worker.celery() == celery
+        farm.wait(farm.submit(client, 4), timeout=60)
+    farm.raw.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(FarmFault, match="may evict"):
+        Store.connect(farm.settings).check()
+    farm.raw.config_set("maxmemory-policy", "noeviction")
+    fault.measured(slowest_503=slowest, retry_after=sorted(map(str, retry_after)), ends=dict(ends), **farm.ledger())
+    assert None not in retry_after
+    assert ends == {"succeeded": 4}
+    assert slowest <= 1.0
+
+
+@pytest.mark.fault("13")
+def test_failover_to_a_replica_that_missed_writes(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
+    """Everybody reaches Valkey by one address, as by a virtual one; the replica behind it takes over, too old."""
+    farm = rig()
+    first = urlsplit(farm.valkey.url)
+    replica = embedded.start_valkey(tmp_path / "replica", str(first.password))
+    farm.parts.callback(replica.stop)
+    second = urlsplit(replica.url)
+    raw = redis.Redis.from_url(replica.url, decode_responses=True)
+    with Proxy(str(first.hostname), int(first.port or 0)) as line:
+        farm.through(farm.valkey.url.replace(f":{first.port}", f":{line.port}"))
+        client = farm.serve()
+        raw.config_set("masterauth", first.password)
+        raw.replicaof(first.hostname, first.port)
+        wait_until(lambda: raw.info("replication")["master_link_status"] == "up")
+        farm.workers("n1", "n2")
+        before = farm.submit(client, 20)
+        farm.wait(before)
+        running = farm.submit(client, 40)
+        wait_until(lambda: farm.store.builds.get(running)["counts"]["succeeded"] > 10, timeout=60)
+        # From here on the replica hears nothing more.
+        raw.config_set("masterauth", "wrong")
+        raw.execute_command("CLIENT", "KILL", "TYPE", "master")
+        scripts = scripts_run(farm.raw)
+        after = farm.submit(client, 60)
+        wait_until(
+            lambda: (
+                scripts_run(farm.raw) - scripts >= fault.count.writes
+                and farm.store.builds.get(after)["counts"]["succeeded"] > 5
+            ),
+            timeout=120,
+        )
+        missed = scripts_run(farm.raw) - scripts
+        epoch = farm.store.epoch()
+        published = set(farm.published())
+        raw.execute_command("REPLICAOF", "NO", "ONE")
+        line.redirect(str(second.hostname), int(second.port or 0))
+        promoted = time.monotonic()
+        farm.valkey.stop()
+        wait_until(lambda: insist(farm.store.epoch) != epoch, timeout=30, message="a new epoch")
+        seen = time.monotonic() - promoted
+        for build_id in (running, after):
+            farm.wait(build_id, timeout=120)
+        settled = time.monotonic() - promoted
+        again = {key: count for key, count in farm.published().items() if count > 1}
+        lost = [key for key in published if not farm.artifacts.lookup(["main"], key)]
+        fault.measured(
+            scripts_missed=missed,
+            epoch_seen_after=seen,
+            all_ended_after=settled,
+            artifacts_lost=len(lost),
+            **farm.ledger(),
+        )
+        assert (lost, again) == ([], {})
+        assert seen <= 10
+        farm.stop_workers()
+        farm.server.stop()
+
+
+def scripts_run(raw: redis.Redis) -> int:
+    """How many scripts a server has run so far."""
+    stats = raw.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
+
+@pytest.mark.fault("15")
+def test_what_stays_after_retention(fault: Fault, rig: Rigs) -> None:
+    """Builds of a hundred jobs end, are reported and expire; nothing of them may stay, nor anything without a name."""
+    farm = rig(keep_days=3.0 / 86400)
+    store, raw = farm.store, farm.raw
+    join_pool(store, slots=64, ttl=600)
+    build_id = submit(store, new_cell())
+    run_all(store)
+    store.builds.mark_reported(build_id, {"exit_code": 0})
+    baseline = raw.dbsize()
+    most = 0
+    for start in range(0, fault.count.jobs, 100):
+        build_id = submit(store, *[new_cell() for _ in range(min(100, fault.count.jobs - start))])
+        run_all(store)
+        most = max(most, raw.dbsize())
+        store.builds.mark_reported(build_id, {"exit_code": 0})
+
+    def expired() -> bool:
+        store.builds.forget_expired()
+        return raw.dbsize() <= baseline + 100
+
+    wait_until(expired, timeout=60, message="what ended is forgotten")
+    left = [key for key in raw.scan_iter(count=1000) if raw.ttl(key) == -1]
+    lists = ("pools", "pool:", "turn", "wake:", "worker", "namespaces", "builds:", "index:", "unreported")
+    known = tuple(f"{{farm}}:{name}" for name in lists)
+    unknown = [key for key in left if not key.startswith(known)]
+    fault.measured(baseline=baseline, most=most, after=raw.dbsize(), without_expiry=len(left), unaccounted=unknown)
+    assert unknown == []
+
+
+def run_all(store: Store) -> None:
+    while handed := store.jobs.hand_out(POOL.name, 2):
+        for job_id, number in handed:
+            claim = store.jobs.claim(job_id, number, nonce=secrets.token_hex(8), worker="w1", node="n1")
+            store.jobs.finish(job_id, claim.token, SUCCESS)
+
+
+OLD = "91e0681"
+"""This issue's first commit: what the branch is mixed with until there is a release."""
+
+OLD_START = (
+    "from farm.logging import configure; from farm.settings import load_settings; from farm.worker import run_worker;"
+    "from tests.jobs import POOL; configure(load_settings());"
+    "raise SystemExit(run_worker(load_settings(), [POOL], slots={slots}, node={node!r}, app={app!r}))"
+)
+
+
+@pytest.fixture
+def old_release(tmp_path: Path) -> Iterator[Path]:
+    """A checkout of the commit that plays the last release, with the scripted compiler of this one."""
+    folder = tmp_path / "old"
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    made = git("worktree", "add", "--detach", str(folder), OLD)
+    if made.returncode:
+        pytest.skip(f"commit {OLD} is not in this repository's history: {made.stderr.strip()}")
+    shutil.copytree(ROOT / "tests" / "chaos", folder / "tests" / "chaos")
+    yield folder
+    assert git("worktree", "remove", "--force", str(folder)).returncode == 0
+
+
+@pytest.mark.fault("8")
+def test_two_releases(fault: Fault, rig: Rigs, old_release: Path) -> None:
+    """Half of the jobs with an old control plane and new workers, half the other way round, on one store."""
+    farm = rig()
+    half = fault.count.jobs // 2
+    old = {"root": old_release, "start": OLD_START}
+    for server, worker, name in ((old_release, {}, "new_workers"), (ROOT, old, "old_workers")):
+        client = farm.serve(root=server)
+        farm.workers(f"{name}-1", f"{name}-2", slots=4, **worker)
+        cells = farm.wait(farm.submit(client, half), timeout=600)
+        states, ends = Counter(cell["state"] for cell in cells), Counter[str]()
+        for cell in cells:
+            ends.update(one["end"] for one in farm.attempts(cell))
+        fault.measured(**{name: {**states, "attempts": dict(ends)}})
+        assert states == {"succeeded": half}
+        assert ends == {"succeeded": half}
+        for line in (farm.server.log.read_text()).splitlines():
+            assert "Traceback" not in line and "failed, going on" not in line, line
+        farm.stop_workers()
+        farm.server.stop()
+    farm.serve()
+    fault.measured(**farm.ledger())

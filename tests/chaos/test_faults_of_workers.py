@@ -1,0 +1,263 @@
+"""Faults of workers and of the compilers in them: real supervisors and Celery processes, a scripted compiler."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import psutil
+import pytest
+
+from tests.chaos.conftest import Rigs
+from tests.chaos.report import Fault
+from tests.chaos.rig import LEASE, gone, pause
+from tests.helpers import wait_until
+from tests.jobs import control_plane, new_cell, submit
+
+SEED = 5
+
+
+def children_of(pid: int) -> list[int]:
+    """What a process has started, and what that has; guards and compilers."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.mark.fault("1")
+def test_killed_workers(fault: Fault, rig: Rigs) -> None:
+    """A victim is always a worker with a compiler at work; the supervisor starts its process again."""
+    farm, chance = rig(), random.Random(SEED)
+    client = farm.serve()
+    farm.script({"": [{"seconds": 0.4}]})
+    workers = farm.workers("n0", "n1", "n2", "n3")
+    build_id = farm.submit(client, fault.count.jobs)
+    killed: list[tuple[float, list[str]]] = []
+    left = 0.0
+    while len(killed) < fault.count.kills:
+        victim = chance.choice(workers)
+        pid = victim.celery()
+        mine = [cell for cell in farm.running(build_id) if cell["worker"].startswith(f"{victim.node}-")]
+        compilers = [child for child in children_of(pid) if child in farm.compilers()]
+        # A job that lost three workers is quarantined: that is fault 7. Here none loses more than two.
+        if not compilers or not mine or any(cell["attempt"] > 2 for cell in mine):
+            assert farm.store.builds.get(build_id)["state"] == "open", "the build ended before all were killed"
+            continue
+        os.kill(pid, signal.SIGKILL)
+        killed.append((time.time(), [cell["job"] for cell in mine]))
+        start = time.monotonic()
+        wait_until(lambda compilers=compilers: gone(compilers), timeout=5, message="its compilers are gone")
+        left = max(left, time.monotonic() - start)
+    farm.wait(build_id, timeout=900)
+    recoveries = []
+    for at, jobs in killed:
+        for job in jobs:
+            attempts = farm.store.jobs.get(job)["attempts"]
+            hit = [one for one in attempts if one["end"] == "lost" and one["started_at"] <= at <= one["ended_at"]]
+            recoveries += [attempts[one["number"]]["started_at"] - at for one in hit]
+    fault.measured(killed=len(killed), attempts_lost=len(recoveries), compilers_gone_after=left, **farm.ledger())
+    assert fault.figures["succeeded"] == fault.count.jobs
+    fault.recovered(recoveries, LEASE + 5)
+
+
+@pytest.mark.fault("2")
+def test_dying_compilers(fault: Fault, rig: Rigs) -> None:
+    """Each death is tried once more, so it is seen twice; a good job stands behind each."""
+    farm, each = rig(), fault.count.each
+    client = farm.serve()
+    (worker,) = farm.workers("n1", slots=1)
+    deaths = {"SIGSEGV": {"die": "SIGSEGV"}, "SIGABRT": {"die": "SIGABRT"}, "SIGKILL": {"die": "SIGKILL"}}
+    deaths["code 42"] = {"exit": 42}
+    script: dict[str, list[dict[str, object]]] = {"": [{}]}
+    expected = {}
+    for number in range(4 * each):
+        name = list(deaths)[number % 4]
+        script[str(2 * number + 1)] = [deaths[name]]
+        expected[2 * number + 1] = name
+    farm.script(script)
+    celery = worker.celery()
+    cells = farm.wait(farm.submit(client, 8 * each), timeout=1200)
+    assert worker.celery() == celery, "the worker process died with its compiler"
+    right, gaps, runs = 0, [], []
+    for cell in cells:
+        attempts = farm.attempts(cell)
+        runs += [(one["started_at"], one["ended_at"], one["end"]) for one in attempts]
+        if (batch := int(cell["identifier"].rpartition("/b")[2])) in expected:
+            right += cell["kind"] == "compiler_crash" and expected[batch] in cell["message"] and len(attempts) == 2
+        else:
+            assert cell["state"] == "succeeded", cell
+    runs.sort()
+    gaps = [after[0] - before[1] for before, after in pairwise(runs) if before[2] == "failed"]
+    fault.measured(deaths=8 * each - len(cells) // 2, kinds_right=f"{right} of {4 * each}", **farm.ledger())
+    assert right == 4 * each
+    fault.recovered(gaps, 2.0)
+
+
+@pytest.mark.fault("3")
+def test_compilers_out_of_memory(fault: Fault, rig: Rigs) -> None:
+    farm = rig()
+    client = farm.serve()
+    (worker,) = farm.workers("n1")
+    farm.wait(farm.submit(client, 4))  # warm
+    celery = psutil.Process(worker.celery())
+    before = celery.memory_info().rss
+    farm.script({"": [{"eat": 400 << 20}]})
+    cells = farm.wait(farm.submit(client, fault.count.jobs, limits="memory: 150MiB"), timeout=600)
+    grown = (celery.memory_info().rss - before) / 2**20
+    kinds = Counter(cell["kind"] for cell in cells)
+    tries = Counter(len(farm.attempts(cell)) for cell in cells)
+    fault.measured(kinds=dict(kinds), attempts=dict(tries), worker_grew_mib=grown, **farm.ledger())
+    assert kinds == {"out_of_memory": fault.count.jobs}
+    assert max(tries) <= 2
+    assert grown < 50
+
+
+@pytest.mark.fault("4")
+def test_hanging_compilers(fault: Fault, rig: Rigs) -> None:
+    """Twice as many jobs as slots at the least, so most of them wait for longer than the limit before they start."""
+    limit = 3.0
+    farm = rig(hang_seconds=limit)
+    client = farm.serve()
+    farm.workers("n1", slots=4)
+    farm.script({"": [{"hang": True}]})
+    build_id = farm.submit(client, fault.count.jobs)
+    cells = farm.wait(build_id, timeout=600)
+    took = [one["ended_at"] - one["started_at"] for cell in cells for one in farm.attempts(cell)]
+    kinds = Counter(cell["kind"] for cell in cells)
+    fault.measured(kinds=dict(kinds), attempts=len(took), shortest=min(took), longest=max(took), **farm.ledger())
+    assert kinds == {"hang": fault.count.jobs}
+    assert min(took) >= limit, "the wait in the queue was counted"
+    assert max(took) <= limit + 5
+    assert farm.compilers() == []
+
+
+@pytest.mark.fault("5")
+def test_workers_that_sleep(fault: Fault, rig: Rigs) -> None:
+    """Supervisor and process sleep; half of the attempts wait to look the key up, half have a compiler that goes on."""
+    farm, at_once = rig(), 4
+    client = farm.serve()
+    sleepers = farm.workers(*(f"s{number}" for number in range(at_once)), slots=1)
+    others: list[object] = []
+    stops, superseded, cells_seen = 0, 0, 0
+    while stops < fault.count.stops:
+        count = min(at_once, fault.count.stops - stops)
+        go = farm.folder / f"go-{stops}"
+        first = [{"until": str(go)}, {"seconds": 1.0}]
+        farm.script({str(number + 1): [first[number % 2], {}] for number in range(count)} | {"": [{}]})
+        build_id = farm.submit(client, count)
+        wait_until(lambda b=build_id, n=count: len(farm.running(b)) == n, message="all run")
+        pids = [pid for worker in sleepers for pid in (worker.supervisor.pid, worker.celery())]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            asleep = time.monotonic()
+            if not others:
+                others += farm.workers("awake", slots=4)
+            cells = farm.wait(build_id, timeout=60)
+            go.touch()
+            pause(max(0.0, 3 * LEASE - (time.monotonic() - asleep)))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        for cell in cells:
+            ends = wait_until(
+                lambda cell=cell: (e := [one["end"] for one in farm.attempts(cell)])[0] != "lost" and e,
+                message="the late result came",
+            )
+            superseded += ends == ["superseded", "succeeded"]
+        cells_seen += len(cells)
+        stops += count
+        # The next round is for the sleepers again.
+        wait_until(lambda: len(farm.store.workers.list()) == at_once + 1, message="all are known again")
+        if stops < fault.count.stops:
+            awake = others.pop()
+            awake.stop()
+            wait_until(lambda: len(farm.store.workers.list()) == at_once)
+    fault.measured(superseded=f"{superseded} of {stops}", adopted=farm.adopted(), **farm.ledger())
+    assert superseded == stops == cells_seen
+
+
+@pytest.mark.fault("6")
+def test_rolling_restart(fault: Fault, rig: Rigs) -> None:
+    """Half of the jobs end within the grace period, the others are given back."""
+    grace = 2.0
+    farm = rig(grace_seconds=grace)
+    client = farm.serve()
+    count, slots = fault.count, fault.count.jobs // fault.count.workers
+    farm.script({str(number): [{"seconds": 1.0 if number % 2 else 4.0}] for number in range(1, count.jobs + 1)})
+    workers = farm.workers(*(f"n{number}" for number in range(count.workers)), slots=slots)
+    build_id = farm.submit(client, count.jobs)
+    exits = []
+    for number, worker in enumerate(workers):
+        wait_until(lambda: len(farm.running(build_id)) >= count.jobs // 4, timeout=30, message="jobs run")
+        start = time.monotonic()
+        worker.supervisor.terminate()
+        assert worker.supervisor.wait(60) == 0
+        exits.append(time.monotonic() - start)
+        farm.workers(f"m{number}", slots=slots)
+    cells = farm.wait(build_id, timeout=120)
+    charged = sum(farm.store.jobs.get(cell["job"])["charged"] for cell in cells)
+    ends = Counter(one["end"] for cell in cells for one in farm.attempts(cell))
+    fault.measured(attempts_charged=charged, ends=dict(ends), longest_exit=max(exits), **farm.ledger())
+    assert charged == 0
+    assert set(ends) <= {"succeeded", "released"}
+    assert fault.figures["succeeded"] == count.jobs
+    assert max(exits) <= grace + 5
+
+
+@pytest.mark.fault("7")
+def test_a_job_that_kills_workers(fault: Fault, rig: Rigs) -> None:
+    """It takes what runs beside it along: that is tried again, and done."""
+    farm = rig()
+    client = farm.serve()
+    bad = fault.count.good // 2
+    farm.script({"": [{}], str(bad): [{"kill": True}]})
+    workers = farm.workers("n0", "n1", "n2", "n3")
+    first = [worker.celery() for worker in workers]
+    cells = farm.wait(farm.submit(client, fault.count.good + 1), timeout=900)
+    by_state = Counter(cell["state"] for cell in cells)
+    (killer,) = [cell for cell in cells if cell["state"] == "failed"]
+    attempts = farm.attempts(killer)
+    job = farm.store.jobs.get(killer["job"])
+    restarts = sum(worker.celery() != pid for worker, pid in zip(workers, first, strict=True))
+    fault.measured(
+        done=f"{by_state['succeeded']} of {fault.count.good}",
+        workers_lost=len({one["worker"] for one in attempts}),
+        restarts=restarts,
+        **farm.ledger(),
+    )
+    assert (killer["kind"], job["quarantined"]) == ("worker_lost", True)
+    assert killer["identifier"].endswith(f"/b{bad}")
+    assert len({one["worker"] for one in attempts}) == len(attempts) == 3
+    assert by_state["succeeded"] == fault.count.good
+    assert restarts <= 3
+
+
+@pytest.mark.fault("14")
+def test_wrong_clocks(fault: Fault, rig: Rigs, shifted: Callable[[int], dict[str, str]]) -> None:
+    """Valkey's clock alone counts. No object storage: it refuses who is wrong by a quarter of an hour."""
+    farm = rig()
+    with control_plane(farm.settings, farm.store) as reports:
+        for hours in (1, -1):
+            farm.workers(f"n{hours:+d}", slots=4, app="tests.scripted", environment=shifted(3600 * hours))
+        go = farm.folder / "go"
+        long = [new_cell(script=[{"do": "wait", "until": str(go)}]) for _ in range(8)]
+        build_id = submit(farm.store, *long, *[new_cell() for _ in range(fault.count.jobs - 8)])
+        wait_until(lambda: len(farm.running(build_id)) == 8, message="the long ones run")
+        pause(3 * LEASE)
+        go.touch()
+        reports.wait(build_id, 300)
+    cells = farm.store.builds.cells(build_id)
+    ends = Counter(one["end"] for cell in cells for one in farm.attempts(cell))
+    nodes = Counter(one["node"] for cell in cells for one in farm.attempts(cell))
+    findings = [*farm.store.audit.builds(), *farm.store.audit.jobs()]
+    fault.measured(accepted=len(cells), ends=dict(ends), nodes=dict(nodes), leases_ended_early=ends["lost"])
+    assert ends == {"succeeded": fault.count.jobs}
+    assert len(nodes) == 2
+    assert findings == []
