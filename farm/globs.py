@@ -10,6 +10,7 @@ import glob
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from farm.errors import ManifestError
@@ -27,15 +28,19 @@ def freeze_globs(document: Document, folder: Path) -> str:
     problems = []
     changes: dict[tuple[int, int], str] = {}
     for path, pattern in _patterns(document):
+        if "**" in pattern and (pattern.startswith("/") or ".." in pattern.split("/")):
+            message = f"`{pattern}` would search folders outside the manifest's"
+            problems.append(document.problem(message, path, hint="`**` searches below the manifest's folder only"))
+            continue
+        found = glob.iglob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207 (keeps names relative)
         # In a list of fixed order: the manifest is the same wherever its files are.
-        files = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207 (keeps names relative)
-        files = [name for name in files if (folder / name).is_file()]
+        files = sorted(islice((name for name in found if (folder / name).is_file()), MAX_FILES + 1))
         if not files:
             beside = [entry.name for entry in folder.iterdir()]
             hint = suggestion(pattern.partition("/")[0], beside) if "/" in pattern else "patterns start at the manifest"
             problems.append(document.problem(f"no file matches `{pattern}`", path, hint=hint))
         elif len(files) > MAX_FILES:
-            message = f"`{pattern}` matches {len(files)} files, more than {MAX_FILES}"
+            message = f"`{pattern}` matches more than {MAX_FILES} files"
             problems.append(document.problem(message, path, hint="write a narrower pattern"))
         else:
             changes[document.span(path)] = json.dumps({pattern: files}, ensure_ascii=False)

@@ -170,7 +170,7 @@ def logs(
         else:
             identifier, text = what, client.log(what)
     decoded = text.decode(errors="replace")
-    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(decoded.rstrip("\n"))
+    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(render.inert(decoded.rstrip("\n")))
 
 
 def reproduce(

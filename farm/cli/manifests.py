@@ -44,10 +44,10 @@ def lint(
             output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
         case Format.GITHUB:
             for line in github_lines(problems):
-                output.say(line)
+                output.say(line, commands=True)
         case Format.TEXT:
             for problem in problems:
-                output.say(str(problem))
+                output.say(render.inert(str(problem)))
             output.say(f"{manifest}: {render.plural(len(problems), 'error') if problems else 'ok'}")
     if problems:
         raise typer.Exit(int(ExitCode.USAGE))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farm.cli import render
 from farm.errors import FarmError, ManifestError, UsageError
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ Json = Annotated[
 ]
 
 
-def say(text: str = "") -> None:
-    """Print a result for people on standard output."""
-    typer.echo(text, color=colourful())
+def say(text: str = "", *, commands: bool = False) -> None:
+    """Print a result for people on standard output; `commands` are for a CI server, and ours."""
+    typer.echo(render.inert(text, colours=True, commands=commands), color=colourful())
 
 
 def note(text: str = "") -> None:
     """Print a remark on standard error."""
-    typer.echo(text, err=True, color=colourful())
+    typer.echo(render.inert(text, colours=True), err=True, color=colourful())
 
 
 def emit(document: Any) -> None:
@@ -69,12 +70,12 @@ def complain(error: FarmError, *, as_json: bool) -> None:
     """Print an error: for people on standard error, and as a document on standard output where JSON was asked for."""
     if isinstance(error, ManifestError):
         for problem in error.problems:
-            note(f"{_red('error:')} {problem}")
+            note(f"{_red('error:')} {render.inert(str(problem))}")
         if len(error.problems) > 1:
             note(f"{len(error.problems)} errors; nothing was changed")
     else:
-        note(f"{_red('error:')} {error.message}")
-        for line in error.hint.splitlines():
+        note(f"{_red('error:')} {render.inert(error.message)}")
+        for line in render.inert(error.hint).splitlines():
             note(f"  {line}")
     if as_json:
         emit({"error": document(error)})

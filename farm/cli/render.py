@@ -390,8 +390,30 @@ def waiting(cells: Sequence[Document]) -> list[str]:
     return [f"{plural(count, 'cell')} waiting: {reason}" for reason, count in reasons.most_common(10)]
 
 
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+"""What a terminal obeys (ECMA-48): control sequences, strings (titles, links, clipboards), single escapes."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and newline, and those that reverse the direction of text."""
+_COMMAND = re.compile(r"^([ \t]*:)(?=:)|(#)(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
+"""How a line begins that GitHub, Azure or TeamCity takes from a job's output as a command."""
+
+
+def inert(text: str, *, colours: bool = False, commands: bool = False) -> str:
+    """Return text that neither drives a terminal nor commands a CI server, whoever wrote it.
+
+    `colours` and `commands` let those through: for text of our own.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    parts = _COLOUR.split(text) if colours else [text]
+    kept = [*_COLOUR.findall(text), ""] if colours else [""]
+    clean = "".join(
+        _CONTROL.sub(" ", _SEQUENCE.sub("", part)) + colour for part, colour in zip(parts, kept, strict=True)
+    )
+    return clean if commands else _COMMAND.sub(r"\1\2 ", clean)
+
+
 def one_line(text: object, limit: int = 300) -> str:
     """Return foreign text on one line without control characters, so that a log cannot drive the terminal."""
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", str(text or ""))
-    plain = " ".join(re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", plain).split())
+    plain = " ".join(inert(str(text or "")).split())
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"

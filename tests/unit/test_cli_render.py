@@ -258,3 +258,40 @@ def test_durations(seconds: float | None, text: str) -> None:
 def test_waiting_says_why_once_for_each_reason() -> None:
     cells = [cell("fp32", "queued", waiting="no live worker serves p")] * 3 + [cell("int8", "running", waiting="")]
     assert render.waiting(cells) == ["3 cells waiting: no live worker serves p"]
+
+
+HOSTILE = [
+    ("\x1b[31mred\x1b[0m", "red"),
+    ("\x1b[2J\x1b[Hcleared", "cleared"),
+    ("\x1b]0;a title\x07named", "named"),
+    ("\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "link"),
+    ("\x1b]52;c;cm0gLXJmIC8=\x07clipboard", "clipboard"),
+    ("\x1bPq#0;2;0;0;0\x1b\\sixel", "sixel"),
+    ("\x1b]0;without an end", ""),
+    ("\x1bcreset", "reset"),
+    ("\x1b(0lqk", "lqk"),
+    ("\x9b31mof one byte", " 31mof one byte"),
+    ("over\rwritten", "over\nwritten"),
+    ("back\b\b\bspace", "back   space"),
+    ("bell\x07 nul\x00", "bell  nul "),
+    ("re\u202eversed", "re versed"),
+    ("::set-output name=a::b", ": :set-output name=a::b"),
+    ("fine\n  ::error file=a::b", "fine\n  : :error file=a::b"),
+    ("\x1b[0m::stop-commands::x", ": :stop-commands::x"),
+    ("a ##[error]b", "a # #[error]b"),
+    ("##vso[task.setvariable variable=a]b", "# #vso[task.setvariable variable=a]b"),
+    ("##teamcity[buildStatus text='a']", "# #teamcity[buildStatus text='a']"),
+    ("\x1b[0Ksection_start:1:a\r\x1b[0K", "section_start:1:a\n"),
+    ("std::vector<int> ## a", "std::vector<int> ## a"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), HOSTILE)
+def test_foreign_text_drives_neither_a_terminal_nor_a_ci_server(text: str, shown: str) -> None:
+    assert render.inert(text) == shown
+    assert "\n" not in render.one_line(text)
+
+
+def test_our_own_colours_are_kept() -> None:
+    assert render.inert("\x1b[32mok\x1b[0m \x1b[2J\x07", colours=True) == "\x1b[32mok\x1b[0m  "
+    assert render.inert("::error::x", commands=True) == "::error::x"
