@@ -21,6 +21,7 @@ from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
 from farm.data import FrozenData
 from farm.errors import Conflict, ManifestError, NotFound, QuotaExceeded, UsageError
+from farm.estimate import comparable, outlook
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import State
 from farm.logging import get_logger
@@ -77,7 +78,8 @@ class Builds:
         return {
             "build_id": submission["build_id"],
             "name": manifest.name,
-            "cells": [planned.as_dict() for planned in plan.cells],
+            "cells": (cells := [planned.as_dict() for planned in plan.cells]),
+            "outlook": outlook(cells, self._store.workers.pools()),
             "warnings": list(plan.warnings),
             "conversions": plan.conversions,
             "missing_blobs": [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)],
@@ -111,6 +113,9 @@ class Builds:
             last=last,
             read_spec=lambda key: self._read_spec(namespace, key),
             live_workers={pool["name"]: pool["live_workers"] for pool in pools},
+            history=self._store.history.samples(
+                readable(namespace), {comparable(cell.order["spec"]) for cell in cells if cell.key not in whole}
+            ),
         )
         return plan, manifest
 
@@ -454,6 +459,7 @@ class Builds:
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live})
+        build["outlook"] = outlook(cells, self._store.workers.pools())
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
     def _stored_report(self, namespace: str, build_id: str) -> Document:

@@ -437,6 +437,7 @@ class _Known(NamedTuple):
 
 
 _DYING_WORDS = (
+    _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, "the worker's disk is full"),
     _Known(
         r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory",
         FailureKind.GPU_MEMORY,
@@ -483,7 +484,6 @@ _MESSAGES = (
         r"|Failed to load module: ",
         FailureKind.TOOLCHAIN_MISMATCH,
     ),
-    _Known(r"No space left on device", FailureKind.STORAGE, "the worker's disk is full"),
     *_DYING_WORDS,
 )
 

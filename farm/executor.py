@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -73,8 +74,11 @@ class Executor:
 
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
-        self._work.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
+        try:
+            self._work.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
+        except OSError as error:
+            return _disk_failed(error)
         try:
             with self._running.one_more():
                 environment = after_a_crash(attempt.previous)
@@ -82,6 +86,8 @@ class Executor:
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment
                 )
                 return _Run(attempt, children, self._artifacts, self._cache, self._running).outcome()
+        except OSError as error:
+            return _disk_failed(error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -129,7 +135,7 @@ class _Run:
         except FarmFault as error:
             return self._with_log(Outcome.failure(FailureKind.STORAGE, error.message))
         except OSError as error:
-            return self._with_log(Outcome.failure(FailureKind.INTERNAL, f"the worker's disk: {error}"))
+            return self._with_log(_disk_failed(error))
 
     def _make(self) -> Outcome:
         with self.children.phase(Phase.FETCHING):
@@ -311,6 +317,12 @@ class _Run:
         return Outcome(
             outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.children.phases
         )
+
+
+def _disk_failed(error: OSError) -> Outcome:
+    """A full disk is the node's trouble; anything else that the system refuses is the farm's own mistake."""
+    kind = FailureKind.STORAGE if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailureKind.INTERNAL
+    return Outcome.failure(kind, f"the worker's disk: {error}")
 
 
 def _packed(files: Sequence[Path], path: Path) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farm.estimate import Estimate, Sample, comparable, estimate
 from farm.matrix import Cell
 from farm.spec import CompileSpec
 
@@ -25,7 +26,7 @@ class PlannedCell:
     reason: str
     facts: Mapping[str, Any] | None
     live_workers: int
-    expected_seconds: float | None
+    estimate: Estimate | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what people and scripts see of it."""
@@ -43,7 +44,8 @@ class PlannedCell:
             "state": self.state,
             "reason": self.reason,
             "live_workers": self.live_workers,
-            "expected_seconds": self.expected_seconds,
+            "expected_seconds": self.estimate.expected if self.estimate else None,
+            "estimate": self.estimate.as_dict() if self.estimate else None,
             "expected": cell.expected is not None,
             "line": cell.line,
             "warnings": list(cell.warnings),
@@ -81,13 +83,31 @@ def make_plan(
     last: Mapping[str, Mapping[str, Any]],
     read_spec: Callable[[str], Mapping[str, Any] | None],
     live_workers: Mapping[str, int],
+    history: Mapping[str, Sequence[Sample]],
 ) -> Plan:
     """Say for every cell what would happen.
 
     `known` maps the cache keys of whole artifacts to their facts, `running` are the keys of unfinished jobs, `last`
     maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec` returns the spec behind a
-    key, `live_workers` counts workers by pool.
+    key, `live_workers` counts workers by pool, `history` has past durations by sort (`farm.estimate.comparable`).
     """
+    estimates: dict[tuple[str, str, int, float], Estimate | None] = {}
+
+    def estimated(cell: Cell, before: Mapping[str, Any] | None) -> Estimate | None:
+        sort, model, size = (
+            comparable(cell.order["spec"]),
+            cell.order["spec"]["model"]["digest"],
+            model_size(cell.order),
+        )
+        seconds = float((before or {}).get("seconds") or 0.0)
+        known = (sort, model, size, seconds)
+        if known not in estimates:
+            # The same cell, when its model was another one, is the nearest there is.
+            own = [Sample(model, size, seconds)] if seconds else []
+            past = history.get(sort, ())
+            estimates[known] = estimate(model, size, past) or estimate(model, size, own)
+        return estimates[known]
+
     unfinished = set(running)
     explained = 0
     planned = []
@@ -108,7 +128,7 @@ def make_plan(
                 reason,
                 facts,
                 live_workers.get(cell.pool, 0),
-                None if facts or not before else before.get("seconds"),
+                None if facts else estimated(cell, before),
             )
         )
     return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned)))
@@ -176,6 +196,11 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
             f"`debug` has nothing to show of {len(idle)} cells that are compiled already or just now, "
             f"such as {idle[0]}; another `salt` compiles them again"
         )
+
+
+def model_size(order: Mapping[str, Any]) -> int:
+    """Return the bytes of a work order's model, with its external data."""
+    return sum(int(file["size"]) for file in order["model"]["files"])
 
 
 def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -260,6 +260,7 @@ class Steps:
             "identifier": self.order["identifier"],
             "spec": spec,
             "conversion": self.order["model"].get("conversion"),
+            "model_size": sum(file["size"] for file in self.order["model"]["files"]),
             "toolchain": spec["toolchain"],
             "device": {"arch": spec["device"]["arch"], "compute_units": spec["device"]["compute_units"]},
             "inputs": compiled["inputs"],

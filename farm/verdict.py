@@ -40,6 +40,8 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         "attempt": row.get("attempt") or 0,
         "worker": row.get("worker") or None,
         "elapsed": _elapsed(row),
+        "estimate": planned.get("estimate"),
+        "spent": _spent(row),
         "facts": row.get("facts") or None,
         "log": row.get("log") or None,
         "waiting": "",
@@ -106,6 +108,12 @@ def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if entry and entry.get("until") and date.fromisoformat(entry["until"]) < datetime.now(UTC).date():
         return None
     return entry
+
+
+def _spent(row: Mapping[str, Any]) -> float:
+    """Seconds that the job's attempts have held a slot, with the one that runs."""
+    running = (_elapsed(row) or 0.0) if row.get("state") == State.RUNNING else 0.0
+    return round((row.get("spent") or 0.0) + running, 3)
 
 
 def _elapsed(row: Mapping[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,12 +14,15 @@ import farm as package
 from farm.api import artifacts, blobs, builds, jobs, problems, schemas, tokens, tuning, upkeep, workers
 from farm.api.auth import FarmDep
 from farm.app import Farm
-from farm.errors import UsageError
+from farm.errors import FarmFault, UsageError
 from farm.manifest import manifest_schema
 from farm.settings import load_settings
 
 BODY_LIMIT = 32 * 2**20
 """Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
+
+HEALTH_SECONDS = 2.0
+"""What each server gets to answer when the farm's health is asked for."""
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -76,10 +80,26 @@ def openapi() -> dict[str, Any]:
 
 
 @router.get("/health", response_model=schemas.Health)
-def health(farm: FarmDep) -> schemas.Health:
-    """Say that the farm answers, and its store too; needs no token. 503 where the store does not."""
-    farm.store.check()
-    return schemas.Health(status="ok", version=package.__version__)
+async def health(farm: FarmDep) -> schemas.Health:
+    """Say that the farm answers, and its store and object storage too; needs no token. 503 where one does not."""
+
+    def job_store() -> None:
+        farm.store.check()
+
+    def object_storage() -> None:
+        farm.artifacts.get_object("config/health")
+
+    await _answers("the job store", job_store)
+    await _answers("object storage", object_storage)
+    return schemas.Health(status="ok", version=package.__version__, store="ok", storage="ok")
+
+
+async def _answers(what: str, ask: Callable[[], object]) -> None:
+    """Ask a server; it is away where it takes longer than whoever asks for health would wait."""
+    with anyio.move_on_after(HEALTH_SECONDS) as scope:
+        await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
+    if scope.cancelled_caught:
+        raise FarmFault(f"{what} does not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
 
 
 @router.get("/schema/manifest")

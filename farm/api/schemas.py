@@ -122,6 +122,32 @@ class Submission(BaseModel):
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
 
 
+class Range(BaseModel):
+    """The middle, and the range in which about 80 of 100 end."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class Estimate(Range):
+    """Seconds that a compile takes; `by` says of what that is learnt."""
+
+    by: str
+
+
+class Outlook(_Open):
+    """When the cells that can be estimated are done, in seconds from now, and what they cost beside what was spent."""
+
+    eta: Range | None
+    slot_seconds: Range | None
+    gpu_hours: Range | None
+    spent_seconds: float
+    spent_gpu_hours: float
+    unknown: int
+    unserved: list[str]
+
+
 class PlannedCell(_Open):
     """One cell, and what the farm would do for it."""
 
@@ -132,6 +158,7 @@ class PlannedCell(_Open):
     reason: str = ""
     live_workers: int
     expected_seconds: float | None = None
+    estimate: Estimate | None = None
 
 
 class Plan(_Open):
@@ -140,6 +167,7 @@ class Plan(_Open):
     build_id: str
     name: str
     cells: list[PlannedCell]
+    outlook: Outlook
     warnings: list[str]
     conversions: dict[str, dict[str, Any]] = {}
     missing_blobs: list[str]
@@ -316,10 +344,12 @@ class TuningPruned(BaseModel):
 
 
 class Health(BaseModel):
-    """The farm answers, and so does its store."""
+    """The farm answers, and so do its job store and object storage."""
 
     status: Literal["ok"]
     version: str
+    store: Literal["ok"]
+    storage: Literal["ok"]
 
 
 class Items(BaseModel, Generic[Item]):

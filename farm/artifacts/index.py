@@ -20,7 +20,7 @@ from farm.logging import get_logger
 
 log = get_logger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 THREADS = 16
 FEW = 500
 """Blobs up to which asking for each is faster than listing them all."""

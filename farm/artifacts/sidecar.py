@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
+from farm.estimate import comparable
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]
@@ -199,6 +200,8 @@ class Sidecar(_Document):
     compute_dtypes: list[str] = []
     quantized: dict[str, int] = {}
     """How many operators of each type were quantized; with int4 how many weights."""
+    model_size: int = 0
+    """Bytes of the model as it was submitted, with its external data; 0 where an older farm did not say."""
     emulated: list[str] = []
     """Parts of the precision that the device rounds to and computes in a wider type."""
     tuning: Tuning = Tuning()
@@ -261,6 +264,14 @@ def schema() -> dict[str, Any]:
     }
 
 
+def _work(sidecar: Sidecar) -> dict[str, Any] | None:
+    """Return what others estimate their durations by; None of one that an older farm wrote, which says too little."""
+    spec = sidecar.spec
+    if not sidecar.model_size or not {"model", "compiler", "device", "precision", "tuning"} <= spec.keys():
+        return None
+    return {"like": comparable(spec), "model": str(spec["model"]["digest"])[:12], "size": sidecar.model_size}
+
+
 _TUNING_FACTS = {"mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published"}
 
 
@@ -296,5 +307,6 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "peak_memory": sidecar.peak_memory,
         "quantized": sidecar.quantized,
         "seconds": sidecar.seconds,
+        "work": _work(sidecar),
         "created": sidecar.created,
     }

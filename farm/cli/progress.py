@@ -29,8 +29,8 @@ CELLS_A_SECOND = 500
 class Display(Protocol):
     """Shows the cells of a build, again and again."""
 
-    def show(self, cells: Sequence[Document]) -> None:
-        """Show how the cells are now."""
+    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
+        """Show how the cells are now, and when the others may be done."""
 
 
 class Lines:
@@ -41,7 +41,7 @@ class Lines:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
 
-    def show(self, cells: Sequence[Document]) -> None:
+    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
         """Print what changed since the last call; cells that only wait are not news."""
         for cell in cells:
             now = (str(cell["state"]), int(cell.get("attempt") or 0))
@@ -56,10 +56,11 @@ class Screen:
 
     def __init__(self) -> None:
         self._cells: Sequence[Document] = ()
+        self._outlook: Document | None = None
 
-    def show(self, cells: Sequence[Document]) -> None:
+    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
         """Remember the cells; the display draws them by itself."""
-        self._cells = cells
+        self._cells, self._outlook = cells, outlook
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many cells as the terminal has room for: running ones first, then failed, queued, done."""
@@ -78,7 +79,7 @@ class Screen:
             grid.add_row(Text(identifier), Text(state, style=render.STYLES.get(state, "")), *texts)
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
-        yield Text(render.counts(cells) + hidden)
+        yield Text("; ".join([render.counts(cells) + hidden, *render.outlook(self._outlook)]))
 
 
 @contextmanager
@@ -108,24 +109,24 @@ def follow(
     news: queue.SimpleQueue[FarmError | str] = queue.SimpleQueue()
     # A daemon: it may be deep in a read when Ctrl-C comes, and nobody waits for it then.
     threading.Thread(target=_listen, args=(client, build_id, news), name="events", daemon=True).start()
-    cells = client.cells(build_id)
+    report = client.report(build_id)
     with show() as (screen, period):
-        screen.show(cells)
+        screen.show(report["cells"], report["build"].get("outlook"))
         looked = time.monotonic()
         message: FarmError | str = ""
         while message != "end":
             message = _next(news, period)
-            pause = max(0.2, len(cells) / CELLS_A_SECOND) - (time.monotonic() - looked)
+            pause = max(0.2, len(report["cells"]) / CELLS_A_SECOND) - (time.monotonic() - looked)
             if message != "end" and pause > 0:
                 time.sleep(pause)
             while message != "end" and not news.empty():
                 message = news.get()
             if isinstance(message, FarmError):
                 raise message
-            cells = client.cells(build_id)
-            screen.show(cells)
+            report = client.report(build_id)
+            screen.show(report["cells"], report["build"].get("outlook"))
             looked = time.monotonic()
-        return client.build(build_id), cells
+        return report["build"], report["cells"]
 
 
 def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[FarmError | str]) -> None:

@@ -111,10 +111,7 @@ def plan(document: Document) -> list[str]:
     lines += align(rows, "  ")
     if len(to_do) > PLAN_ROWS:
         lines.append(f"  and {len(to_do) - PLAN_ROWS} more (--json has all)")
-    known = [cell["expected_seconds"] for cell in to_do if cell.get("expected_seconds")]
-    if known:
-        rest = len(to_do) - len(known)
-        lines.append(f"about {duration(sum(known))} of compiling" + (f", and {rest} that are new" if rest else ""))
+    lines += outlook(document.get("outlook"))
     for name, conversion in document.get("conversions", {}).items():
         made_by = ", ".join(f"{library} {version}" for library, version in conversion["libraries"].items())
         source, kind, to = conversion["name"], conversion["kind"], conversion["options"]["to"]
@@ -126,6 +123,29 @@ def plan(document: Document) -> list[str]:
 def _why(cell: Document) -> str:
     reason = cell["reason"] or ("another build compiles it now" if cell["state"] == "joined" else "")
     return reason if cell["live_workers"] else f"{reason}; waits: no live worker".removeprefix("; ")
+
+
+def outlook(document: Document | None) -> list[str]:
+    """Return when a build will be done and what that costs, as one line; nothing where nothing is left or known."""
+    if not document:
+        return []
+    parts = []
+    if document["eta"]:
+        parts.append(f"done in {_about(document['eta'])}")
+    if document["slot_seconds"]:
+        parts.append(f"{_about(document['slot_seconds'])} of compiling to come")
+    if document["gpu_hours"]:
+        parts.append(f"{document['gpu_hours']['expected']:.2g} GPU-hours")
+    if document["spent_seconds"]:
+        parts.append(f"{duration(document['spent_seconds'])} spent")
+    if document["unknown"]:
+        parts.append(f"no comparable compile yet of {plural(document['unknown'], 'cell')}")
+    return ["; ".join(parts)] if parts else []
+
+
+def _about(range_: Document) -> str:
+    low, expected, high = (duration(range_[name]) for name in ("low", "expected", "high"))
+    return f"about {expected} ({low} to {high})" if low != high else f"about {expected}"
 
 
 # --- while it runs --------------------------------------------------------------------------------------------------

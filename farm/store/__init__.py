@@ -14,6 +14,7 @@ from farm.settings import Settings
 from farm.store.audit import Audit
 from farm.store.builds import Builds
 from farm.store.events import Events, EventStreams
+from farm.store.history import KEPT, History
 from farm.store.index import Index
 from farm.store.jobs import Claim, Jobs
 from farm.store.leader import Leader
@@ -37,7 +38,8 @@ class Store:
         self.workers = Workers(link)
         self.events = EventStreams(link, self.epoch)
         self.leader = Leader(link)
-        self.index = Index(link)
+        self.history = History(link)
+        self.index = Index(link, self.history)
         self.wakeups = Wakeups(link)
         self.audit = Audit(link)
 
@@ -54,6 +56,7 @@ class Store:
             "KEEP": settings.keep_days * 86_400_000,
             "RETRY": settings.retry_delay * 1000,
             "EVENTS": EVENTS_KEPT,
+            "HISTORY": KEPT,
         }
         lines = [f"local {name} = {round(value)}" for name, value in constants.items()]
         tables = [f"local ATTEMPTS = {{{attempts}}}", f"local BLAMES_NODE = {{{blames}}}"]

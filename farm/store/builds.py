@@ -22,7 +22,7 @@ AT_ONCE = 8
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
 
-_LIVE = ("worker", "node", "number", "started_at", "queued_at", "phase", "progress", "detail")
+_LIVE = ("worker", "node", "number", "started_at", "queued_at", "phase", "progress", "detail", "spent")
 
 Document = dict[str, Any]
 Rows = list[Document]
@@ -211,6 +211,7 @@ def _cell(
         "queued_at": _seconds(live.get("queued_at")),
         "started_at": _seconds(ended.get("started_at") or live.get("started_at")),
         "ended_at": _seconds(ended.get("at")),
+        "spent": float(ended.get("spent") or live.get("spent") or 0) / 1000,
         "facts": static["facts"] or outcome.get("facts") or None,
         "log": outcome.get("log") or None,
         "phases": outcome.get("phases") or {},

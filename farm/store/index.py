@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from farm.store.history import History
 from farm.store.link import Link, key, lots
 
 LOT = 1000
@@ -14,8 +15,9 @@ LOT = 1000
 class Index:
     """Facts by cache key, for each namespace. Object storage is the record: what is missing here is only looked up."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, history: History) -> None:
         self._link = link
+        self._history = history
 
     def put(self, namespace: str, cache_key: str, facts: Mapping[str, Any]) -> None:
         """Note that an artifact is there and whole."""
@@ -55,6 +57,7 @@ class Index:
         for lot in lots(artifacts, LOT):
             pairs = [part for cache_key, facts in lot for part in (cache_key, json.dumps(facts))]
             self._link.ask("HSET", key("index", namespace), *pairs)
+            self._history.remember(namespace, (facts for _, facts in lot))
             gone.difference_update(pairs[::2])
             count += len(lot)
         for some in lots(gone, LOT):

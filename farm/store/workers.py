@@ -108,8 +108,8 @@ class Workers:
         ]
 
     def pools(self) -> Rows:
-        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots", "waiting", "running",
-        "paused"}`.
+        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots" (of those that take jobs),
+        "waiting", "running", "paused"}`.
         """
         known: dict[str, str] = self._link.ask("HGETALL", key("pools"))
         resting = set(self._link.ask("SMEMBERS", key("paused")))
@@ -126,7 +126,7 @@ class Workers:
                     "name": name,
                     "pool": json.loads(document),
                     "live_workers": len(serving),
-                    "slots": sum(worker["slots"] for worker in serving),
+                    "slots": sum(worker["slots"] for worker in serving if _takes_jobs(worker)),
                     "waiting": waiting + handed,
                     "running": running,
                     "paused": name in resting,
@@ -154,3 +154,7 @@ class Workers:
         for job, owner in zip(jobs, owners, strict=True):
             running.setdefault(owner, []).append(job)
         return running
+
+
+def _takes_jobs(worker: Mapping[str, Any]) -> bool:
+    return not (worker["draining"] or worker["fenced"] or worker["resting"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from pydantic import SecretStr
 
 import farm.client as farm_client
@@ -158,6 +159,34 @@ def test_a_store_that_is_away_is_503_and_says_when_to_come_back(settings: Settin
         assert answer.status_code == 503
         assert answer.headers["Retry-After"]
         assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+
+
+def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
+    farm: Farm, client: FarmClient, frozen: Frozen, redis_url: str
+) -> None:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    with redis.Redis.from_url(redis_url) as raw:
+        for refuse, heal in [
+            (("CONFIG", "SET", "maxmemory", "1mb"), ("CONFIG", "SET", "maxmemory", "0")),
+            (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+        ]:
+            raw.execute_command(*refuse)
+            try:
+                answer = client._http.post("/v1/builds", json=frozen.submission)
+            finally:
+                raw.execute_command(*heal)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+            assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+    assert client.submit(frozen)["state"] == "open"
+
+
+def test_health_says_which_server_is_away(settings: Settings) -> None:
+    away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    with serving(Farm(away), loopback=True) as url:
+        answer = httpx.get(f"{url}/v1/health", timeout=30)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+        assert answer.json()["type"] == "urn:farm:error:StorageUnavailable"
 
 
 def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

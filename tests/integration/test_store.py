@@ -308,6 +308,7 @@ def test_three_losses_quarantine_the_job(store: Store) -> None:
         job_id = lose(store)
     (cell,) = store.builds.cells(build_id)
     assert (cell["state"], cell["kind"]) == ("failed", "worker_lost")
+    assert f"it is in quarantine: `farm reproduce {job_id}`" in cell["message"]
     assert store.jobs.get(job_id)["quarantined"]
 
 

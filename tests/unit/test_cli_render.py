@@ -169,7 +169,7 @@ def test_plan_shows_misses_with_their_reason() -> None:
         "name": "demo",
         "cells": [
             {**_planned("hit"), "identifier": "a/onnxruntime-cpu/fp32/b1"},
-            {**_planned("miss"), "reason": "toolchain: onnxruntime1.30 -> onnxruntime1.31", "expected_seconds": 42.0},
+            {**_planned("miss"), "reason": "toolchain: onnxruntime1.30 -> onnxruntime1.31"},
             {**_planned("joined"), "identifier": "a/onnxruntime-cpu/int8/b1"},
             {
                 **_planned("miss"),
@@ -178,6 +178,13 @@ def test_plan_shows_misses_with_their_reason() -> None:
                 "reason": "first compile",
             },
         ],
+        "outlook": {
+            "eta": {"low": 21.0, "expected": 42.0, "high": 84.0},
+            "slot_seconds": {"low": 21.0, "expected": 42.0, "high": 84.0},
+            "gpu_hours": None,
+            "spent_seconds": 0,
+            "unknown": 2,
+        },
         "warnings": ["no live worker serves x"],
     }
     lines = plain(render.plan(planned))
@@ -186,7 +193,10 @@ def test_plan_shows_misses_with_their_reason() -> None:
     assert re.search(r"miss +a/onnxruntime-cpu/fp16/b1 +toolchain: onnxruntime1.30 -> onnxruntime1.31", lines[1])
     assert re.search(r"joined +a/onnxruntime-cpu/int8/b1 +another build compiles it now", lines[2])
     assert lines[3].endswith("first compile; waits: no live worker")
-    assert "about 42 s of compiling, and 2 that are new" in lines
+    assert (
+        "done in about 42 s (21 s to 84 s); about 42 s (21 s to 84 s) of compiling to come; "
+        "no comparable compile yet of 2 cells"
+    ) in lines
     assert lines[-1] == "warning: no live worker serves x"
 
 

@@ -42,6 +42,7 @@ PURE = [
     "tuning/records",
     "tuning/importing",
     "comparison",
+    "estimate",
 ]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
 

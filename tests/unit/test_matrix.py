@@ -420,7 +420,13 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
     cell = one(text)
     assert cell.order["debug"] == {"log_level": "debug", "trace": ["mlir"]}
     assert "`passes`" in told(manifest_text("debug: {trace: [passses]}"))
-    unknown: dict[str, Any] = {"running": (), "last": {}, "read_spec": lambda _: None, "live_workers": {CPU.name: 1}}
+    unknown: dict[str, Any] = {
+        "running": (),
+        "last": {},
+        "read_spec": lambda _: None,
+        "live_workers": {CPU.name: 1},
+        "history": {},
+    }
     assert make_plan([cell], known={}, **unknown).warnings == ()
     (warning,) = make_plan([cell], known={cell.key: {"seconds": 1}}, **unknown).warnings
     assert "another `salt` compiles them again" in warning
@@ -1076,7 +1082,7 @@ def test_an_emulated_precision_is_said_of_each_cell_and_once_in_the_plan() -> No
         ("migraphx/mi300x", "fp16"): (),
     }
     assert found[0].order["emulated"] == ["fp8"]
-    plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={})
+    plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={}, history={})
     assert [warning for warning in plan.warnings if "no units" in warning] == [
         "migraphx/gfx1100 has no units for fp8: 2 cells round to it and compute in a wider type, no faster"
     ]

@@ -95,6 +95,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "peak_memory": 500_000_000,
         "quantized": {"Conv": 53},
         "seconds": 20.0,
+        "work": None,
         "created": "2026-11-21T00:00:00+00:00",
     }
 
@@ -104,6 +105,18 @@ def test_facts_of_a_program_that_was_neither_verified_nor_measured() -> None:
     facts = sidecars.facts(make())
     assert facts["verified"] is False
     assert (facts["errors"], facts["latency"], facts["baseline_latency"], facts["load"]) == ({}, None, None, None)
+
+
+def test_the_facts_say_what_durations_are_compared_by() -> None:
+    spec = {
+        "model": {"digest": DIGEST},
+        "compiler": {"name": "migraphx"},
+        "device": {"arch": "gfx942"},
+        "precision": "fp16",
+        "tuning": {"mode": "off"},
+    }
+    work = sidecars.facts(make(spec=spec, model_size=1000))["work"]
+    assert work == {"like": "migraphx-gfx942.fp16.off", "model": DIGEST[:12], "size": 1000}
 
 
 @pytest.mark.parametrize("document", [make(), FULL], ids=["least", "full"])

@@ -1,5 +1,5 @@
 -- What all scripts share. `scripts.py` puts it in front of each, after the constants LEASE, KEEP, RETRY (milliseconds),
--- EVENTS (entries that a build's stream keeps), ATTEMPTS (charged attempts by failure kind) and BLAMES_NODE (kinds that may
+-- EVENTS (entries that a build's stream keeps), HISTORY (durations kept of one sort), ATTEMPTS (charged attempts by failure kind) and BLAMES_NODE (kinds that may
 -- be the node's doing).
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
@@ -20,7 +20,7 @@ end
 
 local FIELDS = {"state", "where", "namespace", "key", "pool", "priority", "rank", "number", "charged", "losses", "token", "done",
                 "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
-                "memory", "phase"}
+                "memory", "phase", "spent"}
 
 -- A job's fields but its order, or nil where there is no such job.
 local function read(job)
@@ -210,7 +210,7 @@ local function end_job(job, cells, to, outcome, kind)
   local active = key("active", job.namespace, job.key)
   if call("GET", active) == job.id then call("DEL", active) end
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
-                 started_at = tonumber(job.started_at) or nil}
+                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
   local document = ending(about, outcome)
   for _, cell in ipairs(cells) do
     if cell.live then end_cell(cell.build, cell.identifier, from, to, job, document, kind) end
@@ -221,6 +221,7 @@ local function end_job(job, cells, to, outcome, kind)
 end
 
 local function end_attempt(job, how, outcome)
+  job.spent = call("HINCRBY", key("job", job.id), "spent", NOW - job.started_at)
   call("HSET", key("job", job.id, "attempts"), job.number .. ":end", ending({["end"] = how}, outcome))
 end
 
@@ -289,6 +290,15 @@ local function note_success(job)
   end
 end
 
+-- Keep how long an artifact took, as `farm/store/history.py` does.
+local function remember(namespace, facts)
+  if type(facts.work) ~= "table" then return end
+  local history = key("history", namespace, facts.work.like)
+  local when = (facts.created:gsub("%D", "")):sub(1, 14)
+  call("ZADD", history, when, table.concat({facts.key, facts.work.model, string.format("%d", facts.work.size), facts.seconds}, " "))
+  call("ZREMRANGEBYRANK", history, 0, -HISTORY - 1)
+end
+
 -- A charged attempt ended with `kind`: try again, or end the job for good.
 -- A lease has already cost its time, so the first loss adds no delay.
 local function charge(job, cells, kind, outcome)
@@ -302,7 +312,13 @@ local function charge(job, cells, kind, outcome)
   if job.cancelling or not any_live(cells) then
     end_job(job, cells, "cancelled", outcome)
   elseif job.charged >= (ATTEMPTS[kind] or 1) then
-    if job.losses >= 3 then call("HSET", key("job", job.id), "quarantined", "1") end
+    if job.losses >= 3 then
+      call("HSET", key("job", job.id), "quarantined", "1")
+      local document = cjson.decode(outcome)
+      document.message = document.message .. "; three workers were lost with this job, so it is in quarantine: `farm reproduce "
+        .. job.id .. "` writes what it was"
+      outcome = cjson.encode(document)
+    end
     call("HSET", key("job", job.id), "charged", job.charged, "losses", job.losses)
     end_job(job, cells, "failed", outcome, kind)
   else

@@ -14,7 +14,7 @@ for _, identifier in ipairs(identifiers) do
   local job = read(call("HGET", key("build", build, "jobs"), identifier))
   local cells = cells_of(job)
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
-                 started_at = tonumber(job.started_at) or nil}
+                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
   end_cell(build, identifier, job.state, "cancelled", job, ending(about, outcome))
   for _, cell in ipairs(cells) do
     if cell.build == build and cell.identifier == identifier then cell.live = false end

@@ -1,7 +1,7 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<key>, leases, delayed, pool:<pool>:…,
 --   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
---   node:<node> with :blamed :passed
+--   node:<node> with :blamed :passed, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
 --   artifact is in, "" = the job's; facts: JSON, for the index; hit: 1 where it was found, so nothing was tried
@@ -26,7 +26,10 @@ if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
   local known = cjson.decode(facts)
-  if hit ~= "1" then note_success(job) end
+  if hit ~= "1" then
+    note_success(job)
+    remember(index ~= "" and index or job.namespace, known)
+  end
   call("HSET", key("index", index ~= "" and index or job.namespace), known.key or job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then
@@ -46,7 +49,8 @@ elseif kind == "time_limit" or (kind == "out_of_memory" and job.charged + 1 >= A
   if not others then
     end_job(job, cells, "failed", outcome, kind)
   else
-    local about = {job = id, attempt = tonumber(job.number), worker = job.worker, started_at = tonumber(job.started_at)}
+    local about = {job = id, attempt = tonumber(job.number), worker = job.worker, started_at = tonumber(job.started_at),
+                   spent = tonumber(job.spent)}
     local document = ending(about, outcome)
     for _, cell in ipairs(content) do
       end_cell(cell.build, cell.identifier, "running", "failed", job, document, kind)

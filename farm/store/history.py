@@ -1,0 +1,51 @@
+"""History: how long comparable compiles took, the newest of each sort; refilled from object storage with the index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from farm.estimate import Sample
+from farm.store.link import Link, key
+
+KEPT = 200
+"""Compiles of one sort that are remembered."""
+
+
+class History:
+    """Past durations by sort (`farm.estimate.comparable`), for each namespace."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def remember(self, namespace: str, artifacts: Iterable[Mapping[str, Any]]) -> None:
+        """Note the durations of artifacts, by their facts. Repeating it changes nothing."""
+        known = [facts for facts in artifacts if facts.get("work")]
+        names = {facts["work"]["like"]: key("history", namespace, facts["work"]["like"]) for facts in known}
+        adding = [
+            ["ZADD", names[facts["work"]["like"]], re.sub(r"\D", "", facts["created"])[:14], _member(facts)]
+            for facts in known
+        ]
+        trimming = [["ZREMRANGEBYRANK", name, 0, -KEPT - 1] for name in names.values()]
+        self._link.ask_many([*adding, *trimming])
+
+    def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Sample]]:
+        """Return what is known of each sort, in all of these namespaces together."""
+        wanted = [(sort, key("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
+        answers = self._link.ask_many(["ZRANGE", name, 0, -1] for _, name in wanted)
+        found: dict[str, list[Sample]] = {}
+        for (sort, _), members in zip(wanted, answers, strict=True):
+            found.setdefault(sort, []).extend(map(_sample, members))
+        return found
+
+
+def _member(facts: Mapping[str, Any]) -> str:
+    """As `remember` in `_farm.lua` writes it."""
+    work = facts["work"]
+    return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
+
+
+def _sample(member: str) -> Sample:
+    _, model, size, seconds = member.split(" ")
+    return Sample(model, int(size), float(seconds))
