@@ -132,6 +132,8 @@ def outlook(document: Document | None) -> list[str]:
     parts = []
     if document["eta"]:
         parts.append(f"done in {_about(document['eta'])}")
+    if document["unserved"]:
+        parts.append(f"nobody knows when: no worker takes jobs of {', '.join(document['unserved'])} now")
     if document["slot_seconds"]:
         parts.append(f"{_about(document['slot_seconds'])} of compiling to come")
     if document["gpu_hours"]:

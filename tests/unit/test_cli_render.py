@@ -184,6 +184,7 @@ def test_plan_shows_misses_with_their_reason() -> None:
             "gpu_hours": None,
             "spent_seconds": 0,
             "unknown": 2,
+            "unserved": [],
         },
         "warnings": ["no live worker serves x"],
     }
