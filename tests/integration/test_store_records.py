@@ -3,14 +3,17 @@
 import re
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from farm.control.reconciler import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
+from farm.estimate import Sample
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings
 from farm.store import Store
@@ -314,3 +317,40 @@ def test_a_full_server_is_unavailable_and_loses_nothing(store: Store, raw: redis
         raw.config_set("maxmemory", "0")
     assert store.jobs.finish(job_id, claim.token, Outcome.success({})) == "ok"
     assert store.builds.get(build_id)["state"] == "ended"
+
+
+# --- durations ----------------------------------------------------------------------------------------------------
+
+
+def worked(key: str, seconds: float, day: int = 1) -> dict[str, Any]:
+    work = {"like": "onnxruntime-cpu.fp32.off", "model": "ab" * 6, "size": 1000}
+    return {"key": key, "seconds": seconds, "created": f"2026-11-{day:02}T00:00:00+00:00", "work": work}
+
+
+def test_durations_are_the_same_from_attempts_and_from_object_storage(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell("a" * 64), new_cell("b" * 64))
+    run_next(store, Outcome.success(worked("a" * 64, 12.25)))
+    run_next(store, Outcome.success(worked("b" * 64, 99.0), hit=True))
+    learnt = store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"])
+    assert learnt == {"onnxruntime-cpu.fp32.off": [Sample("ab" * 6, 1000, 12.25)]}, "a hit took no time"
+    store.index.fill("main", [("a" * 64, worked("a" * 64, 12.25))])
+    assert store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"]) == learnt
+
+
+def test_the_newest_durations_are_kept(store: Store) -> None:
+    store.history.remember("main", [worked(f"{number:064}", float(number), 1 + number // 100) for number in range(300)])
+    (samples,) = store.history.samples(["main", "other"], ["onnxruntime-cpu.fp32.off"]).values()
+    assert sorted(sample.seconds for sample in samples) == [float(number) for number in range(100, 300)]
+
+
+def test_what_a_job_took_is_counted_over_its_attempts(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    job_id, claim = take(store)
+    wait_until(lambda: store.builds.cells(build_id)[0]["started_at"] < time.time() - 0.05)
+    store.jobs.finish(job_id, claim.token, Outcome.released())
+    first = store.builds.cells(build_id)[0]["spent"]
+    assert first >= 0.05
+    run_next(store, Outcome.success({}))
+    assert store.builds.cells(build_id)[0]["spent"] >= first
