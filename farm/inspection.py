@@ -48,7 +48,7 @@ def _inspect_onnx(path: Path) -> Document:
         "inputs": found["inputs"],
         "outputs": found["outputs"],
         "modules": {"main": {"operators": dict(sorted(found["operators"].items()))}},
-        "weights": found["weight_dtypes"],
+        "weights": found["weights"],
     }
 
 

@@ -233,7 +233,7 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> dic
     if wanted.tolerance is not None:
         entry["verify"] = {"tolerance": wanted.tolerance}
     if wanted.memory_limit:
-        entry["limits"] = {"memory": f"{wanted.memory_limit}B"}
+        entry["limits"] = {"memory": f"{-(-wanted.memory_limit // 2**20)}MiB"}
     return {
         "version": 1,
         "name": entry["name"],

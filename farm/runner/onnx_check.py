@@ -101,9 +101,9 @@ def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> dict[str
 
     The answer has `format`, `inputs` and `outputs` (`{"name", "dtype", "shape"}`; a dimension is a number, a
     name or None; a shape of unknown rank is None), `opset`, `opsets` by domain, `operators` with their counts
-    (also those in subgraphs and functions), `weight_dtypes` (most bytes first) and `external_files` (relative
-    paths). No external file is opened; sizes and kinds of files come from the folder. With `alone` the external files
-    are not there yet: where they would be is checked, they themselves are not.
+    (also those in subgraphs and functions), `weights` (bytes by dtype), `weight_dtypes` (most bytes first) and
+    `external_files` (relative paths). No external file is opened; sizes and kinds of files come from the folder.
+    With `alone` the external files are not there yet: where they would be is checked, they themselves are not.
 
     Raises BadModel with one sentence that names the tensor or node; OSError where the file cannot be read.
     """
@@ -176,6 +176,7 @@ class _Check:
             "opset": opsets.get("", 0),
             "opsets": opsets,
             "operators": dict(sorted(self.operators.items())),
+            "weights": dict(self.weights.most_common()),
             "weight_dtypes": [dtype for dtype, _ in self.weights.most_common()],
             "external_files": sorted(self.files),
         }
