@@ -11,6 +11,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -261,16 +262,20 @@ class _Run:
         return self.steps.record(compiled, evaluated, shared=shared)
 
     def _publish(self, record: Mapping[str, Any]) -> Outcome:
-        blobs = {"program": self._blob(self.steps.program)}
-        if self.steps.sample.exists():
-            blobs["sample"] = self._blob(self.steps.sample)
-        blobs |= {when: self._blob(path) for when, path in self.steps.texts.items() if path.exists()}
         document = self.folder / "reproduce.json"
         document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
-        blobs["reproduction"] = self._blob(document)
-        if self.kernels:
-            blobs["kernel_cache"] = self._blob(self.kernels)
-        blobs["log"] = self._blob(self.children.log_path)
+        files = {
+            "program": self.steps.program,
+            "sample": self.steps.sample,
+            **self.steps.texts,
+            "reproduction": document,
+            "kernel_cache": self.kernels,
+            "log": self.children.log_path,
+        }
+        there = {name: path for name, path in files.items() if path and path.exists()}
+        # Side by side: on a line with a second of latency they would cost that each.
+        with ThreadPoolExecutor(len(there)) as threads:
+            blobs = dict(zip(there, threads.map(self._blob, there.values()), strict=True))
         if self.children.cancelled.is_set():
             raise StepEnded(None)
         attempt = self.attempt

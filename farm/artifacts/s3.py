@@ -377,7 +377,9 @@ class S3Store:
 
     def _first_absent(self, sidecar: sidecars.Sidecar) -> str | None:
         blobs = sidecar.blobs.required()
-        return next((blob.digest for blob in blobs if not self.has_blob(blob.digest, blob.size)), None)
+        with ThreadPoolExecutor(len(blobs)) as pool:
+            there = pool.map(lambda blob: self.has_blob(blob.digest, blob.size), blobs)
+            return next((blob.digest for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)
 
     # --- documents ------------------------------------------------------------------------------------------
 
