@@ -38,11 +38,11 @@ version: 1
 name: chaos
 targets: [onnxruntime/cpu]
 salt: {salt}
+{options}
 models:
   - name: net
     source: {{path: net.onnx}}
     batches: [{batches}]
-    {limits}
 """
 
 Script = Mapping[str, list[dict[str, Any]]]
@@ -135,6 +135,21 @@ class Rig:
         self.started += workers
         return workers
 
+    def node(self, slots: int = 2) -> None:
+        """Start a whole worker, with this machine's own compilers."""
+        node = Server(
+            "worker",
+            "",
+            [sys.executable, "-P", "-m", "farm", "worker", "--slots", str(slots)],
+            self.folder / "worker.log",
+            ready=lambda: bool(self.store.workers.list()),
+            patience=1,
+            environment={**os.environ, **self.settings.environment(), "PYTHONPATH": str(ROOT)},
+        )
+        node.spawn()
+        self.parts.callback(node.stop)
+        assert node.wait_until_ready(), node.last_words()
+
     def stop_workers(self) -> None:
         """kill -9 of every supervisor; nothing of a worker may outlive it."""
         for worker in self.started:
@@ -166,12 +181,13 @@ class Rig:
 
     # --- builds -------------------------------------------------------------------------------------------------
 
-    def freeze(self, cells: int, *, first: int = 1, salt: str = "", limits: str = "") -> Frozen:
-        """Make a submission of so many cells (batches from `first` on) that no other build has, but for its `salt`."""
-        batches = ", ".join(str(number) for number in range(first, first + cells))
-        text = MANIFEST.format(
-            salt=salt or secrets.token_hex(8), batches=batches, limits=f"limits: {{{limits}}}" if limits else ""
-        )
+    def freeze(self, cells: int, *, salt: str = "", options: str = "") -> Frozen:
+        """Make a submission of so many cells (batches from 1 on) that no other build has, but for its `salt`.
+
+        `options` are further lines of its manifest.
+        """
+        batches = ", ".join(str(number) for number in range(1, cells + 1))
+        text = MANIFEST.format(salt=salt or secrets.token_hex(8), batches=batches, options=options)
         return freeze_manifest(self.folder, text, batch="batch")
 
     def submit(self, client: FarmClient, cells: int, **options: Any) -> str:

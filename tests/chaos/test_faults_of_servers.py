@@ -36,17 +36,15 @@ SUCCESS = Outcome.success({"latency": 0.001})
 
 
 def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> float:
-    """Seconds until every worker that is known took a job, from now on; the jobs are new ones."""
-    start = time.monotonic()
-    nodes = {worker.node for worker in farm.started}
-
-    def all_at_work() -> bool:
-        build_id = insist(lambda: farm.submit(client, cells))
-        done = farm.wait(build_id, timeout=120)
-        return {one["node"] for cell in done for one in farm.attempts(cell)} >= nodes
-
-    wait_until(all_at_work, timeout=180, message="every worker takes work")
-    return time.monotonic() - start
+    """Seconds from now until every worker has begun a job; there are new ones for it until all have."""
+    since = time.time()
+    nodes, begun = {worker.node for worker in farm.started}, dict[str, float]()
+    while begun.keys() < nodes:
+        for cell in farm.wait(insist(lambda: farm.submit(client, cells)), timeout=120):
+            for one in farm.attempts(cell):
+                begun[one["node"]] = min(begun.get(one["node"], one["started_at"]), one["started_at"])
+        assert time.time() - since < 180, f"only {sorted(begun)} take work"
+    return max(begun.values()) - since
 
 
 def insist(call: Callable[[], Any], timeout: float = 120.0) -> Any:
@@ -403,7 +401,13 @@ def test_two_releases(fault: Fault, rig: Rigs, old_release: Path) -> None:
     for server, worker, name in ((old_release, {}, "new_workers"), (ROOT, old, "old_workers")):
         client = farm.serve(root=server)
         farm.workers(f"{name}-1", f"{name}-2", slots=4, **worker)
-        cells = farm.wait(farm.submit(client, half), timeout=600)
+        frozen = farm.freeze(half)
+        # How clients upload is another contract, that of the API: here the blobs are there.
+        for path in frozen.files.values():
+            farm.artifacts.put_blob_file(path)
+        build_id = str(client.submit(frozen)["id"])
+        farm.builds.append(build_id)
+        cells = farm.wait(build_id, timeout=600)
         states, ends = Counter(cell["state"] for cell in cells), Counter[str]()
         for cell in cells:
             ends.update(one["end"] for one in farm.attempts(cell))

@@ -37,16 +37,17 @@ def test_killed_workers(fault: Fault, rig: Rigs) -> None:
     client = farm.serve()
     farm.script({"": [{"seconds": 0.4}]})
     workers = farm.workers("n0", "n1", "n2", "n3")
-    build_id = farm.submit(client, fault.count.jobs)
+    # Fewer at once than there are slots: what is measured is the farm's time, not that of a queue.
+    build_id = farm.submit(client, fault.count.jobs, options="max-parallel: 4")
     killed: list[tuple[float, list[str]]] = []
     left = 0.0
     while len(killed) < fault.count.kills:
         victim = chance.choice(workers)
         pid = victim.celery()
-        mine = [cell for cell in farm.running(build_id) if cell["worker"].startswith(f"{victim.node}-")]
+        mine = [cell for cell in farm.running(build_id) if (cell["worker"] or "").startswith(f"{victim.node}-")]
         compilers = [child for child in children_of(pid) if child in farm.compilers()]
-        # A job that lost three workers is quarantined: that is fault 7. Here none loses more than two.
-        if not compilers or not mine or any(cell["attempt"] > 2 for cell in mine):
+        # A job that lost three workers is quarantined: that is fault 7. Here only first attempts are meant to be lost.
+        if not compilers or not mine or any(cell["attempt"] > 1 for cell in mine):
             assert farm.store.builds.get(build_id)["state"] == "open", "the build ended before all were killed"
             continue
         os.kill(pid, signal.SIGKILL)
@@ -108,7 +109,7 @@ def test_compilers_out_of_memory(fault: Fault, rig: Rigs) -> None:
     celery = psutil.Process(worker.celery())
     before = celery.memory_info().rss
     farm.script({"": [{"eat": 400 << 20}]})
-    cells = farm.wait(farm.submit(client, fault.count.jobs, limits="memory: 150MiB"), timeout=600)
+    cells = farm.wait(farm.submit(client, fault.count.jobs, options="limits: {memory: 150MiB}"), timeout=600)
     grown = (celery.memory_info().rss - before) / 2**20
     kinds = Counter(cell["kind"] for cell in cells)
     tries = Counter(len(farm.attempts(cell)) for cell in cells)
