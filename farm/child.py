@@ -168,8 +168,13 @@ def run_child(
 def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dict[str, list[str]] | None:
     if seal is None:
         return None
+    search = [Path(folder) for folder in request.get("search") or ()]
+    # A folder of modules may be made of links to where they are, and a library looks for others beside itself.
+    entries = [entry for folder in search if folder.is_dir() for entry in folder.iterdir()]
+    linked = [entry.resolve() for entry in entries if entry.is_symlink()]
+    real = {place if place.is_dir() else place.parent for place in linked}
     return {
-        "read": [*map(str, seal.read), *(request.get("search") or ())],
+        "read": [*map(str, (*seal.read, *search, *sorted(real)))],
         "write": [*map(str, seal.write), str(scratch)],
     }
 

@@ -182,6 +182,11 @@ def ptrace(pid):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def do_read(request, messages):
+    listed = sorted(entry.name for entry in Path(request["folder"]).iterdir())
+    return {"read": Path(request["path"]).read_text(), "listed": listed}
+
+
 def do_work(request, messages):
     """What a compiler does: reads its input, writes its output and temporary files, starts programs."""
     import tempfile

@@ -349,6 +349,20 @@ def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, 
 
 
 @needs_seal
+def test_a_search_folder_may_be_made_of_links(hostile: Run, places: dict[str, Path], tmp_path: Path) -> None:
+    """As where a module lies in a build folder, and the folder that is searched has a link to it."""
+    for name in ("real/library", "real/module", "search"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "real/module/linked.py").write_text("import beside")
+    (tmp_path / "real/library/beside.py").write_text("")
+    (tmp_path / "search/linked.py").symlink_to(tmp_path / "real/module/linked.py")
+    (tmp_path / "search/library").symlink_to(tmp_path / "real/library")
+    request = {"path": str(tmp_path / "search/linked.py"), "folder": str(tmp_path / "search/library")}
+    end = hostile("read", seal=sealed(places), search=[str(tmp_path / "search")], **request)
+    assert end.result == {"read": "import beside", "listed": ["beside.py"]}, end.log_tail
+
+
+@needs_seal
 def test_a_sealed_child_can_work(hostile: Run, places: dict[str, Path]) -> None:
     """Inputs, outputs, temporary files and other programs are there."""
     end = hostile("work", seal=sealed(places), **{name: str(path) for name, path in places.items()})
