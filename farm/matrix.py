@@ -573,7 +573,9 @@ class _Expansion:
         place = self.data_place(combination, use)
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
-            key, described = described.dataset, self.manifest.datasets[described.dataset]
+            # A model to which the dataset is not what it is to the first that names it has it under a key of its own.
+            key = key if key in self.data else described.dataset
+            described = self.manifest.datasets[described.dataset]
         if described.generate:
             return {"generate": described.generate, "seed": described.seed, "ranges": ranges}, None
         frozen = self.data.get(key)

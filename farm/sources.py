@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +120,7 @@ class _Reader:
         self.quick = quick
         self.found = Inputs()
         self.pythons = pythons
+        self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
 
     def complain(self, error: UsageError, place: Place) -> None:
@@ -194,9 +195,10 @@ class _Reader:
         model = self.found.models.get(entry.name)
         if model is None:
             return
+        own_key = key
         if described.dataset:
             key, described = described.dataset, self.manifest.datasets[described.dataset]
-        if described.generate or key in self.found.data or (described.generator and self.quick):
+        if described.generate or (described.generator and self.quick):
             return
         path = None if described.generator else self.path(described, place)
         if path is None and not described.generator:
@@ -206,15 +208,22 @@ class _Reader:
             symbolic = symbolic_inputs(model, shapes)
         except ShapeError:
             return  # The matrix says so, with its place.
+        # What data becomes depends on the names, types and shapes that it is for, and on nothing else of a model.
+        ports = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in (*symbolic.values(), *model.outputs))
+        seen = (path or described.generator, len(symbolic), ports)
         try:
-            if path:
-                frozen, file = freeze_data(path, model, symbolic, self.cache / "data")
-            else:
-                frozen, file = self.generated(described.generator, symbolic, model)
+            if seen not in self.frozen_before:
+                self.frozen_before[seen] = (
+                    freeze_data(path, model, symbolic, self.cache / "data")
+                    if path
+                    else self.generated(described.generator, symbolic, model)
+                )
         except UsageError as error:
             self.complain(error, place)
             return
-        self.found.data[key] = frozen
+        frozen, file = self.frozen_before[seen]
+        if self.found.data.setdefault(key, frozen) != frozen:
+            self.found.data[own_key] = frozen
         self.found.files[frozen.digest] = file
 
     def generated(self, name: str, symbolic: Mapping[str, Tensor], model: FrozenModel) -> tuple[FrozenData, Path]:

@@ -85,6 +85,33 @@ def test_a_dataset_is_frozen_once_under_its_name(tmp_path: Path) -> None:
     assert list(freeze(manifest, tmp_path, cache=tmp_path / "cache").data) == ["shared"]
 
 
+def test_a_dataset_is_to_each_model_what_its_own_inputs_make_of_it(tmp_path: Path) -> None:
+    """An .npy holds the only input, whatever that is called: of models that call it alike there is one blob."""
+    save_net(tmp_path / "net.onnx")
+    other = onnx.load(tmp_path / "net.onnx")
+    other.graph.input[0].name = "pixels"
+    for node in other.graph.node:
+        node.input[:] = ["pixels" if name == "x" else name for name in node.input]
+    onnx.save(other, tmp_path / "other.onnx")
+    np.save(tmp_path / "cal.npy", np.zeros((6, 4), dtype=np.float32))
+    entry = f"source: {{path: net.onnx}}\ncalibration: shared\nprecisions: [int8]\n{SHAPE}"
+    manifest = write(
+        tmp_path,
+        entry,
+        entry.replace("net.onnx", "other.onnx").replace("x:", "pixels:"),
+        entry,
+        last="datasets: {shared: {path: cal.npy}}",
+    )
+    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    assert {key: list(data.arrays) for key, data in found.data.items()} == {
+        "shared": ["x"],
+        "net1/calibration": ["pixels"],
+    }
+    cells = expand(manifest, found.models, found.data, [CPU])
+    digests = [cell.spec.calibration["digest"] for cell in cells]
+    assert digests == [found.data[key].digest for key in ("shared", "net1/calibration", "shared")]
+
+
 def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path) -> None:
     save_net(tmp_path / "resnet50.onnx")
     (tmp_path / "empty.onnx").touch()
