@@ -22,6 +22,7 @@ from farm.bucket_models import BucketModels
 from farm.data import FrozenData
 from farm.errors import Conflict, ManifestError, NotFound, QuotaExceeded, UsageError
 from farm.estimate import comparable, outlook
+from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import State
 from farm.logging import get_logger
@@ -213,12 +214,18 @@ class Builds:
             },
             "cells": [_planned_document(planned) for planned in plan.cells],
         }
-        self._artifacts.put_object(f"{folder}/manifest.yaml", text)
+        self._accept(document, text)
+        log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
+        return self.get(namespace, build_id)
+
+    def _accept(self, document: Document, manifest: bytes) -> None:
+        """Write down a planned build, then take it in."""
+        namespace, build_id = document["build"]["namespace"], document["build"]["id"]
+        folder = f"ns/{namespace}/builds/{build_id}"
+        self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
         self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
         self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
         self._create(document)
-        log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
-        return self.get(namespace, build_id)
 
     def _check_quotas(self, namespace: str, by: str, cells: int, max_cells: int) -> None:
         """Two builds that are submitted in one moment may together exceed a quota: it bounds load, not trust."""
@@ -321,7 +328,9 @@ class Builds:
         """
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
-        return _build_document(row) if row else dict(self._stored_report(namespace, build_id)["build"])
+        if row is None:
+            return dict(self._stored_report(namespace, build_id)["build"])
+        return _build_document({**row, "followed_by": self._follower(build_id)})
 
     def cells(self, namespace: str, build_id: str) -> list[Document]:
         """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
@@ -408,7 +417,8 @@ class Builds:
     def finish(self, build_id: str) -> None:
         """Write an ended build's report, move `latest` to the cells that passed, and let the build go.
 
-        Every step can be repeated; a build whose report is written never reopens.
+        What it left for the background is submitted. Every step can be repeated; a build whose report is written never
+        reopens.
         """
         row = self._store.builds.get(build_id)
         if row is None or row["state"] != "ended":
@@ -421,13 +431,50 @@ class Builds:
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
         self._draw(folder, report)
-        passed = [_snapshot_cell(cell) for cell in report["cells"] if _passed(cell)]
-        if passed:
-            self._refs.add_cells(namespace, LATEST, passed)
+        passed = [cell for cell in report["cells"] if _passed(cell)]
+        if row.get("follows"):
+            self._replace_slower(namespace, passed)
+        elif passed:
+            self._name_latest(namespace, build_id, passed)
+        report["build"]["followed_by"] = self._follower(build_id)
         self._artifacts.put_object(f"{folder}/report.json", json.dumps(report).encode())
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
         log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+
+    def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
+        """Let `latest` name what passed, or what its follow-up has shown to be faster; let what is missing follow."""
+        planned = self._read_plan(namespace, build_id)
+        behind = background_cells(planned["cells"], passed)
+        known = self._known(namespace, [cell["key"] for cell in behind])
+        proven = {
+            cell["identifier"]: known[cell["key"]]
+            for cell in behind
+            if cell["key"] in known and is_proven(known[cell["key"]], cell["order"]["against"])
+        }
+        best = [{**cell, "facts": proven.get(cell["identifier"], cell["facts"])} for cell in passed]
+        self._refs.add_cells(namespace, LATEST, [_snapshot_cell(cell) for cell in best])
+        missing = [cell for cell in behind if cell["key"] not in known]
+        follower = follow_up_id(build_id)
+        marks = f"ns/{namespace}/open/{follower}", f"ns/{namespace}/builds/{follower}/report.json"
+        if missing and not any(self._artifacts.get_object(mark) for mark in marks):
+            manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+            self._accept(plan_follow_up(planned, missing, time.time()), manifest.data if manifest else b"")
+            log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
+
+    def _replace_slower(self, namespace: str, passed: Sequence[Document]) -> None:
+        """Let `latest` name a follow-up's programs in place of those that they were shown to be faster than."""
+        faster = [
+            (cell["facts"]["against"]["key"], _snapshot_cell(cell))
+            for cell in passed
+            if cell["facts"].get("against") and is_proven(cell["facts"], cell["facts"]["against"]["key"])
+        ]
+        if faster:
+            self._refs.replace_cells(namespace, LATEST, faster)
+
+    def _follower(self, build_id: str) -> str | None:
+        follower = follow_up_id(build_id)
+        return follower if self._store.builds.get(follower) else None
 
     def _draw(self, folder: str, report: Document) -> None:
         """Put a picture of the build's sweeps beside its report."""
@@ -458,7 +505,7 @@ class Builds:
             cell["waiting"] = self._waiting(cell)
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
-        build = _build_document({**planned["build"], **row, **live})
+        build = _build_document({**planned["build"], **row, **live, "followed_by": self._follower(build_id)})
         build["outlook"] = outlook(cells, self._store.workers.pools())
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
@@ -509,7 +556,7 @@ def _planned_document(planned: Any) -> Document:
     cell: Cell = planned.cell
     return {
         **planned.as_dict(),
-        "order": None if planned.facts else cell.order,
+        "order": None if planned.facts and not cell.order.get("background") else cell.order,
         "limits": cell.limits,
         "priority": cell.priority,
         "gates": cell.gates,
@@ -534,8 +581,8 @@ def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:
 def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
     facts = cell["facts"]
     return {
-        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes", "key")},
-        **{name: facts[name] for name in ("device", "toolchain", "program", "sidecar", "seconds")},
+        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
+        **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},
     }
 
 
@@ -544,7 +591,7 @@ def _build_document(row: Mapping[str, Any]) -> Document:
     names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
     verdict = row.get("verdict")
     return {
-        **{name: row.get(name) for name in names},
+        **{name: row.get(name) for name in (*names, "follows", "followed_by")},
         "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
         "warnings": row.get("warnings") or [],
     }

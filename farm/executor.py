@@ -28,7 +28,7 @@ from farm.logging import get_logger
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.steps import Children, OnPhase, StepEnded, Steps, after_a_crash, reference_recipe
-from farm.tuner import Tuner
+from farm.tuner import Published, Tuner
 from farm.tuning.database import TuningDatabase, device_name
 
 log = get_logger(__name__)
@@ -227,7 +227,20 @@ class _Run:
             worker=attempt.worker,
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
+            published=self._published(),
         )
+
+    def _published(self) -> Published | None:
+        """Bring the program that a follow-up is to be faster than; without it nothing can be shown."""
+        key = self.order.get("against")
+        found = self.artifacts.lookup(readable(self.attempt.namespace), key) if key else None
+        if key and not found:
+            log.warning("the program to compare with is gone", key=key)
+        if not key or not found:
+            return None
+        sidecar = found.sidecar
+        program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
+        return Published(key, program, {"outputs": sidecar["outputs"], "session": sidecar["tuning"]["session"]})
 
     def _tuned(
         self, tuner: Tuner, model: Path, calibration: Path | None, samples: Path | None, reference: Path

@@ -6,12 +6,12 @@ Which cells there are is in `farm.combinations`; what each of them is, and wheth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from farm.combinations import Combination, Combinations, Complaints, Path
-from farm.compilers import COMPILERS, OFF, Compiler, DeviceKind, default_tolerance
+from farm.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind, default_tolerance
 from farm.compilers.environment import FILE
 from farm.data import DataError, FrozenData, check_data
 from farm.devices import Choice
@@ -41,7 +41,7 @@ from farm.models import (
     symbolic_inputs,
 )
 from farm.pools import Pool, begins
-from farm.spec import CompileSpec, Json, canonical_fields, key_of_fields
+from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
@@ -392,6 +392,7 @@ class _Expansion:
             self.check_features(combination, compiler, pool, {**options, **quantization})
         if pool and pool.untuned:
             self.check_untuned(combination, settings)
+        self.check_background(combination, settings.tuning)
         if len(self.complaints.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
             return None
         data = {"calibration": calibration_data, "samples": sample_data}
@@ -404,13 +405,19 @@ class _Expansion:
         )
         if pool is None or frozen is None:
             return plan
-        tuning = _tuning(settings.tuning, compiler, kind, choice)
+        tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
         plan.pool = pool.name
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         converted = {"conversion": frozen.conversion} if frozen.conversion else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
-        plan.order = _order(plan.emulated, settings, tuning["mode"], env_files, pool)
+
+        def device(mode: str) -> Device:
+            return choice.device(pool, family_bound=compiler.family_bound(options, mode))
+
+        later = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.background)
+        background = {"tuning": later, "device": asdict(device(later["mode"]))} if later["mode"] != OFF else None
+        plan.order = _order(plan.emulated, settings, tuning["mode"], background, env_files, pool)
         plan.spec = {
             "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
             "compiler": {
@@ -420,7 +427,7 @@ class _Expansion:
                     name: pool.libraries[name] for name in compiler.libraries_of(precision) if name in pool.libraries
                 },
             },
-            "device": choice.device(pool, family_bound=compiler.family_bound(options, tuning["mode"])),
+            "device": device(tuning["mode"]),
             "toolchain": pool.toolchain,
             "precision": precision,
             "options": options,
@@ -440,12 +447,19 @@ class _Expansion:
     def check_untuned(self, combination: Combination, settings: _Settings) -> None:
         """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
         text, place = self.choices[combination.slug].text, combination.places["target"]
-        asked = [f"tuning {settings.tuning.mode}"] * (settings.tuning.mode != OFF)
+        modes = (settings.tuning.mode, settings.tuning.background)
+        asked = [f"tuning {mode}" for mode in modes if mode != OFF]
         asked += ["verification"] * (settings.verify.mode != "off")
         if asked:
             message = f"no worker has a `{text}`, those that compile for it cannot do this: {', '.join(asked)}"
             hint = "write `tuning: {mode: off}` and `verify: off` for it, or start `farm worker` on a node with one"
             self.complain(message, place, hint)
+
+    def check_background(self, combination: Combination, tuning: Tuning) -> None:
+        if tuning.background != OFF and TUNING_MODES.index(tuning.background) <= TUNING_MODES.index(tuning.mode):
+            message = f"`background: {tuning.background}` finds nothing that `mode: {tuning.mode}` does not"
+            hint = f"more thorough is: {', '.join(TUNING_MODES[TUNING_MODES.index(tuning.mode) + 1 :]) or 'nothing'}"
+            self.complain(f"{message} (model `{combination.model.name}`)", combination.places["cell"], hint)
 
     def check_model(self, combination: Combination, frozen: FrozenModel, compiler: Compiler) -> None:
         name, place = combination.model.name, combination.places["precision"]
@@ -666,12 +680,18 @@ class _Settings:
 
 
 def _order(
-    emulated: Sequence[str], settings: _Settings, tuning: str, env_files: Mapping[str, Json], pool: Pool
+    emulated: Sequence[str],
+    settings: _Settings,
+    tuning: str,
+    background: Mapping[str, Json] | None,
+    env_files: Mapping[str, Json],
+    pool: Pool,
 ) -> dict[str, Json]:
     """Return what a work order has beside the spec, and is no part of the key."""
     return {
         **({"emulated": list(emulated)} if emulated else {}),
         **({"budget": settings.tuning.budget} if tuning != OFF and settings.tuning.budget else {}),
+        **({"background": background} if background else {}),
         **({"env": env_files} if env_files else {}),
         **(
             {"cross": {name: getattr(pool.device, name) for name in ("arch", "compute_units", "xcc")}}
@@ -691,12 +711,12 @@ def _sought(model: ModelEntry) -> Mapping[str, Json] | None:
     return {"metric": model.sweep.metric, "max_latency": model.sweep.max_latency} if model.sweep else None
 
 
-def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice) -> dict[str, Any]:
+def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice, mode: str) -> dict[str, Any]:
     """Return what a spec says of tuning. What is to run on any card of an architecture is tuned for none."""
-    if given.mode not in kind.tuning or choice.any_device:
+    if mode not in kind.tuning or choice.any_device:
         return {"mode": OFF}
     enforced = given.miopen_find_enforce if compiler.find_enforce else None
-    return {"mode": given.mode, **({"miopen_find_enforce": enforced} if enforced else {})}
+    return {"mode": mode, **({"miopen_find_enforce": enforced} if enforced else {})}
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:

@@ -67,10 +67,10 @@ class Plan:
 
     @property
     def needed_blobs(self) -> dict[str, int]:
-        """Digest and size of every input that a miss has to fetch."""
+        """Digest and size of every input that a miss has to fetch, or what follows a hit in the background."""
         needed: dict[str, int] = {}
         for planned in self.cells:
-            if planned.state != "hit":
+            if planned.state != "hit" or planned.cell.order.get("background"):
                 needed |= {file["digest"]: file["size"] for file in input_files(planned.cell.order)}
         return needed
 

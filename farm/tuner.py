@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from farm.comparison import Comparison, compare, distribution
 from farm.compilers import COMPILERS, OFF
@@ -59,6 +59,14 @@ _REFUSED = frozenset(
 """What a compiler may say of one slice without the whole being wrong."""
 
 
+class Published(NamedTuple):
+    """A program of the same cell that is out already: its cache key, its file, and what its compile said of it."""
+
+    key: str
+    program: Path
+    compiled: Mapping[str, Any]
+
+
 Evaluate = Callable[[Mapping[str, Any], "Tuner | None"], dict[str, Any]]
 
 
@@ -85,8 +93,12 @@ class Tuner:
         job: str = "",
         budget: float = 0.0,
         collect_seconds: float = COLLECT_SECONDS,
+        published: Published | None = None,
     ) -> None:
-        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none."""
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
+
+        `published` is a program that takes turns with this one too.
+        """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec: Mapping[str, Any] = steps.order["spec"]
         compiler = COMPILERS[self.spec["compiler"]["name"]]
@@ -112,6 +124,8 @@ class Tuner:
         self.untuned_compiled: dict[str, Any] = {}
         self.measured: list[dict[str, Any]] = []
         self.comparison: Comparison | None = None
+        self._published = published
+        self._against: Comparison | None = None
         self._left_over = 0
         self._written = 0
         self._lock = threading.Lock()
@@ -156,35 +170,45 @@ class Tuner:
         """Measure the untuned program beside the tuned one, in one process, in turns; say whether tuned is faster.
 
         True also where there is no untuned program to compare with. Its file is `untuned`, what its child said of it
-        `untuned_compiled`. The tuned one has been measured alone before.
+        `untuned_compiled`. The tuned one has been measured alone before. A published program takes turns with both.
         """
         # Now, before the other program leaves something there too.
         self._written = len(read_folder(self.proof, Source("")).snapshot)
-        untuned = compile_request(self.order, self._model, self._calibration, self.untuned)
+        programs = [(self.steps.program, compiled)]
+        if self._compile_untuned():
+            programs.append((self.untuned, self.untuned_compiled))
+        if self._published:
+            programs.append((self._published.program, self._published.compiled))
+        if len(programs) == 1:
+            return True
+        with self.children.phase(Phase.MEASURING):
+            request = bench_request(
+                self.order, programs, samples, rounds=ROUNDS, seconds=self.children.settings.measure_seconds
+            )
+            read = [*(path for path, _ in programs), *([samples] if samples else [])]
+            answer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
+        rounds = [each["rounds"] for each in answer["programs"]]
+        best = rounds[0]
+        if self.untuned_compiled:
+            self.measured = answer["programs"][:2]
+            self.comparison = compare(rounds[0], rounds[1])
+            best = rounds[0 if self.comparison.ratio >= 1 else 1]
+        if self._published:
+            self._against = compare(best, rounds[-1])
+        return best is rounds[0]
+
+    def _compile_untuned(self) -> bool:
+        request = compile_request(self.order, self._model, self._calibration, self.untuned)
         with self.children.phase(Phase.COMPILING):
             try:
                 self.untuned_compiled = self.steps.ask(
-                    {**untuned, "tuning": {"mode": OFF}}, read=self._inputs, write=[self.untuned.parent]
+                    {**request, "tuning": {"mode": OFF}}, read=self._inputs, write=[self.untuned.parent]
                 )
             except StepEnded as ended:
                 if ended.failure is None or ended.failure.kind not in _REFUSED:
                     raise
                 log.warning("the untuned program does not compile", reason=ended.failure.message)
-                return True
-        with self.children.phase(Phase.MEASURING):
-            request = bench_request(
-                self.order,
-                [(self.steps.program, compiled), (self.untuned, self.untuned_compiled)],
-                samples,
-                rounds=ROUNDS,
-                seconds=self.children.settings.measure_seconds,
-            )
-            read = [self.steps.program, self.untuned, *([samples] if samples else [])]
-            answer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
-            self.measured = answer["programs"]
-        tuned, baseline = self.measured
-        self.comparison = compare(tuned["rounds"], baseline["rounds"])
-        return self.comparison.ratio >= 1
+        return bool(self.untuned_compiled)
 
     def kernels(self) -> list[Path]:
         """Return MIOpen's kernel binaries that the program took when it was measured alone."""
@@ -203,15 +227,21 @@ class Tuner:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return what the sidecar's measurements say of both programs."""
+        """Return what the sidecar's measurements say of the programs that took turns."""
+        against = (
+            {"against": {"key": self._published.key, **self._against.as_dict()}}
+            if self._published and self._against
+            else {}
+        )
         if self.comparison is None:
-            return {}
+            return against
         tuned, baseline = (distribution([run for runs in each["rounds"] for run in runs]) for each in self.measured)
         return {
             "tuned": _latency(tuned),
             "baseline": _latency(baseline),
             "ratio": self.comparison.ratio,
             "interval": [self.comparison.low, self.comparison.high],
+            **against,
         }
 
     def first_run_warm(self) -> float:

@@ -98,7 +98,11 @@ def work(farm: Farm, outcome: Callable[[str, dict[str, Any], str], Outcome] | No
 
 
 def succeed(
-    farm: Farm, created: str = "2026-11-21T00:00:00+00:00", *, namespace: str = "main"
+    farm: Farm,
+    created: str = "2026-11-21T00:00:00+00:00",
+    *,
+    namespace: str = "main",
+    against: dict[str, Any] | None = None,
 ) -> Callable[[str, dict[str, Any], str], Outcome]:
     def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
         program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode() if namespace == "main" else b"poison")
@@ -116,7 +120,7 @@ def succeed(
             "toolchain": POOL.toolchain,
             "device": {"arch": "cpu"},
             "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 0.0}, "spread": {"y": 1.0}},
-            "measurements": {"latency": {"median": 0.001}},
+            "measurements": {"latency": {"median": 0.001}, "against": against},
             "created": created,
             "job": job_id,
         }

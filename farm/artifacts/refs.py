@@ -119,6 +119,19 @@ class Refs:
         added = dict(snapshot_cell(namespace, cell) for cell in cells)
         return self.move(namespace, tag, lambda now: {"cells": {**(now["cells"] if now else {}), **added}})
 
+    def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> Ref:
+        """Let cells take the place of those that have the cache key before them; where another is there now, it stays.
+
+        `cells` are pairs of that key and a cell: see `snapshot_cell`.
+        """
+        named = [(key, *snapshot_cell(namespace, cell)) for key, cell in cells]
+
+        def update(now: Snapshot | None) -> Snapshot:
+            there = now["cells"] if now else {}
+            return {"cells": there | {name: cell for key, name, cell in named if there.get(name, {}).get("key") == key}}
+
+        return self.move(namespace, tag, update)
+
     def point(self, namespace: str, tag: str, snapshot: str) -> Ref:
         """Let a tag point to the snapshot with this digest: how `prod` is promoted, and rolled back.
 

@@ -156,13 +156,27 @@ class MeasuredPoint(_Document):
     throughput: float | None = None
 
 
+class Against(_Document):
+    """How this program compares with one that was published before it; they took turns in one process.
+
+    `ratio` is how many times the speed of the program with the cache key `key` this one has, by medians; `interval` its
+    99 % confidence interval; `verdict` is `faster`, `slower` or `no difference shown`.
+    """
+
+    key: Digest
+    ratio: float
+    interval: tuple[float, float]
+    verdict: str
+
+
 class Measurements(_Document):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
     second. Where tuning ran, the `tuned` program and the untuned `baseline` took turns in one process: `ratio` is the
-    baseline's median over the tuned one's, `interval` its 95 % confidence interval. `shared`: another attempt ran on
-    the node meanwhile. A dynamic program was measured at several `points`; the other figures are of its largest sizes.
+    baseline's median over the tuned one's, `interval` its 99 % confidence interval; `against` is how a program that was
+    tuned in the background compares with the one published before. `shared`: another attempt ran on the node meanwhile.
+    A dynamic program was measured at several `points`; the other figures are of its largest sizes.
     """
 
     load: Seconds | None = None
@@ -175,6 +189,7 @@ class Measurements(_Document):
     baseline: Latency | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None
+    against: Against | None = None
     points: list[MeasuredPoint] = []
     shared: bool = False
 
@@ -301,6 +316,7 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "latency": measured.latency.median if measured.latency else None,
         "baseline_latency": measured.baseline.median if measured.baseline else None,
         "ratio": measured.ratio,
+        "against": measured.against.model_dump(mode="json") if measured.against else None,
         "tuning": sidecar.tuning.model_dump(include=_TUNING_FACTS) if sidecar.tuning.mode != "off" else None,
         "load": measured.load,
         "shared": measured.shared,

@@ -325,7 +325,8 @@ def _build_lines(builds: Sequence[dict[str, Any]]) -> list[str]:
         counts = build["counts"]
         ended = build["verdict"]["text"] if build["verdict"] else ""
         open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
-        rows.append((str(build["id"]), str(build["name"]), str(build["state"]), ended or open_text))
+        follows = f"; follows {build['follows']}" if build.get("follows") else ""
+        rows.append((str(build["id"]), str(build["name"]), str(build["state"]), (ended or open_text) + follows))
     return render.align(rows)
 
 

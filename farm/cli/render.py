@@ -389,6 +389,20 @@ def remarks(cells: Sequence[Document]) -> list[str]:
     return [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
 
 
+def compared(build: Document, cells: Sequence[Document]) -> list[str]:
+    """Return how the programs of a follow-up compare with those published before; nothing for other builds."""
+    lines = []
+    for cell in cells if build.get("follows") else ():
+        if against := (cell.get("facts") or {}).get("against"):
+            low, high = against["interval"]
+            named = "now what `latest` names" if against["verdict"] == "faster" else "`latest` stays"
+            lines.append(
+                f"{cell['identifier']}: {against['ratio']:.2f}x the program of {build['follows']} "
+                f"({low:.2f} to {high:.2f}), {against['verdict']}: {named}"
+            )
+    return lines
+
+
 def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
     """Return everything that the end of a build has to say."""
     blocks = [
@@ -399,7 +413,13 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
         remarks(cells),
     ]
     verdict = build.get("verdict") or {"text": counts(cells)}
+    blocks.append(compared(build, cells))
     blocks.append([f"{build['name']} {build['id']}: {verdict['text']}"])
+    if follower := build.get("followed_by"):
+        blocks[-1].append(
+            f"build {follower} follows: it tunes more while the farm runs and nothing else waits; "
+            f"`farm status {follower}`"
+        )
     lines: list[str] = []
     for block in filter(None, blocks):
         lines += [*([""] if lines else []), *block]

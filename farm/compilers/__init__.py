@@ -20,6 +20,9 @@ NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
 
 OFF = "off"
+
+TUNING_MODES = (OFF, "quick", "exhaustive", "full")
+"""Each tries more than those before it."""
 """The tuning mode that looks for nothing: what the compiler does by itself, and the baseline of all others."""
 
 TOLERANCES: Mapping[str, float] = {

@@ -278,8 +278,10 @@ class Tuning(_Entry):
 
     mode: Literal["off", "quick", "exhaustive", "full"] = "off"
     """How much is tried."""
+    background: Literal["off", "quick", "exhaustive", "full"] = "off"
+    """How much more is tried once the build has ended, by a build of its own; the ref moves where that is faster."""
     budget: Duration = None
-    """Time after which tuning is cut short; the program is then compiled from what is known."""
+    """Time after which tuning is cut short; the program is then compiled from what is known. Not in the background."""
     miopen_find_enforce: Annotated[int | None, Field(ge=1, le=5, alias="miopen_find_enforce")] = None
     """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning (3: search for what is not known), by number."""
 

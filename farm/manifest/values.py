@@ -228,8 +228,10 @@ def sweep_use(value: Any) -> Any:
 
 
 def tuning_use(value: Any) -> Any:
-    """Read a tuning: `quick` is short for `{mode: quick}`."""
-    return {"mode": value} if isinstance(value, str) else value
+    """Read a tuning: `quick` is short for `{mode: quick}`. Who says `mode` says what follows in the background too."""
+    if isinstance(value, str):
+        value = {"mode": value}
+    return {"background": "off", **value} if isinstance(value, dict) and "mode" in value else value
 
 
 def off_or(value: Any) -> Any:

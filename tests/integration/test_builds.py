@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,86 @@ def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
     farm.builds.cancel("main", build["id"])
     with pytest.raises(Conflict, match="has ended"):
         farm.builds.pause("main", build["id"], paused=True)
+
+
+BACKGROUND = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+tuning: {mode: quick, background: exhaustive}
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+def compared(farm: Farm, verdict: str) -> Callable[[str, dict[str, Any], str], Outcome]:
+    """A worker whose follow-ups come out so against what was published before."""
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        against = {"key": order.get("against"), "ratio": 1.5, "interval": [1.4, 1.6], "verdict": verdict}
+        return succeed(farm, against=against if order.get("against") else None)(job_id, order, key)
+
+    return make
+
+
+def tuned_quickly(farm: Farm, folder: Path) -> tuple[str, str]:
+    """Submit, work and finish a build with a background mode; return its id and that of its follow-up."""
+    build = submit(farm, freeze_manifest(folder, BACKGROUND))
+    assert work(farm) == 1
+    farm.builds.finish(build["id"])
+    followed_by = farm.builds.get("main", build["id"])["followed_by"]
+    assert followed_by
+    return build["id"], followed_by
+
+
+def latest_mode(farm: Farm) -> str:
+    snapshot = Refs(farm.artifacts).read("main", "latest")
+    assert snapshot
+    (cell,) = snapshot["cells"].values()
+    sidecar = farm.artifacts.lookup(["main"], cell["key"])
+    assert sidecar
+    return str(sidecar.sidecar["spec"]["tuning"]["mode"])
+
+
+@pytest.mark.parametrize(("verdict", "named"), [("faster", "exhaustive"), ("no difference shown", "quick")])
+def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
+    farm: Farm, tmp_path: Path, verdict: str, named: str
+) -> None:
+    """The quick program is out at once; the follow-up is one build of lowest priority, whatever is repeated or lost."""
+    first, follower = tuned_quickly(farm, tmp_path)
+    assert latest_mode(farm) == "quick"
+    assert farm.builds.get("main", follower)["follows"] == first
+    assert [cell["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
+    lose_redis(farm)
+    farm.builds.resume()
+    farm.builds.finish(first)
+    assert work(farm, compared(farm, verdict)) == 1
+    farm.builds.finish(follower)
+    farm.builds.finish(follower)
+    assert latest_mode(farm) == named
+    assert farm.builds.get("main", follower)["verdict"]["exit_code"] == 0
+    # The next build of the same manifest is a hit of the quick program; nothing is tuned or taken back.
+    again = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    assert work(farm) == 0
+    farm.builds.finish(again["id"])
+    assert farm.builds.get("main", again["id"])["followed_by"] is None
+    assert latest_mode(farm) == named
+
+
+def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_path: Path) -> None:
+    """Whoever published under the name meanwhile keeps it."""
+    _, follower = tuned_quickly(farm, tmp_path)
+    newer = submit(farm, freeze_manifest(tmp_path, f"{BACKGROUND}    salt: newer\n    tuning: off\n"))
+    while work(farm, compared(farm, "faster")):
+        pass
+    farm.builds.finish(newer["id"])
+    farm.builds.finish(follower)
+    assert latest_mode(farm) == "off"
+
+
+def test_a_background_that_finds_no_more_is_refused(farm: Farm, tmp_path: Path) -> None:
+    text = BACKGROUND.replace("quick, background: exhaustive", "exhaustive, background: quick")
+    with pytest.raises(ManifestError, match="`background: quick` finds nothing that `mode: exhaustive` does not"):
+        submit(farm, freeze_manifest(tmp_path, text))

@@ -43,6 +43,7 @@ PURE = [
     "tuning/importing",
     "comparison",
     "estimate",
+    "follow_up",
 ]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
 
