@@ -582,6 +582,7 @@ def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
     facts = cell["facts"]
     return {
         **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
+        # The artifact's key: that of a tuning which was cut short is not the cell's.
         **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},
     }
 

@@ -165,7 +165,7 @@ def logs(
             if row.get("job"):
                 text = client.log(row["job"])
             elif row.get("facts"):
-                text = client.artifact_log(row["key"])
+                text = client.artifact_log(row["facts"]["key"])
             else:
                 raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
         else:
@@ -193,7 +193,7 @@ def reproduce(
     with connect(settings) as client:
         if what.startswith("b-") or what == "@latest" or cell:
             row = _one_cell(client.cells(what), cell)
-            what = str(row.get("job") or row["key"])
+            what = str(row.get("job") or (row.get("facts") or row)["key"])
         document = client.reproduce(what, folder, settings)
     if as_json:
         output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})

@@ -15,11 +15,12 @@ from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.client import Frozen, freeze
+from farm.client import FarmClient, Frozen, freeze
 from farm.control import retention
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
-from tests.api_farm import POOL, farm, freeze_manifest, frozen, succeed, work
+from farm.spec import cut_short, keys_of
+from tests.api_farm import MANIFEST, POOL, client, farm, freeze_manifest, frozen, succeed, url, work
 
 
 def submit(farm: Farm, frozen: Frozen) -> dict[str, Any]:
@@ -401,3 +402,23 @@ def test_a_background_that_finds_no_more_is_refused(farm: Farm, tmp_path: Path) 
     text = BACKGROUND.replace("quick, background: exhaustive", "exhaustive, background: quick")
     with pytest.raises(ManifestError, match="`background: quick` finds nothing that `mode: exhaustive` does not"):
         submit(farm, freeze_manifest(tmp_path, text))
+
+
+def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Its artifact has a cache key of its own, which is the one that a ref has to name."""
+    tuned = freeze_manifest(tmp_path, MANIFEST + "    precisions: [fp32]\ntuning: {mode: quick, budget: 1s}\n")
+    cut: list[str] = []
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        cut[:] = [keys_of(order, key)[-1]]
+        return succeed(farm)(job_id, {**order, "spec": cut_short(order["spec"], order["budget"])}, cut[0])
+
+    build = submit(farm, tuned)
+    assert work(farm, make) == 1
+    farm.builds.finish(build["id"])
+    found = client.fetch("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert found.artifact["key"] == cut[0]
+    hit = submit(farm, again(tuned))
+    farm.builds.finish(hit["id"])
+    (cell,) = farm.builds.cells("main", hit["id"])
+    assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
