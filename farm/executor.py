@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import traceback
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,7 @@ class Executor:
         self._running = Running()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
-        """Run the steps of one attempt and say how it ended; never raises for what a step can foresee.
+        """Run the steps of one attempt and say how it ended.
 
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
@@ -137,6 +138,12 @@ class _Run:
             return self._with_log(Outcome.failure(FailureKind.STORAGE, error.message))
         except OSError as error:
             return self._with_log(_disk_failed(error))
+        except Exception as error:
+            log.exception("executor failed")
+            with self.children.log_path.open("a") as whole:
+                traceback.print_exc(file=whole)
+            mistake = f"the farm made a mistake: {type(error).__name__}: {error}"
+            return self._with_log(Outcome.failure(FailureKind.INTERNAL, mistake))
 
     def _make(self) -> Outcome:
         with self.children.phase(Phase.FETCHING):

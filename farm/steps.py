@@ -263,7 +263,10 @@ class Steps:
             "model_size": sum(file["size"] for file in self.order["model"]["files"]),
             "toolchain": spec["toolchain"],
             "device": {"arch": spec["device"]["arch"], "compute_units": spec["device"]["compute_units"]},
-            "inputs": compiled["inputs"],
+            "inputs": [
+                {**port, "batch_axis": spec["inputs"].get(port["name"], {}).get("batch_axis")}
+                for port in compiled["inputs"]
+            ],
             "outputs": _outputs(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
@@ -277,7 +280,7 @@ class Steps:
             }
             if spec["verification"]
             else None,
-            "measurements": _measurements(evaluated["measurements"], shared=shared),
+            "measurements": measurements_of(evaluated["measurements"], shared=shared),
             "passes": compiled.get("passes", {}),
             "peak_memory": self.children.peak_memory,
             "phases": self.children.phases,
@@ -481,13 +484,14 @@ def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**output, "parameter": name} for output, name in zip(compiled["outputs"], parameters, strict=True)]
 
 
-def _measurements(measured: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-    """Bring the child's figures into the sidecar's form."""
+def measurements_of(measured: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
+    """Return what the sidecar says of the speed of a program, from what its child measured."""
     return {
         "load": measured.get("load"),
         "first_run_cold": measured.get("cold_run"),
         "first_run_warm": measured.get("warm_run"),
         "latency": _latency(measured),
+        "device_latency": measured.get("device_latency"),
         "throughput": measured.get("throughput"),
         "shared": shared,
         "points": [

@@ -312,7 +312,9 @@ def _measure(
         "cold_run": times[0],
         "warm_run": times[1] if len(times) > 1 else seconds[0],
         "latency": p50,
-        "latency_device": next(evidence.split(on_device, (0.5,))) if on_device else None,
+        "device_latency": {"median": next(evidence.split(on_device, (0.5,))), "repeats": len(on_device)}
+        if on_device
+        else None,
         "p50": p50,
         "p90": p90,
         "p99": p99,

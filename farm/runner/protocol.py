@@ -46,8 +46,9 @@ compile     model, inputs, batch, precision, options, quantization, tuning {mode
 evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
             tolerance, equal, measure_seconds, sample (path to write, or null), session (optional)
     -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs},
-    measurements {load, cold_run, warm_run, latency, latency_device, p50, p90, p99, repeats, throughput,
-    batch, shapes, points [the same, at every size of a dynamic program]}, peak_memory
+    measurements {load, cold_run, warm_run, latency, device_latency {median, repeats} or null (without host copies),
+    p50, p90, p99, repeats, throughput, batch, shapes, points [the same, at every size of a dynamic program]},
+    peak_memory
 bench       programs [{compiler, device, program (path, or null: the original model), model {path, format, outputs},
             inputs, batch, options, outputs, samples}], first (runs to time one by one), rounds, seconds (of each
             program in all rounds)

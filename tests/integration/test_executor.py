@@ -1,0 +1,88 @@
+"""One attempt in this process, from a claimed job to its artifact or its end; the compiler is ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.app import Farm
+from farm.artifacts.sidecar import Measurements
+from farm.errors import UsageError
+from farm.jobs.attempt import Attempt
+from farm.jobs.state import AttemptEnd, FailureKind, Outcome
+from farm.runner import actions, samples
+from farm.runner.protocol import Messages
+from farm.steps import measurements_of
+from tests.api_farm import MANIFEST, POOL, farm, freeze_manifest
+
+
+def run(farm: Farm, folder: Path) -> Outcome:
+    """Submit one cell of a model with a batch, and run its first attempt."""
+    text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
+    frozen = freeze_manifest(folder, text, batch="N")
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.submit("main", frozen.submission, by="test")
+    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+
+
+def test_the_sidecar_says_on_which_axis_samples_stack(farm: Farm, tmp_path: Path) -> None:
+    outcome = run(farm, tmp_path)
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    found = farm.artifacts.get_object(outcome.facts["sidecar"])
+    assert found
+    sidecar: dict[str, Any] = json.loads(found.data)
+    assert [(port["name"], port["shape"], port["batch_axis"]) for port in sidecar["inputs"]] == [("x", [2, 4], 0)]
+
+
+class OnDevice:
+    """A program of offload_copy false on a GPU, which is not here: runs need no copies once its inputs are there."""
+
+    outputs = ("y",)
+
+    def prepare(self, feeds: Any) -> Any:
+        return feeds
+
+    def run(self, prepared: Any) -> list[Any]:
+        return [prepared["x"]]
+
+    def run_on_device(self, prepared: Any) -> Callable[[], None]:
+        return lambda: None
+
+
+def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((1, 4), np.float32)
+    meta = {"points": [{"batch": 1, "runs": 2, "samples": 2}], "minimum": 2, "origin": {"y": "expected"}}
+    samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}, {"x": 2 * x}], [{"y": x}, {"y": 2 * x}], meta)
+    monkeypatch.setattr(actions, "compiler_module", lambda request: SimpleNamespace(load=lambda request: OnDevice()))
+    request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
+    told = Messages(os.open(os.devnull, os.O_WRONLY))
+    answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
+    measured = Measurements.model_validate(measurements_of(answer["measurements"], shared=False))
+    assert measured.latency
+    assert measured.device_latency
+    assert measured.device_latency.repeats > 1
+
+
+def test_a_mistake_of_the_farm_leaves_its_log(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(namespace: str, sidecar: Any) -> Any:
+        raise UsageError("not a valid sidecar: outputs: Field required")
+
+    monkeypatch.setattr(farm.artifacts, "publish", refuse)
+    outcome = run(farm, tmp_path)
+    assert (outcome.end, outcome.kind) == (AttemptEnd.FAILED, FailureKind.INTERNAL)
+    assert "not a valid sidecar" in outcome.message
+    log = farm.artifacts.read_blob(outcome.log, 1 << 20).decode()
+    assert "net/onnxruntime-cpu/fp32/b2 attempt 1" in log
+    assert "Traceback" in log
