@@ -16,6 +16,7 @@ from tasks import compile as _registers_the_task  # noqa: F401
 from tasks.slots import Slots
 
 app = Farm.current().celery
+app.conf.worker_consumer = "tasks.consumer:Consumer"
 app.user_options["worker"].update(
     [
         Option(

@@ -102,6 +102,10 @@ def test_valkey_dies_while_builds_are_submitted(fault: Fault, rig: Rigs) -> None
         recoveries.append(seconds_until_at_work(farm, client))
     for thread in threads:
         thread.join()
+    farm.valkey.stop()
+    pause(fault.count.away_seconds)
+    farm.start_valkey()
+    recoveries.append(seconds_until_at_work(farm, client))
     lost = [one for one in acknowledged if not farm.artifacts.get_object(f"ns/main/builds/{one}/plan.json")]
     farm.builds += acknowledged
     fault.measured(acknowledged=len(acknowledged), builds_lost=len(lost), refused=dict(refused), **farm.ledger())
