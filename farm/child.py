@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from farm.cgroups import limited
 from farm.jobs.state import FailureKind
 
 RUNNER = Path(__file__).parent / "runner" / "child.py"
@@ -152,8 +153,9 @@ def run_child(
     """
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
-        run = _Run({**request, "seal": _sealed(seal, scratch, request)}, scratch, limits, on_message, cancelled)
-        with log_path.open("ab") as log:
+        with limited(limits.memory) as group, log_path.open("ab") as log:
+            whole = {**request, "seal": _sealed(seal, scratch, request), "group": dict(group)}
+            run = _Run(whole, scratch, limits, on_message, cancelled)
             start = log.tell()
             run.start([python or sys.executable, str(script)], environment or {}, log.fileno())
             try:

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 import farm
+from farm import cgroups
 from farm.errors import StoreUnavailable
 from farm.health_port import Health, serve_health
 from farm.health_probe import lacks_room
@@ -143,6 +144,8 @@ class Supervisor:
     def run(self) -> int:
         """Register, supervise, drain."""
         self._store.check()
+        cgroups.hand_on()
+        log.info("memory limits", held=str(cgroups.find()))
         for worker in self._workers:
             worker.register()
         with self._listening(), serve_health(self._settings.health_port, self._health):

@@ -55,6 +55,7 @@ def run_checks() -> list[Check]:
         "redis": _redis,
         "object storage": _storage,
         "seal": lambda _: _seal(),
+        "memory limits": lambda _: _memory_limits(),
         "disk": _disk,
     }
     found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
@@ -172,6 +173,16 @@ def _seal() -> Check:
             "seal", "absent", found, "use Linux 6.12 or newer with Landlock on, or compile only trusted models"
         )
     return Check("seal", "ok", "children reach their own files only, no network, no other process")
+
+
+def _memory_limits() -> Check:
+    from farm.cgroups import find
+
+    groups = find()
+    if groups.version:
+        return Check("memory limits", "ok", f"held by the kernel: {groups}")
+    fix = "Delegate=memory in the worker's systemd unit, or a writable cgroup in its container"
+    return Check("memory limits", "absent", str(groups), fix)
 
 
 def _memory(settings: Settings, slots: int) -> Check:

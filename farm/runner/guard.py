@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from .protocol import Failure, Messages, Request, Result, first_line
 from .seal import seal
@@ -55,7 +55,8 @@ def run(request_path: str, messages: int, words: int, work: Work | None) -> int:
         _work(request, messages, guard, work)
     os.close(messages)
     os.set_inheritable(words, False)
-    return _Guard(inner, wake, words, int(request.get("memory") or 0)).watch()
+    events = (request.get("group") or {}).get("events", "")
+    return _Guard(inner, wake, words, int(request.get("memory") or 0), events).watch()
 
 
 def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> None:
@@ -73,6 +74,7 @@ def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> N
     _first_to_go()
     messages = Messages(descriptor)
     code = 1
+    _join(request.get("group") or {})
     try:
         if request.get("seal"):
             seal(request["seal"]["read"], request["seal"]["write"], gpu=bool(request.get("gpu")))
@@ -111,6 +113,17 @@ def _log_traceback() -> None:
     traceback.print_exc()
 
 
+def _join(group: Mapping[str, str]) -> None:
+    """Enter the control group that holds the memory limit; without it the guard's looking has to do."""
+    if not group:
+        return
+    try:
+        with open(group["join"], "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write("0")
+    except OSError as error:
+        print(f"cannot enter the control group: {error}", file=sys.stderr)  # noqa: T201
+
+
 def _first_to_go() -> None:
     """Let the kernel choose this process, not the worker, when the machine runs out of memory."""
     try:
@@ -121,11 +134,12 @@ def _first_to_go() -> None:
 
 
 class _Guard:
-    def __init__(self, inner: int, wake: int, words: int, memory_limit: int) -> None:
+    def __init__(self, inner: int, wake: int, words: int, memory_limit: int, events: str) -> None:
         self.inner = inner
         self.wake = wake
         self.words = Messages(words)
         self.memory_limit = memory_limit
+        self.events = events
         self.status: int | None = None
         self.killed = ""
         self.peak = 0
@@ -148,6 +162,7 @@ class _Guard:
                 if time.monotonic() - said >= USAGE_SECONDS:
                     said = time.monotonic()
                     self.words.send({"usage": usage})
+        self.look_for_kernels_kill()
         self.kill_all()
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -179,7 +194,14 @@ class _Guard:
             if memory > self.memory_limit:
                 self.killed = "memory"
         self.peak = max(self.peak, memory)
+        self.look_for_kernels_kill()
         return {"cpu": round(cpu, 2), "memory": memory}
+
+    def look_for_kernels_kill(self) -> None:
+        """Where the kernel killed a process of the control group, the child was over its limit, whoever it was."""
+        if self.events and not self.killed and _oom_kills(self.events):
+            self.killed = "memory"
+            self.peak = max(self.peak, self.memory_limit)
 
     def reap(self) -> bool:
         """Take the exit status of all that has ended; return whether any child is left."""
@@ -206,6 +228,13 @@ class _Guard:
                 os.read(self.wake, 4096)
             except BlockingIOError:
                 continue
+
+
+def _oom_kills(events: str) -> int:
+    for line in _read(events).splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
 
 
 def _descendants(root: int) -> Iterator[int]:

@@ -11,8 +11,9 @@ and from the guard, on GUARD_FD
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
 `threads`, `gpu` (what the child is pinned to), `cpus` (numbers of the CPUs to stay on; none = all), `search` (folders
-to import the compiler from), `memory` (bytes, 0 = no limit) and `seal` ({read: [paths], write: [paths]}, or null; both
-set by `run_child`) and, by action:
+to import the compiler from), `memory` (bytes, 0 = no limit), `group` ({join, events}: files of the control group that
+holds that limit; or {}) and `seal` ({read: [paths], write: [paths]}, or null; these two set by `run_child`) and, by
+action:
 
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],

@@ -2,14 +2,19 @@
 
 import json
 import socket
+import subprocess
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farm.app import Farm
 from farm.health_probe import lacks_room, probe
+from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings, load_settings
 from farm.slots import ANYWHERE, Kind
@@ -256,3 +261,48 @@ def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
     assert "GB are needed" in lacks_room(settings)
     assert probe(settings, Kind("cpu", (POOL,), (ANYWHERE,))) == lacks_room(settings)
     assert lacks_room(settings.model_copy(update={"min_free_bytes": 0})) == ""
+
+
+# --- a full disk --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, small_disk: Path) -> None:
+    farm = Farm(settings.model_copy(update={"data_dir": small_disk}))
+    digest, size = farm.artifacts.put_blob_bytes(bytes(32 << 20))
+    file = {"path": "model.onnx", "digest": digest, "size": size}
+    order = {"identifier": "net/onnxruntime-cpu/fp32/b1", "model": {"files": [file], "format": "onnx"}, "env": {}}
+    spec = {"compiler": {"name": "onnxruntime"}, "options": {}, "tuning": {"mode": "off"}, "env": {}}
+    attempt = Attempt(
+        "j-1", 1, "1-t", {**order, "spec": spec}, Limits(time=60.0, memory=0), namespace="main", key="ab" * 32
+    )
+    outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+    assert outcome.kind is FailureKind.STORAGE
+    assert "No space left on device" in outcome.message
+
+
+def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
+    farm_settings: Settings, store: Store, small_disk: Path
+) -> None:
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(12 << 20))
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store):
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        build = submit(store, new_cell())
+        job = store.builds.cells(build)[0]["job"]
+        assert "node n1 takes no jobs: its disk is full" in store.jobs.explain(job)["resting"]
+        filler.unlink()
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"
