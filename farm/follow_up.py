@@ -52,6 +52,7 @@ def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
         "priority": PRIORITY,
         "expected": None,
         "expected_seconds": None,
+        "estimate": None,
         "sweep": None,
         "warnings": [],
     }

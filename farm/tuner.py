@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from farm.comparison import Comparison, compare, distribution
+from farm.comparison import Comparison, Rounds, compare, distribution
 from farm.compilers import COMPILERS, OFF
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
@@ -44,6 +44,8 @@ log = get_logger(__name__)
 
 ROUNDS = 10
 """In which the tuned program and the untuned one take turns."""
+NOISE = 0.05
+"""How much two processes may differ that run the same program: their memory lies elsewhere, and they take no turns."""
 COLLECT_SECONDS = 60.0
 """Between two looks for what a running child has learnt."""
 
@@ -126,6 +128,7 @@ class Tuner:
         self.comparison: Comparison | None = None
         self._published = published
         self._against: Comparison | None = None
+        self._alone: Comparison | None = None
         self._left_over = 0
         self._written = 0
         self._lock = threading.Lock()
@@ -195,7 +198,21 @@ class Tuner:
             best = rounds[0 if self.comparison.ratio >= 1 else 1]
         if self._published:
             self._against = compare(best, rounds[-1])
+        if best is rounds[0] and self.mode.stores:
+            self._alone = compare(rounds[0], self._with_databases(compiled, samples))
         return best is rounds[0]
+
+    def _with_databases(self, compiled: Mapping[str, Any], samples: Path | None) -> Rounds:
+        """Measure the tuned program in a process that has all that tuned it."""
+        with self.children.phase(Phase.MEASURING):
+            seconds = self.children.settings.measure_seconds
+            request = bench_request(
+                self.order, [(self.steps.program, compiled)], samples, rounds=ROUNDS, seconds=seconds
+            )
+            read = [self.steps.program, *([samples] if samples else [])]
+            answer = self.steps.ask(request, self.mode.reading(str(self.folder)), read=read, write=[self.folder])
+        rounds: Rounds = answer["programs"][0]["rounds"]
+        return rounds
 
     def _compile_untuned(self) -> bool:
         request = compile_request(self.order, self._model, self._calibration, self.untuned)
@@ -224,6 +241,19 @@ class Tuner:
             "finished": not self.cut,
             "published": "tuned" if published else "untuned",
             "written": self._written,
+            **self._carried(),
+        }
+
+    def _carried(self) -> dict[str, Any]:
+        """Say whether the file carries its tuning: as fast with empty databases, and nothing written into them."""
+        if self._alone is None:
+            return {}
+        as_fast = self._alone.high >= 1 / (1 + NOISE)
+        if not as_fast or self._written:
+            log.warning("the program does not carry its tuning", ratio=self._alone.ratio, written=self._written)
+        return {
+            "carried": as_fast and not self._written,
+            "alone": {"ratio": self._alone.ratio, "interval": [self._alone.low, self._alone.high]},
         }
 
     def figures(self) -> dict[str, Any]:

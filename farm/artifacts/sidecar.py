@@ -96,6 +96,16 @@ class Port(_Document):
     parameter: str = ""
 
 
+class Alone(_Document):
+    """How many times the speed a tuned program has with empty databases that it has with those that tuned it.
+
+    By medians, of two processes; `interval` is the 99 % confidence interval.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+
+
 class Tuning(_Document):
     """What tuning came to, in the model's operations (its convolutions and matrix products) and in seconds.
 
@@ -103,7 +113,8 @@ class Tuning(_Document):
     known ones took when they were tuned. `finished` is false where the budget ended first. `published` says which of
     the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
     `level`, `threads`, `spinning`). `written` counts the records that it left in the empty databases it was measured
-    with: none, where the file carries its tuning.
+    with. `carried` is whether the file carries its tuning: nothing written, and as fast `alone` within noise; null
+    where the compiler has no databases to do without.
     """
 
     mode: str = "off"
@@ -117,6 +128,8 @@ class Tuning(_Document):
     published: Literal["tuned", "untuned"] | None = None
     session: dict[str, Any] | None = None
     written: int = 0
+    carried: bool | None = None
+    alone: Alone | None = None
 
 
 class Verification(_Document):
@@ -287,7 +300,9 @@ def _work(sidecar: Sidecar) -> dict[str, Any] | None:
     return {"like": comparable(spec), "model": str(spec["model"]["digest"])[:12], "size": sidecar.model_size}
 
 
-_TUNING_FACTS = {"mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published"}
+_TUNING_FACTS = {
+    *("mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published", "carried")
+}
 
 
 def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:

@@ -277,6 +277,10 @@ def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list
         low, high = measured["interval"]
         published = "" if tuning.get("published") == "tuned" else "; the untuned program is the one published"
         rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
+    if alone := tuning.get("alone"):
+        low, high = alone["interval"]
+        text = f"{'yes' if tuning['carried'] else 'no'}: with empty databases {alone['ratio']:.2f}x its speed with them"
+        rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning['written']} records written"))
     if against := measured.get("against"):
         low, high = against["interval"]
         text = f"{against['ratio']:.2f}x the program {against['key'][:12]} ({low:.2f} to {high:.2f})"

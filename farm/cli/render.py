@@ -328,6 +328,11 @@ def legend(cells: Sequence[Document]) -> list[str]:
     made = [cell["facts"] for cell in cells if cell.get("facts") and not cell.get("hit")]
     if any(each.get("tuning") for each in made):
         lines.append(_tuned_line(made))
+    if count := sum((each.get("tuning") or {}).get("carried") is False for each in facts):
+        lines.append(
+            f"not carried: without the tuning databases the programs of {plural(count, 'cell')} are slower, "
+            "or tune again; `farm inspect` says how much"
+        )
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
             "shared: measured beside another attempt on the node, so the speed is rough; cpu_slots = 1 measures alone"

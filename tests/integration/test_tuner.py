@@ -10,6 +10,7 @@ from farm.artifacts.s3 import S3Store
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings, load_settings
 from farm.steps import StepEnded
+from farm.tuner import Published
 from farm.tuning.files import OBJECTS, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
@@ -92,15 +93,31 @@ def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_setting
     assert tuner.prove(compiled, None)
     assert environments(tuner)["compile"] == {}
     report, figures = tuner.report(published=True), tuner.figures()
-    assert (report["published"], report["written"]) == ("tuned", 0)
+    assert (report["published"], report["written"], report["carried"]) == ("tuned", 0, True)
     assert (figures["ratio"], figures["tuned"]["median"], figures["baseline"]["median"]) == (2.0, 0.001, 0.002)
     assert tuner.kernels() == []
     write_folder(Snapshot.of([Record(Store.FIND_DB, FIND_DB, "64-3x3-F", "1:0.1,0,algo", Source(""))]), tuner.proof)
     (tuner.proof / "kernels").mkdir()
     (tuner.proof / "kernels" / "gfx942130.ukdb").write_bytes(b"kernels")
     tuner.prove(compiled, None)
-    assert tuner.report(published=True)["written"] == 1
+    report = tuner.report(published=True)
+    assert (report["written"], report["carried"]) == (1, False), "it tuned again"
     assert [path.name for path in tuner.kernels()] == ["gfx942130.ukdb"]
+
+
+def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    """With empty databases it is slower than with those that tuned it; a program out already takes turns too."""
+    out = Published("a" * 64, tmp_path / "published.mxr", {"outputs": []})
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
+    compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
+    tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}
+    assert tuner.prove(compiled, None)
+    report, against = tuner.report(published=True), tuner.figures()["against"]
+    assert report["carried"] is False
+    assert report["alone"]["interval"] == pytest.approx([2 / 3, 2 / 3])
+    assert (against["key"], against["verdict"]) == (out.key, "slower")
 
 
 def test_modes_have_databases_of_their_own(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
