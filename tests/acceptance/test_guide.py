@@ -4,7 +4,7 @@ A fenced block may have marks, HTML comments on the lines above it:
 
     set-up              run once; every page starts with what it leaves
     file: NAME          written to that file; a manifest is read with its models and data, a source file is compiled
-    needs: A, B         run where `migraphx`, the extras `torch` and `tensorflow`, or such a program is there
+    needs: A, B         run where they are: `migraphx`, `migraphx.hpp`, the extras `torch`, `tensorflow`, or a program
     not run: REASON     checked as far as that goes: syntax, options of `farm`, fields of manifests
 
 Blocks of a page run in order in one folder, beside one embedded farm that is up. A `text` block is what the block
@@ -169,7 +169,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def test_block(block: Block, shell: Shell) -> None:
     """It does what the page shows it for."""
     for name in block.needs:
-        look_for(name)
+        look_for(name, shell)
     folder = shell.of(block.page)
     if name := block.marks.get("file", ""):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -229,7 +229,10 @@ def test_the_table_of_precisions_is_the_compilers() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Each link between documents leads somewhere."""
+    """Each link between documents leads somewhere, and the documents' own contents lists them all."""
+    contents = ROOT / "docs" / "README.md"
+    listed = re.findall(r"\(([\w-]+\.md)\)", contents.read_text())
+    assert {page.name for page in contents.parent.glob("*.md")} - {contents.name} <= set(listed)
     for page in [*PAGES, *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: no {target}"
@@ -238,13 +241,16 @@ def test_links_lead_somewhere() -> None:
 # --- Checks ---------------------------------------------------------------------------------------------------------
 
 
-def look_for(name: str) -> None:
+def look_for(name: str, shell: Shell) -> None:
     """Skip where it is not there."""
     if name in ("torch", "tensorflow"):
         python = load_settings().converters[name] or sys.executable
         there = subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
         if not there:
             pytest.skip(f"needs the extra `{name}`, here or where FARM_{name.upper()}_PYTHON says")
+    elif name == "migraphx.hpp":
+        if not (Path(shell.farm.environ["ROCM"]) / "include" / "migraphx" / name).exists():
+            pytest.skip("needs MIGraphX's C++ headers")
     elif name != "migraphx" and not shutil.which(name):
         pytest.skip(f"needs the program {name}")
 
@@ -260,7 +266,7 @@ def check_syntax(block: Block) -> None:
                     check_options(words[1:])
     elif block.kind == "python":
         compile(block.text, block.page.name, "exec")
-    elif block.kind == "yaml":
+    elif block.kind == "yaml" and "models" in yaml.load(block.text):
         parse_manifest(block.text)
 
 
