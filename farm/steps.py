@@ -322,11 +322,19 @@ def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
     return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if FailureKind.COMPILER_CRASH in previous else {}
 
 
+_READING = ("nhwc", "max_loop_iterations", "limit_max_iterations")
+"""MIGraphX's options that change what a model is read as."""
+
+
 def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the reference outputs of a work order; equal recipes share one blob."""
     spec = order["spec"]
     verification = spec["verification"]
-    return {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
+    recipe = {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
+    if verification and verification["reference"] == "migraphx":
+        # It reads the original model by these options too: another layout, or fewer iterations of a loop.
+        recipe["options"] = {name: spec["options"][name] for name in _READING if name in spec["options"]}
+    return recipe
 
 
 def reference_request(order: Mapping[str, Any], model: Path, samples: Path | None, reference: Path) -> dict[str, Any]:
