@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from farm import junit, reproduction
@@ -51,6 +53,9 @@ EXPLAINED = 20
 
 LOT = 500
 """Cells that one script call takes."""
+
+SHOWN_LOG = 64 << 20
+"""Bytes of a log that are shown at most, the last ones; a compiler that traces its work writes more."""
 
 Document = dict[str, Any]
 
@@ -380,12 +385,19 @@ class Builds:
         return dict(job)
 
     def log(self, namespace: str, job_id: str) -> bytes:
-        """Return a job's log: its last part while it runs, the whole of the last attempt after that."""
+        """Return a job's log: its last part while it runs, that of the last attempt after that, `SHOWN_LOG` at most."""
         job = self.job(namespace, job_id)
         digest = job.get("log")
-        if digest and job["state"] != State.RUNNING:
-            return self._artifacts.read_blob(digest, limit=64 << 20)
-        return self._store.jobs.log_tail(job_id) or b""
+        if not digest or job["state"] == State.RUNNING:
+            return self._store.jobs.log_tail(job_id) or b""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "log.txt"
+            self._artifacts.get_blob(digest, path)
+            with path.open("rb") as whole:
+                left_out = max(0, path.stat().st_size - SHOWN_LOG)
+                whole.seek(left_out)
+                shown = whole.read()
+        return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
 
     def reproduction(self, namespace: str, job_id: str) -> Document:
         """Return all that decides a job's last attempt (`farm.reproduction.describe`), however it ended.

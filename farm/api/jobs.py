@@ -22,7 +22,7 @@ def job(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
 
 @router.get("/jobs/{job_id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
-    """Return a job's log: its last 64 KiB while it runs, the whole of the last attempt after that."""
+    """Return a job's log: its last 64 KiB while it runs, after that the last attempt's, 64 MiB of it at most."""
     return Response(
         farm.builds.log(caller.namespace, job_id),
         media_type="text/plain; charset=utf-8",

@@ -422,3 +422,15 @@ def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: F
     farm.builds.finish(hit["id"])
     (cell,) = farm.builds.cells("main", hit["id"])
     assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
+
+
+def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that traces its work writes more than anyone reads; the end says why it failed."""
+    build = submit(farm, frozen)
+    digest, _ = farm.artifacts.put_blob_bytes(b"passes\n" * 1000 + b"and then it died\n")
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
+    monkeypatch.setattr("farm.builds.SHOWN_LOG", 24)
+    job = farm.builds.cells("main", build["id"])[0]["job"]
+    first, *rest = farm.builds.log("main", job).decode().splitlines()
+    assert first == f"(6993 bytes before this are in blob {digest})"
+    assert rest == ["passes", "and then it died"]
