@@ -36,6 +36,17 @@ models:
 """
 
 
+ADMINS_ONLY = {
+    "/v1/audit",
+    "/v1/gc",
+    "/v1/tokens",
+    "/v1/tokens/{name}",
+    "/v1/pools/{name}/pause",
+    "/v1/pools/{name}/resume",
+}
+OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
+
+
 @contextmanager
 def serving(farm: Farm, **options: Any) -> Iterator[str]:
     """Serve the API of a farm on a free port."""

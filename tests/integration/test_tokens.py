@@ -14,7 +14,7 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client import FarmClient, Frozen
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
-from tests.api_farm import client, farm, freeze_manifest, frozen, url, work
+from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, client, farm, freeze_manifest, frozen, url, work
 
 OTHER = """\
 version: 1
@@ -23,16 +23,6 @@ targets: [onnxruntime/cpu]
 precisions: [fp32, bf16]
 models: [{name: two, source: {path: net.onnx}, options: {level: tuned}}]
 """
-
-ADMINS_ONLY = {
-    "/v1/audit",
-    "/v1/gc",
-    "/v1/tokens",
-    "/v1/tokens/{name}",
-    "/v1/pools/{name}/pause",
-    "/v1/pools/{name}/resume",
-}
-OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
 
 def routes(url: str) -> Iterator[tuple[str, str, str]]:

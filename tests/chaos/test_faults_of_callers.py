@@ -1,0 +1,127 @@
+"""Faults of callers: every route asked at random in every role, and secrets looked for wherever text goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+
+from farm.app import Farm
+from farm.cli import main
+from farm.client import FarmClient, Frozen
+from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, client, farm, finished, frozen, url
+from tests.chaos.report import Fault
+from tests.chaos.rig import Rig
+
+RANKS = ("none", "reader", "submitter", "admin")
+
+
+def needed(method: str, path: str) -> str:
+    """The lowest role that a route is for."""
+    if path in OPEN_TO_ALL:
+        return "none"
+    return "admin" if path in ADMINS_ONLY else "reader" if method.lower() == "get" else "submitter"
+
+
+@pytest.mark.fault("25")
+def test_every_route_in_every_role(fault: Fault, farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    """Requests that fit the published document, and ones that do not, as Schemathesis makes them; always the same."""
+    finished(farm, client, frozen)
+    tokens = {role: client.create_token(f"a-{role}", role, "main") for role in RANKS[1:]}
+    operations = [found.ok() for found in schemathesis.openapi.from_url(f"{url}/v1/openapi.json").get_all_operations()]
+    answers: Counter[str] = Counter()
+    for role in RANKS:
+        headers = {"Authorization": f"Bearer {tokens[role]}"} if role in tokens else {}
+        for operation in operations:
+            enough = RANKS.index(role) >= RANKS.index(needed(operation.method, operation.path))
+            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+                ask(operation, mode, fault.count.examples, headers, answers, enough=enough)
+    fault.measured(routes=len(operations), roles=len(RANKS), requests=answers.total(), **dict(answers))
+    assert not [status for status in answers if status.startswith("5")]
+
+
+def ask(
+    operation: Any, mode: Any, examples: int, headers: dict[str, str], answers: Counter[str], *, enough: bool
+) -> None:
+    try:
+        strategy = operation.as_strategy(generation_mode=mode)
+    except schemathesis.errors.InvalidSchema:
+        return
+
+    @given(case=strategy)
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def send(case: Any) -> None:
+        case.headers = {name: value for name, value in (case.headers or {}).items() if name != "Authorization"}
+        answer = case.call(headers=headers, timeout=30, allow_redirects=False)
+        answers[f"{answer.status_code // 100}xx"] += 1
+        said = f"{operation.method} {operation.path}: {answer.status_code} {answer.text[:300]}"
+        assert answer.status_code < 500, said
+        assert enough or answer.status_code >= 400, said
+
+    # A route without parameters has nothing that could be wrong.
+    with suppress(Unsatisfiable):
+        send()
+
+
+@pytest.mark.fault("25-secrets")
+def test_no_secret_is_in_any_log_or_error(
+    fault: Fault, rig: Callable[..., Rig], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At level debug, through a whole run in which a compiler dies, Redis dies, and addresses and keys are wrong."""
+    farm = rig(log_level="debug")
+    told = farm.settings
+    secrets = {
+        "the administrator's token": told.api_token.get_secret_value(),
+        "the key of object storage": told.s3_secret_key.get_secret_value(),
+        "the password of Redis": str(urlsplit(told.redis_url.get_secret_value()).password),
+    }
+    client = farm.serve()
+    secrets["a token"] = client.create_token("ci", "submitter", "main")
+    farm.script({"": [{"die": "SIGSEGV"}], "1": [{}], "2": [{"exit": 42}]})
+    farm.workers("n0")
+    cells = farm.wait(farm.submit(client, fault.count.jobs), timeout=120)
+    texts = [str(cells)]
+    texts += [client.log(cell["job"]).decode(errors="replace") for cell in cells if cell["job"]]
+    for name, value in told.environment().items():
+        monkeypatch.setenv(name, value)
+    wrong = {
+        "FARM_S3_ENDPOINT": "http://127.0.0.1:9",
+        "FARM_S3_SECRET_KEY": secrets["the key of object storage"] + "x",
+        "FARM_REDIS_URL": told.redis_url.get_secret_value().replace("127.0.0.1", "127.0.0.2"),
+        "FARM_API_TOKEN": secrets["the administrator's token"] + "x",
+    }
+    for name, value in wrong.items():
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            for command in (["doctor"], ["status"], ["worker"], ["audit", "--json"]):
+                if command != ["worker"] or name == "FARM_REDIS_URL":
+                    main(command)
+    farm.valkey.stop()
+    headers = {"Authorization": f"Bearer {secrets['a token']}"}
+    for path in ("/v1/builds", "/v1/health", "/v1/tokens", "/v1/workers"):
+        texts.append(httpx.get(client.url + path, headers=headers, timeout=30).text)
+    farm.start_valkey()
+    farm.stop_workers()
+    printed = capfd.readouterr()
+    texts += [printed.out, printed.err, *(path.read_text(errors="replace") for path in farm.folder.glob("*.log"))]
+    fault.measured(texts=len(texts), kilobytes=sum(map(len, texts)) // 1000, secrets=len(secrets))
+    assert len(printed.err) > 1000, "the worker wrote its log there"
+    found = {name: text[max(0, text.index(secret) - 300) : text.index(secret)]
+             for name, secret in secrets.items() for text in texts if secret in text}  # fmt: skip
+    assert found == {}
