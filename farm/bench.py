@@ -37,6 +37,8 @@ class Contestant:
     program: Path | None
     request: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    """The interpreter that runs it (empty: this one), in processes of its own; None where its compiler decides."""
 
     @property
     def batch(self) -> int:
@@ -112,6 +114,15 @@ def original_of(sidecar: Mapping[str, Any], model: Path, program: Path, name: st
     )
 
 
+def torch_of(sidecar: Mapping[str, Any], model: Path, program: Path, python: str) -> Contestant:
+    """Return the PyTorch model that an artifact's was converted from, as the torch of an interpreter runs it."""
+    conversion = sidecar["conversion"]
+    original = original_of(sidecar, model, program, "torch")
+    order = [value["name"] for value in conversion["inputs"]]
+    request = {**original.request, "model": {"path": str(model), "format": conversion["kind"], "order": order}}
+    return replace(original, compiler="torch", request=request, python=python)
+
+
 def _samples(sidecar: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return where inputs come from: the artifact's own sample if it is there whole, else seeded ones."""
     blob = sidecar["blobs"].get("sample")
@@ -163,7 +174,8 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
         answer = _ask(contestants, children, first=2, rounds=count, seconds=seconds)
         rounds = [program["rounds"] for program in answer["programs"]]
     else:
-        count = _rounds(slowest, seconds, PROCESS_ROUNDS)
+        loading = max(answer["programs"][0]["load"] for answer in alone)
+        count = _rounds(loading + slowest, seconds, PROCESS_ROUNDS)
         rounds = [[] for _ in contestants]
         for number in range(count):
             turns = list(enumerate(contestants))
@@ -190,14 +202,15 @@ def _ask(
         "seconds": seconds,
     }
     read = [file for contestant in contestants for file in contestant.files]
-    return children.ask(request, read=read, environment=leading.environment)
+    return children.ask(request, read=read, environment=leading.environment, python=leading.python)
 
 
 def _one_process(contestants: Sequence[Contestant], machine: Machine) -> bool:
     """Whether one process can hold them all: the same interpreter, and the same environment for MIGraphX."""
     migraphx = [each for each in contestants if each.compiler == "migraphx"]
     mixed = 0 < len(migraphx) < len(contestants) and bool(machine.migraphx_python)
-    return not mixed and all(each.environment == migraphx[0].environment for each in migraphx)
+    apart = len(contestants) > 1 and any(each.python is not None for each in contestants)
+    return not (mixed or apart) and all(each.environment == migraphx[0].environment for each in migraphx)
 
 
 def _rounds(run: float, seconds: float, most: int) -> int:

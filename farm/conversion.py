@@ -81,11 +81,11 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
     record: dict[str, Any] = {
         "recipe": RECIPE,
         "converter": converter,
-        "libraries": _ask({"action": "libraries", "converter": converter}, path, python)["libraries"],
+        "libraries": libraries(converter, python),
         "kind": kind,
         "options": options,
         "inputs": _examples(entry, path) if kind == "torchscript" else [],
-        "source": _digest(path),
+        "source": source_digest(path),
     }
     key = digest_of(record)
     place = cache / "conversions" / key
@@ -140,7 +140,16 @@ def _size(dimension: int | str, sizes: Mapping[str, int]) -> int:
     return sum(int(part) if str(part).isdigit() else sizes.get(str(part), OPEN_SIZE) for part in parts)
 
 
-def _digest(path: Path) -> str:
+def libraries(converter: str, python: str) -> dict[str, str]:
+    """Return the versions of what an interpreter (empty: this one) has to work with a converter's formats.
+
+    Raises UsageError that says what is missing, and how to install it.
+    """
+    found: dict[str, str] = _ask({"action": "libraries", "converter": converter}, Path(), python)["libraries"]
+    return found
+
+
+def source_digest(path: Path) -> str:
     """Return the digest of a file, or of all files of a folder as of a model with external data."""
     if path.is_file():
         return str(file_reference(path, path.name)["digest"])

@@ -112,12 +112,13 @@ class Children:
         environment: Mapping[str, str] | None = None,
         seconds: float = 0.0,
         quiet: bool = False,
+        python: str | None = None,
     ) -> dict[str, Any]:
         """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
 
         The child may read these files and folders, and write to those folders; they are made where they are missing.
         It gets `seconds` at most (0: as long as there is); with `quiet` what it says of its progress is kept back.
-        Raises StepEnded where there is no answer.
+        `python` is another interpreter than its compiler's. Raises StepEnded where there is no answer.
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ class Children:
                 "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
             },
             log_path=self.log_path,
-            python=self.settings.migraphx_python if migraphx else "",
+            python=(self.settings.migraphx_python if migraphx else "") if python is None else python,
             environment={**self.environment, **(environment or {})},
             limits=ChildLimits(
                 time=left,

@@ -40,7 +40,8 @@ def bench(
         str, typer.Option("--against", metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")
     ] = "",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime.")
+        Path | None,
+        typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime or torch."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Time for each program's runs in turns.")] = 5.0,
     picture: Annotated[
@@ -169,10 +170,7 @@ def _contestants(one: Artifact, against: str, model: Path | None, settings: Sett
     if not against:
         return [ours]
     if against == "torch":
-        raise UsageError(
-            "--against torch: this farm measures compiled programs and ONNX models",
-            hint="export the model to ONNX and use `--against onnxruntime`",
-        )
+        return [ours, _in_torch(one, model, settings)]
     if against == "onnxruntime":
         return [ours, original_of(one.sidecar, _original(one, model, settings), one.program)]
     identifier = str(one.sidecar["identifier"])
@@ -188,6 +186,23 @@ def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Ar
         hint = "programs are compared on the same inputs: name one of the same model and shape"
         raise UsageError(f"{name} has no program with the inputs of {one.sidecar['identifier']}", hint=hint)
     return fitting
+
+
+def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contestant:
+    """Return the PyTorch model that an artifact's was converted from; only whoever submitted it has it."""
+    from farm.bench import torch_of
+    from farm.conversion import libraries, source_digest
+
+    conversion = one.sidecar.get("conversion") or {}
+    if conversion.get("converter") != "torch":
+        hint = "`--against onnxruntime` measures an ONNX model; `format: torch` has the farm convert one of PyTorch"
+        raise UsageError(f"--against torch: {one.program.name} was not made from a PyTorch model", hint=hint)
+    if not model:
+        raise UsageError("--against torch needs the PyTorch model", hint=f"--model {conversion['name']}")
+    if not model.is_file() or source_digest(model) != conversion["source"]:
+        raise UsageError(f"{model} is not the PyTorch model that {one.program.name} was made from")
+    libraries("torch", settings.torch_python)
+    return torch_of(one.sidecar, model.resolve(), one.program, settings.torch_python)
 
 
 def _original(one: Artifact, model: Path | None, settings: Settings) -> Path:
@@ -237,6 +252,8 @@ def _measure(
     settings = settings.model_copy(update={"migraphx_path": findings.migraphx_path})
     pools = []
     for contestant in contestants:
+        if contestant.python is not None:
+            continue
         target = f"{contestant.compiler}/{contestant.device}"
         pool = next((pool for pool in findings.pools if str(pool.target) == target and not pool.untuned), None)
         if pool is None:

@@ -282,6 +282,10 @@ def _bench(request: Request, messages: Messages) -> Result:
 
 def _load_any(request: Request) -> Program:
     """Load a compiled program, or the original model where there is none."""
+    if request["compiler"] == "torch":
+        from . import torch_program
+
+        return torch_program.load(request)
     module = compiler_module(request)
     if request["program"]:
         return module.load(request)

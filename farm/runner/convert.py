@@ -16,6 +16,7 @@ from .protocol import Failure, Messages, Request, Result, blamed_on_compiler
 
 _LIBRARIES = {"torch": ("torch", "onnx", "onnxscript"), "tensorflow": ("tensorflow", "tf2onnx")}
 """What a conversion depends on, by the extra of the farm that installs it."""
+_FORMATS = {"torch": "PyTorch models", "tensorflow": "SavedModels"}
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_cpu", "tensorflow-rocm")}
 
 
@@ -30,7 +31,7 @@ def libraries(request: Request) -> Result:
     if missing:
         raise Failure(
             "toolchain_mismatch",
-            f"{sys.executable} has no {' and no '.join(missing)}, which the conversion needs: "
+            f"{sys.executable} has no {' and no '.join(missing)}, which {_FORMATS[extra]} need: "
             f"pip install 'migraphx-farm[{extra}]', or name an interpreter that has it in FARM_{extra.upper()}_PYTHON",
         )
     return {"libraries": found}

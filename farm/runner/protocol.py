@@ -50,9 +50,10 @@ evaluate    program (path), model {format}, reference (path), outputs [names in 
     measurements {load, cold_run, warm_run, latency, device_latency {median, repeats} or null (without host copies),
     p50, p90, p99, repeats, throughput, batch, shapes, points [the same, at every size of a dynamic program]},
     peak_memory
-bench       programs [{compiler, device, program (path, or null: the original model), model {path, format, outputs},
-            inputs, batch, options, outputs, samples}], first (runs to time one by one), rounds, seconds (of each
-            program in all rounds)
+bench       programs [{compiler (also `torch`, for a PyTorch model as it is), device, program (path, or null: the
+            original model), model {path, format, outputs, order (of a TorchScript archive's inputs)}, inputs, batch,
+            options, outputs, samples}], first (runs to time one by one), rounds, seconds (of each program in all
+            rounds)
     -> programs [{load, first [seconds], rounds [[seconds of each run]]}], peak_memory
 """
 

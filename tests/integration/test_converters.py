@@ -16,7 +16,7 @@ import pytest
 
 from farm.cli import main
 from farm.client import Frozen, freeze
-from farm.conversion import _ask
+from farm.conversion import libraries
 from farm.errors import ManifestError, UsageError
 from farm.settings import load_settings
 from tests.compiling import Case, inputs_of
@@ -67,7 +67,7 @@ def made(extra: str, script: str, folder: Path) -> Path:
     """Make models with the real library, or skip where no interpreter has it."""
     python = load_settings().converters[extra]
     try:
-        _ask({"action": "libraries", "converter": extra}, folder, python)
+        libraries(extra, python)
     except UsageError as error:
         pytest.skip(error.message)
     (folder / "make.py").write_text(script)  # TorchScript reads its functions' source.
@@ -217,3 +217,48 @@ def test_one_is_compiled_without_a_farm(
     assert "accuracy   ok" in capsys.readouterr().out
     sidecar = json.loads((tmp_path / "saved_models" / "net.onnx.artifact.json").read_text())
     assert f"{sidecar['conversion']['converter']}_models" == models
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("net.pt2", ()),
+        ("net.ts", ("--input", "ids=batch,5:int64", "--input", "scale=batch,1,1")),
+    ],
+)
+def test_a_program_is_measured_beside_the_pytorch_model(
+    source: str,
+    arguments: tuple[str, ...],
+    torch_models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FARM_MEASURE_SECONDS", "0.05")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    model = str(torch_models / source)
+    assert main(["optimize", model, *arguments, "--batch", "4", "-t", "onnxruntime/cpu"]) == 0
+    capsys.readouterr()
+
+    def bench(*more: str) -> tuple[int, str, str]:
+        code = main(["bench", "saved_models/net.onnx", "--against", "torch", *more])
+        return code, *capsys.readouterr()
+
+    code, _, err = bench()
+    assert (code, f"--model {source}" in err) == (2, True)
+    code, _, err = bench("--model", str(torch_models / "samples.npz"))
+    assert (code, "is not the PyTorch model that net.onnx was made from" in err) == (2, True)
+    monkeypatch.setattr("farm.bench.MIN_ROUNDS", 1)  # torch takes seconds to import, in each round anew
+    code, out, err = bench("--model", model, "--seconds", "0.1", "--json")
+    assert code == 0, err
+    [found] = json.loads(out)["artifacts"]
+    other = found["against"]
+    assert (other["target"], other["batch"]) == ("torch/cpu", 4)
+    assert 0 < other["latency"]["minimum"] <= other["latency"]["p50"]
+    assert len(other["first_runs"]) == 10
+    assert other["comparison"]["ratio"] > 0
+    monkeypatch.setenv("FARM_TORCH_PYTHON", str(tmp_path / "no-python"))
+    code, _, err = bench("--model", model)
+    assert (code, "cannot be started" in err) == (2, True)
