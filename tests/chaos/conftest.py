@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
     """The fault that a test is marked with: its counts, and where its figures go."""
     mark = request.node.get_closest_marker("fault")
-    fault = load_faults(request.config.getoption("--chaos"))[mark.args[0]]
+    fault = load_faults(request.config.getoption("chaos", 0.0))[mark.args[0]]
     if not fault.counts:
         pytest.skip("not in the slice: `make chaos` runs it")
     request.config.stash[FAULTS].append(fault)
@@ -52,9 +52,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    folder, faults = session.config.getoption("--chaos-report"), session.config.stash[FAULTS]
+    folder, faults = session.config.getoption("chaos_report", None), session.config.stash[FAULTS]
     if folder and faults:
-        write_report(folder, faults, share=session.config.getoption("--chaos"))
+        write_report(folder, faults, share=session.config.getoption("chaos"))
 
 
 class Rigs:

@@ -37,7 +37,7 @@ MANIFEST = """\
 version: 1
 name: chaos
 targets: [onnxruntime/cpu]
-salt: {salt}
+salt: "{salt}"
 {options}
 models:
   - name: net
@@ -77,6 +77,7 @@ class Rig:
         self.parts.callback(self.valkey.stop)
         self.builds: list[str] = []
         self.started: list[Worker] = []
+        self._freezing = threading.Lock()
 
     def __enter__(self) -> Rig:
         return self
@@ -188,7 +189,8 @@ class Rig:
         """
         batches = ", ".join(str(number) for number in range(1, cells + 1))
         text = MANIFEST.format(salt=salt or secrets.token_hex(8), batches=batches, options=options)
-        return freeze_manifest(self.folder, text, batch="batch")
+        with self._freezing:  # Submitters share the folder.
+            return freeze_manifest(self.folder, text, batch="batch")
 
     def submit(self, client: FarmClient, cells: int, **options: Any) -> str:
         """Submit so many cells and return the build's id, once it is acknowledged."""
