@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -305,24 +306,28 @@ def test_failover_to_a_replica_that_missed_writes(fault: Fault, rig: Rigs, tmp_p
         published = set(farm.published())
         raw.execute_command("REPLICAOF", "NO", "ONE")
         line.redirect(str(second.hostname), int(second.port or 0))
-        promoted = time.monotonic()
+        promoted, at = time.monotonic(), time.time()
         farm.valkey.stop()
         wait_until(lambda: insist(farm.store.epoch) != epoch, timeout=30, message="a new epoch")
         seen = time.monotonic() - promoted
-        for build_id in (running, after):
-            farm.wait(build_id, timeout=120)
+        cells = [cell for build_id in (running, after) for cell in farm.wait(build_id, timeout=120)]
+        begun = [one["started_at"] for cell in cells if cell["job"] for one in farm.attempts(cell)]
+        begun = [at, *sorted(time_ for time_ in begun if time_ > at)]
+        standstill = max(second - first for first, second in pairwise(begun))
         settled = time.monotonic() - promoted
         again = {key: count for key, count in farm.published().items() if count > 1}
         lost = [key for key in published if not farm.artifacts.lookup(["main"], key)]
         fault.measured(
             scripts_missed=missed,
             epoch_seen_after=seen,
+            longest_standstill=standstill,
             all_ended_after=settled,
             artifacts_lost=len(lost),
             **farm.ledger(),
         )
         assert (lost, again) == ([], {})
         assert seen <= 10
+        assert standstill <= 2 * LEASE
         farm.stop_workers()
         farm.server.stop()
 
