@@ -352,7 +352,8 @@ class Worker:
         elif self._fenced and not fenced:
             log.info("the node is let back", node=self._node)
         self._fenced = fenced
-        if not self._probes.ever or (fenced and self._probes.due) or beat.failed >= SUSPICIOUS:
+        suspect = wrong is None and beat.failed >= SUSPICIOUS
+        if not self._probes.ever or (self._probes.due if fenced else suspect):
             self._probes.start()
         if self._probes.proven:
             self._resting = lacks_room(self._settings)

@@ -125,12 +125,20 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
 
 START = (
     "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
-    "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL;"
+    "from farm.slots import ANYWHERE, Kind; from farm.worker import run_worker; from tests.jobs import POOL, ask;"
     "configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
     "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
-    "probe=lambda settings, kind: wrong.read_text()))"
+    "probe=lambda settings, kind: ask(wrong)))"
 )
 """What a worker process runs; a test may have one of another release."""
+
+
+def ask(wrong: Path) -> str:
+    """The scripted health probe: it says what is in a file, and leaves a line beside it each time it is asked."""
+    if wrong != Path(os.devnull):
+        with wrong.with_suffix(".asked").open("a") as asked:
+            asked.write("asked\n")
+    return wrong.read_text()
 
 
 class Worker:

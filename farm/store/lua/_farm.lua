@@ -244,6 +244,7 @@ local function fence(node, reason)
   local record = key("node", node)
   if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
   call("HSET", record, "fenced", reason)
+  call("HDEL", record, "row")
   call("DEL", key("node", node, "passed"))
   call("PEXPIRE", record, KEEP)
 end
