@@ -24,6 +24,7 @@ from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_t
 from farm.jobs.attempt import Limits
 from farm.jobs.state import FailureKind, Phase
 from farm.slots import ANYWHERE, Slot
+from farm.spec import digest_of
 
 OnPhase = Callable[[Phase, float | None, str], None]
 
@@ -166,7 +167,7 @@ class Steps:
         """One sample with its right outputs; `evaluate` leaves it."""
         spec = order["spec"]
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
-        self.program = children.folder / "program" / f"{order['identifier'].replace('/', '--')}{extension}"
+        self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
         self.texts = {when: self.program.parent / f"program-{when}.txt" for when in ("before", "after")}
         """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
@@ -291,6 +292,17 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
+
+
+LONGEST_NAME = 128
+"""Characters of a program's file name: what clients take, and every file system."""
+
+
+def program_name(identifier: str, extension: str) -> str:
+    """Return the name of a cell's program file: its identifier, of a long one the beginning and a digest of it all."""
+    name = identifier.replace("/", "--")
+    room = LONGEST_NAME - len(extension)
+    return (name if len(name) <= room else f"{name[: room - 13]}-{digest_of(identifier)[:12]}") + extension
 
 
 def inputs_of(model: Path, calibration: Path | None) -> list[Path]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from farm.steps import reference_recipe
+from farm.api.schemas import FILE_NAME
+from farm.steps import program_name, reference_recipe
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:
@@ -24,3 +26,11 @@ def test_a_reference_by_migraphx_is_of_the_model_as_it_was_read(option: dict[str
 
 def test_a_reference_by_migraphx_is_shared_by_what_compiles_otherwise() -> None:
     assert reference_recipe(order("migraphx", fast_math=True)) == reference_recipe(order("migraphx", fast_math=False))
+
+
+def test_a_program_is_named_after_its_cell_within_what_the_api_takes_for_a_name() -> None:
+    assert program_name("net/migraphx-gfx942/int8-fp16/b8", ".mxr") == "net--migraphx-gfx942--int8-fp16--b8.mxr"
+    cell = f"{'a' * 100}/migraphx-gfx942.rocm7.2-migraphx2.15/int8-fp16/b8-sequence{'e' * 50}"
+    names = {program_name(f"{cell}{length}", ".json") for length in (128, 256)}
+    assert len(names) == 2
+    assert all(re.fullmatch(FILE_NAME, name) and name.endswith(".json") for name in names)
