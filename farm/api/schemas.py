@@ -276,7 +276,10 @@ class Collected(BaseModel):
 
 
 class TuningDatabase(BaseModel):
-    """A tuning database: what tuning learnt on one pool, device and mode. `size` in bytes, packed; `waiting` deltas."""
+    """A tuning database: what tuning learnt on one pool, device and mode.
+
+    `size` in bytes, packed; `waiting` deltas; `damaged` says why it cannot be read, where that is so.
+    """
 
     name: str
     namespace: str
@@ -288,6 +291,7 @@ class TuningDatabase(BaseModel):
     size: int = 0
     moved: str = ""
     waiting: int = 0
+    damaged: str = ""
 
 
 class TuningWork(BaseModel):

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from farm.api import schemas
 from farm.api.auth import FarmDep, Reader, Submitter
 from farm.app import Farm
-from farm.errors import NotFound, UsageError
+from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.pools import Pool
 from farm.tuning import text
 from farm.tuning.database import TuningDatabase, databases, device_name
@@ -34,7 +34,7 @@ Addressed = Annotated[TuningDatabase, Depends(_addressed)]
 
 
 def _there(database: Addressed) -> TuningDatabase:
-    if database.head() is None and not database.waiting():
+    if not database.exists():
         raise NotFound(f"no tuning database {database.name}", hint="`farm tuning ls` lists them")
     return database
 
@@ -113,7 +113,10 @@ def tuning_prune(
     everything: Annotated[bool, Query(description="The whole database.")] = False,
     dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,
 ) -> schemas.Document:
-    """Remove records, so that they are measured again. Of several conditions all must hold."""
+    """Remove records, so that they are measured again. Of several conditions all must hold.
+
+    Everything can be removed of a damaged database too; what could not be read is not counted.
+    """
     if everything == bool(older or job):
         raise UsageError("say what is pruned: by age, by job, or everything")
     before = "" if older is None else (datetime.now(UTC) - timedelta(seconds=older)).isoformat(timespec="seconds")
@@ -124,7 +127,12 @@ def tuning_prune(
     def keep(snapshot: Snapshot) -> Snapshot:
         return snapshot.only(record for record in snapshot if not goes(record))
 
-    snapshot = database.read().snapshot
+    try:
+        snapshot = database.read().snapshot
+    except ArtifactGone:
+        if not everything:
+            raise
+        snapshot = Snapshot()
     pruned = sum(map(goes, snapshot))
     if not dry_run and everything:
         database.delete()
@@ -142,8 +150,11 @@ def _sum(day: Day) -> dict[str, Any]:
 
 
 def _described(database: TuningDatabase) -> dict[str, Any]:
-    head, waiting = database.head(), database.waiting()
-    found = _empty(database)
+    found, waiting = _empty(database), database.waiting()
+    try:
+        head = database.head()
+    except ArtifactGone as error:
+        return {**found, "waiting": len(waiting), "damaged": error.message}
     if head:
         found |= {"generation": head.generation, "size": head.size, "moved": head.moved, "records": head.records}
     return {**found, "waiting": len(waiting)}

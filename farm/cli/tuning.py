@@ -41,7 +41,8 @@ def ls(as_json: output.Json = False) -> None:
     rows = []
     for item in items:
         waiting = f"{render.plural(item['waiting'], 'delta')} not merged" if item["waiting"] else ""
-        rows.append((item["name"], render.plural(sum(item["records"].values()), "record"), item["moved"], waiting))
+        held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
+        rows.append((item["name"], held, item["moved"], waiting))
     for line in render.align(rows):
         output.say(line)
     if not items:
@@ -276,7 +277,7 @@ def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
 
 
 def _holds(item: Mapping[str, Any]) -> bool:
-    return bool(item["generation"] or item["waiting"])
+    return bool(item["generation"] or item["waiting"] or item.get("damaged"))
 
 
 def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str) -> Snapshot:

@@ -145,7 +145,14 @@ class TuningDatabase:
             }
             return Head(**fields, etag=found.etag)
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactGone(f"the head {found.key} cannot be read: {error!r}") from None
+            raise ArtifactGone(
+                f"the head {found.key} cannot be read: {error!r}",
+                hint=f"`farm tuning prune {self.name} --all` begins the database anew",
+            ) from None
+
+    def exists(self) -> bool:
+        """Whether anything is there, be it readable or not."""
+        return any(True for _ in self._artifacts.list_objects(self._prefix))
 
     def read(self) -> Restored:
         """Return all that is known now: the head, and the deltas that are not merged yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import structlog
 from farm.app import Farm
 from farm.cli import main
 from farm.control.tuning import merge_tuning
+from farm.errors import ExitCode
 from farm.pools import Pool, Target
 from farm.spec import Device
 from farm.tuning.database import TuningDatabase, device_name
@@ -147,3 +149,15 @@ def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "model.onnx").write_bytes(b"x")
     assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
     assert "model.onnx is no tuning database" in capsys.readouterr().err
+
+
+def test_a_damaged_database_is_listed_and_can_be_begun_anew(
+    farm: Farm, database: TuningDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    farm.artifacts.put_object(f"ns/main/tuning/{QUICK}/head.json", b"{}")
+    assert re.search(rf"{re.escape(QUICK)} +damaged", said(["ls"], capsys))
+    assert main(["tuning", "prune", "gfx942 quick", "--job", "j-1"]) == ExitCode.ARTIFACT_GONE
+    assert f"`farm tuning prune {QUICK} --all`" in capsys.readouterr().err
+    assert "0 left" in said(["prune", QUICK, "--all"], capsys)
+    assert "0 records" in said(["ls"], capsys)
+    assert database.head() is None
