@@ -460,8 +460,6 @@ class S3Store:
                 return
             request = {**request, "ContinuationToken": page["NextContinuationToken"]}
 
-    # --- outside access -------------------------------------------------------------------------------------
-
     # --- other buckets --------------------------------------------------------------------------------------
 
     def source_version(self, bucket: str, key: str) -> str:
@@ -477,6 +475,8 @@ class S3Store:
                 raise UsageError(f"s3://{bucket}/{key} has more than {limit} bytes")
             for piece in found["Body"].iter_chunks(1 << 20):
                 file.write(piece)
+
+    # --- outside access -------------------------------------------------------------------------------------
 
     def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
         """See `ArtifactStore.presign_get`."""

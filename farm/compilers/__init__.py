@@ -188,8 +188,6 @@ class Compiler:
     emulated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By precision the devices (patterns, `!` before those that are not) that compute it in a wider type."""
     debugging: Debugging = Debugging()
-    portable: bool = True
-    """Whether a program made for one device runs on every device of the same target."""
 
     def device(self, name: str) -> DeviceKind | None:
         """Return the kind that a device (`gfx942`, `cpu`) is of, or None where it is not served."""
@@ -530,7 +528,6 @@ MIGRAPHX = Compiler(
         "int8": ("cpu",),
     },
     debugging=_MIGRAPHX_DEBUGGING,
-    portable=False,
 )
 
 COMPILERS: Mapping[str, Compiler] = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
