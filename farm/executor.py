@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from farm.errors import ArtifactGone, FarmFault
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
+from farm.nodes.usage import conditions
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.steps import Children, OnPhase, StepEnded, Steps, after_a_crash, reference_recipe
@@ -84,8 +86,9 @@ class Executor:
         try:
             with self._running.one_more():
                 environment = after_a_crash(attempt.previous)
+                look = partial(conditions, attempt.slot.bdf)
                 children = Children(
-                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment
+                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
                 return _Run(attempt, children, self._artifacts, self._cache, self._running).outcome()
         except OSError as error:

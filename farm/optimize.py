@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from farm.matrix import Cell, expand
 from farm.models import BATCH, Dimension, FrozenModel, Tensor, read_model
 from farm.nodes import Findings, survey
 from farm.nodes.share import one_slot
-from farm.nodes.usage import Usage, watch
+from farm.nodes.usage import Usage, conditions, watch
 from farm.pools import Pool
 from farm.settings import Settings
 from farm.sources import Inputs, default_cache, freeze
@@ -384,7 +385,8 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
         limits = Limits(time=0, memory=cell.limits["memory"])
-        children = Children(work, settings, limits, on_phase, cancelled, slot)
+        look = partial(conditions, slot.bdf)
+        children = Children(work, settings, limits, on_phase, cancelled, slot, conditions=look)
         steps = Steps(order, children)
         reference = work / "reference.npz"
         with children.phase(Phase.VERIFYING):

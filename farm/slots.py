@@ -24,11 +24,13 @@ class Slot:
     """The right to run one attempt: what its children are pinned to (ROCR_VISIBLE_DEVICES; empty shows them no GPU).
 
     `lock` names the GPU among all workers of the node. `cpus` are the CPUs that children are bound to; none: all.
+    `bdf` is the GPU's PCI address, under which the kernel tells of it.
     """
 
     gpu: str = ""
     lock: str = ""
     cpus: tuple[int, ...] = ()
+    bdf: str = ""
 
 
 ANYWHERE = Slot()

@@ -78,6 +78,8 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
+    conditions: Callable[[], dict[str, Any] | None] = lambda: None
+    """Tells how the slot's GPU is at the moment."""
 
     def __post_init__(self) -> None:
         self.log_path = self.folder / "log.txt"
@@ -173,6 +175,8 @@ class Steps:
         """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
+        self.conditions: list[dict[str, Any] | None] = []
+        """How the GPU was before and after the program was measured, where its driver tells."""
         self._checked = False
 
     @property
@@ -220,7 +224,10 @@ class Steps:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
-        return self.ask(request, environment, read=[self.program, reference], write=[self.sample.parent, *write])
+        before = self.children.conditions()
+        answer = self.ask(request, environment, read=[self.program, reference], write=[self.sample.parent, *write])
+        self.conditions = [before, self.children.conditions()]
+        return answer
 
     def ask(
         self,

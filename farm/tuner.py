@@ -140,13 +140,16 @@ class Tuner:
         `evaluate` returns what it says of a program, from what its child said; it is given this tuner where the program
         is the tuned one. Raises StepEnded; what was learnt until then is kept.
         """
+        before = self.children.conditions()
         compiled = self.compile(model, calibration)
+        after = self.children.conditions()
         record = evaluate(compiled, self)
         is_faster = self.prove(compiled, samples)
         if not is_faster:
             self.untuned.replace(self.steps.program)
             record = evaluate(self.untuned_compiled, None)
         record["tuning"] |= self.report(published=is_faster)
+        record["tuning"]["conditions"] = [found for found in (before, after) if found]
         record["measurements"] |= self.figures()
         return record
 

@@ -96,6 +96,17 @@ class Port(_Document):
     parameter: str = ""
 
 
+class Conditions(_Document):
+    """How the GPU was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
+    cap in watts, and whether anything held the clocks back. Of a partition they are the whole card's.
+    """
+
+    clocks: dict[str, float] = {}
+    temperatures: dict[str, float] = {}
+    power_cap: float | None = None
+    throttled: bool | None = None
+
+
 class Alone(_Document):
     """How many times the speed a tuned program has with empty databases that it has with those that tuned it.
 
@@ -128,6 +139,8 @@ class Tuning(_Document):
     published: Literal["tuned", "untuned"] | None = None
     session: dict[str, Any] | None = None
     written: int = 0
+    conditions: list[Conditions] = []
+    """Before and after tuning, where the device tells."""
     carried: bool | None = None
     alone: Alone | None = None
 
@@ -204,6 +217,8 @@ class Measurements(_Document):
     interval: tuple[float, float] | None = None
     against: Against | None = None
     points: list[MeasuredPoint] = []
+    conditions: list[Conditions] = []
+    """Before and after measuring, where the device tells."""
     shared: bool = False
 
 

@@ -1,15 +1,22 @@
-"""How busy a GPU is, and how much of its memory is in use, while something runs: what the kernel's driver counts."""
+"""What the kernel's driver says of a GPU.
+
+How busy it is and how much memory is in use while something runs; its clocks, power cap, temperatures and throttling
+at one moment.
+"""
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
+from farm.nodes.told import whole_card
 
 LOOK_SECONDS = 0.1
 
@@ -64,6 +71,59 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
         thread.join()
         usage.busy = sum(busy) / len(busy) / 100 if busy else None
         usage.memory = max(0, max(used) - (before or 0)) if used else None
+
+
+_THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}
+"""Where amdgpu's `gpu_metrics` has its throttle status, by format: `struct gpu_metrics_v1_3` and so on of Linux'
+`drivers/gpu/drm/amd/include/kgd_pp_interface.h`."""
+_UNKNOWN = 0xFFFFFFFF
+
+
+def conditions(bdf: str, machine: Machine | None = None) -> dict[str, Any] | None:
+    """Return how the GPU at a PCI address is just now; None where the driver says nothing, as of a CPU slot.
+
+    `clocks` in MHz and `temperatures` in degrees Celsius by the driver's labels (`sclk`, `mclk`; `edge`, `junction`,
+    `mem`), `power_cap` in watts, `throttled` whether anything holds the clocks back; None where that is not told.
+    From amdgpu's hwmon files and `gpu_metrics`; of a partition they are the whole card's.
+    """
+    if not bdf:
+        return None
+    machine = machine or Machine()
+    card = f"/sys/bus/pci/devices/{whole_card(bdf)}"
+    monitors = sorted(machine.path(f"{card}/hwmon").glob("hwmon*"))
+    if not monitors:
+        return None
+    monitor = f"{card}/hwmon/{monitors[0].name}"
+    cap = _number(machine, f"{monitor}/power1_cap")
+    return {
+        "clocks": _labelled(machine, monitor, "freq", 1e6),
+        "temperatures": _labelled(machine, monitor, "temp", 1e3),
+        "power_cap": cap / 1e6 if cap is not None else None,
+        "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
+    }
+
+
+def _labelled(machine: Machine, monitor: str, kind: str, unit: float) -> dict[str, float]:
+    """Return a monitor's values of one kind (`freq1_input`, …) by their labels."""
+    found = {}
+    for path in sorted(machine.path(monitor).glob(f"{kind}[0-9]*_input")):
+        value = _number(machine, f"{monitor}/{path.name}")
+        name = path.name.removesuffix("_input")
+        if value is not None:
+            found[machine.text(f"{monitor}/{name}_label") or name] = value / unit
+    return found
+
+
+def _throttled(path: Path) -> bool | None:
+    try:
+        table = path.read_bytes()
+    except OSError:
+        return None
+    place = _THROTTLE_STATUS.get((table[2], table[3])) if len(table) > 3 else None
+    if place is None or len(table) < place + 4:
+        return None
+    (status,) = struct.unpack_from("<I", table, place)
+    return None if status == _UNKNOWN else status != 0
 
 
 def _number(machine: Machine, name: str) -> int | None:

@@ -271,8 +271,8 @@ def test_a_mixed_node_serves_each_model_and_its_cpu_targets(
         ("gfx1100-96cu", ["migraphx/gfx1100"]),
         ("cpu", ["migraphx/cpu", "onnxruntime/cpu"]),
     ]
-    assert kinds[0].slots == (Slot(gpus[0].uuid, gpus[0].uuid, near),)
-    assert kinds[1].slots == (Slot(gpus[1].uuid, gpus[1].uuid, far),)
+    assert kinds[0].slots == (Slot(gpus[0].uuid, gpus[0].uuid, near, gpus[0].bdf),)
+    assert kinds[1].slots == (Slot(gpus[1].uuid, gpus[1].uuid, far, gpus[1].bdf),)
     assert kinds[2].slots == (Slot(cpus=near), Slot(cpus=far))
     assert {kind.threads for kind in kinds} == {128 // 4}
 

@@ -79,6 +79,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "latency": 0.002,
         "baseline_latency": 0.004,
         "ratio": 2.0,
+        "against": None,
         "tuning": {
             "mode": "quick",
             "operations": 53,
@@ -89,6 +90,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
             "saved": 0.0,
             "finished": True,
             "published": "tuned",
+            "carried": None,
         },
         "load": 0.5,
         "shared": True,
