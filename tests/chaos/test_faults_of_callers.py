@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -90,6 +91,10 @@ def test_no_secret_is_in_any_log_or_error(
     fault: Fault, rig: Callable[..., Rig], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At level debug, through a whole run in which a compiler dies, Redis dies, and addresses and keys are wrong."""
+    # The commands below run in this process, and set up its log.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", root.handlers[:])
+    monkeypatch.setattr(root, "level", root.level)
     farm = rig(log_level="debug")
     told = farm.settings
     secrets = {

@@ -19,7 +19,15 @@ from tests.chaos.report import Fault
 from tests.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 
 REFUSALS = {FailureKind.BAD_MODEL, FailureKind.UNSUPPORTED_OPERATOR}
-COMPILER = [("onnxruntime", "cpu"), pytest.param("migraphx", "ref", marks=pytest.mark.migraphx)]
+
+
+def compilers(fault: str) -> list[Any]:
+    """Both, each with a row of its own in the report."""
+    on_migraphx = [pytest.mark.migraphx, pytest.mark.fault(f"{fault}-migraphx")]
+    return [
+        pytest.param("onnxruntime", "cpu", marks=pytest.mark.fault(fault)),
+        pytest.param("migraphx", "ref", marks=on_migraphx),
+    ]
 
 
 def search(compiler: str) -> list[str]:
@@ -64,8 +72,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
     return failure.kind if failure else None, said, time.monotonic() - start
 
 
-@pytest.mark.fault("20")
-@pytest.mark.parametrize(("compiler", "device"), COMPILER)
+@pytest.mark.parametrize(("compiler", "device"), compilers("20"))
 def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: str, device: str) -> None:
     """What the check refuses is refused there with the same kind; what it lets through ends in a failure of its own."""
     corpus = list(malformed(mutations=fault.count.mutations))
@@ -87,7 +94,7 @@ def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, com
         assert sound or kind in REFUSALS, (name, said[:500])
         assert words in said, name
         assert kind not in (FailureKind.TIME_LIMIT, FailureKind.INTERNAL), (name, said[:500])
-    fault.measured(**{f"{compiler}_{kind}": count for kind, count in kinds.items()}, **{f"{compiler}_slowest": slowest})
+    fault.measured(**kinds, slowest=slowest)
     assert slowest < 30
 
 
@@ -115,8 +122,7 @@ def test_damaged_programs_in_migraphxs_child(fault: Fault, tmp_path: Path) -> No
     fault.measured(**kinds)
 
 
-@pytest.mark.fault("21")
-@pytest.mark.parametrize(("compiler", "device"), COMPILER)
+@pytest.mark.parametrize(("compiler", "device"), compilers("21"))
 def test_escapes_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: str, device: str) -> None:
     """Refused before the compiler is imported, and the secret is in no program, log or answer."""
     names = random.Random(1).sample(sorted(ESCAPES), min(fault.count.escapes, len(ESCAPES)))
@@ -127,4 +133,4 @@ def test_escapes_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: st
         assert kind is FailureKind.BAD_MODEL, (name, said[:500])
         made = b"".join(file.read_bytes() for file in (folder / "made").rglob("*") if file.is_file())
         assert CANARY not in made + said.encode(), name
-    fault.measured(**{f"{compiler}_refused": len(names)})
+    fault.measured(refused=len(names))
