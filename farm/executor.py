@@ -11,9 +11,9 @@ import tempfile
 import threading
 import traceback
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,32 +37,6 @@ from farm.tuning.database import TuningDatabase, device_name
 log = get_logger(__name__)
 
 
-class Running:
-    """Counts the attempts that this worker runs, so that a measurement knows whether it was alone."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._begun = 0
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Count one attempt while the block runs."""
-        with self._lock:
-            self._count += 1
-            self._begun += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-
-    def look(self) -> tuple[int, int]:
-        """Return how many run now, and how many have begun so far."""
-        with self._lock:
-            return self._count, self._begun
-
-
 class Executor:
     """Runs attempts. One serves all slots of a worker; each attempt works in a folder of its own."""
 
@@ -71,7 +45,6 @@ class Executor:
         self._cache = cache
         self._settings = settings
         self._work = _own_folder(settings.data_dir.resolve() / "work")
-        self._running = Running()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the steps of one attempt and say how it ended.
@@ -84,13 +57,12 @@ class Executor:
         except OSError as error:
             return _disk_failed(error)
         try:
-            with self._running.one_more():
-                environment = after_a_crash(attempt.previous)
-                look = partial(conditions, attempt.slot.bdf)
-                children = Children(
-                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
-                )
-                return _Run(attempt, children, self._artifacts, self._cache, self._running).outcome()
+            environment = after_a_crash(attempt.previous)
+            look = partial(conditions, attempt.slot.bdf)
+            children = Children(
+                folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
+            )
+            return _Run(attempt, children, self._artifacts, self._cache).outcome()
         except OSError as error:
             return _disk_failed(error)
         finally:
@@ -102,17 +74,34 @@ def _own_folder(work: Path) -> Path:
     # Under the host's name: containers that share the folder do not see each other's processes.
     ours = work / socket.gethostname()
     for folder in ours.glob("*"):
-        if not Path(f"/proc/{folder.name}").exists():
+        if not _is_alive(folder):
             shutil.rmtree(folder, ignore_errors=True)
     return ours / str(os.getpid())
+
+
+def _is_alive(folder: Path) -> bool:
+    return Path(f"/proc/{folder.name}").exists()
+
+
+def _running(node: Path) -> dict[str, tuple[int, int]]:
+    """Return how many attempts each worker process of a node runs, and when one last began or ended there (ns).
+
+    A node has a process for each kind of slot. Attempts are counted by their folders, which outlive a process that is
+    killed; those do not count.
+    """
+    found = {}
+    for folder in node.iterdir():
+        with suppress(FileNotFoundError):  # a worker that starts clears away what a killed one left
+            if not _is_alive(folder):
+                continue
+            found[folder.name] = len(list(folder.iterdir())), folder.stat().st_mtime_ns
+    return found
 
 
 class _Run:
     """One attempt under way: lookup, fetch, reference, compile, evaluate, publish."""
 
-    def __init__(
-        self, attempt: Attempt, children: Children, artifacts: ArtifactStore, cache: NodeCache, running: Running
-    ) -> None:
+    def __init__(self, attempt: Attempt, children: Children, artifacts: ArtifactStore, cache: NodeCache) -> None:
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
@@ -120,7 +109,6 @@ class _Run:
         self.folder = children.folder
         self.artifacts = artifacts
         self.cache = cache
-        self.running = running
         self.reference: dict[str, Any] | None = None
         self.key = attempt.key
         """The artifact's: a tuning that its budget cut short has one of its own."""
@@ -274,14 +262,15 @@ class _Run:
     def _evaluated(self, compiled: Mapping[str, Any], reference: Path, tuner: Tuner | None = None) -> dict[str, Any]:
         """Evaluate the program and return what the sidecar says of it, also whether another attempt ran meanwhile."""
         with self.children.phase(Phase.MEASURING):
-            running, begun = self.running.look()
+            before = _running(self.folder.parents[1])
             evaluated = self.steps.evaluate(
                 compiled,
                 reference,
                 tuner.measuring if tuner else None,
                 write=[tuner.proof] if tuner else (),
             )
-            shared = running > 1 or self.running.look()[1] > begun
+            after = _running(self.folder.parents[1])
+            shared = after != before or sum(count for count, _ in before.values()) > 1
         return self.steps.record(compiled, evaluated, shared=shared)
 
     def _publish(self, record: Mapping[str, Any]) -> Outcome:

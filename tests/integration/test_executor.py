@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +46,28 @@ def test_the_sidecar_says_on_which_axis_samples_stack(farm: Farm, tmp_path: Path
     assert found
     sidecar: dict[str, Any] = json.loads(found.data)
     assert [(port["name"], port["shape"], port["batch_axis"]) for port in sidecar["inputs"]] == [("x", [2, 4], 0)]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_attempt_of_another_worker_process_makes_a_measurement_shared(
+    farm: Farm, tmp_path: Path, killed: bool
+) -> None:
+    """Each kind of slot of a node has a process of its own; what a killed one left behind does not count."""
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        assert farm.executor
+        attempt = farm.settings.data_dir / "work" / socket.gethostname() / str(other.pid) / "j-1-1-x"
+        attempt.mkdir(parents=True)
+        if killed:
+            other.kill()
+            other.wait()
+        outcome = run(farm, tmp_path)
+        found = farm.artifacts.get_object(outcome.facts["sidecar"])
+        assert found
+        assert json.loads(found.data)["measurements"]["shared"] is not killed
+    finally:
+        other.kill()
+        other.wait()
 
 
 class OnDevice:
