@@ -418,11 +418,42 @@ class Builds:
             worker=tried[-1]["worker"] or "" if tried else "",
             previous=tuple(one["kind"] or "" for one in tried[:-1]),
         )
-        ended = {"kind": job["kind"], "message": job["message"]} if job["kind"] else None
-        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(job["order"]))))
+        return self._described(attempt, job)
+
+    def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
+        """Return what `reproduction` says of a cell's job; from the build's plan and report once the store forgot it.
+
+        Raises NotFound, also for a cell that was a hit when it was planned: its artifact has its own.
+        """
+        build_id = self.resolve(namespace, build_id)
+        cell = next((cell for cell in self.cells(namespace, build_id) if cell["identifier"] == identifier), None)
+        if cell is None:
+            raise NotFound(f"no cell {identifier} in build {build_id}")
+        if cell["job"] and self._store.jobs.get(cell["job"]):
+            return self.reproduction(namespace, cell["job"])
+        planned = next(row for row in self._read_plan(namespace, build_id)["cells"] if row["identifier"] == identifier)
+        if planned["order"] is None:
+            raise NotFound(f"{identifier} was there before build {build_id}", hint=f"`farm reproduce {cell['key']}`")
+        attempt = Attempt(
+            cell["job"] or "",
+            cell["attempt"],
+            token="",
+            order=planned["order"],
+            limits=planned["limits"],
+            namespace=namespace,
+            key=cell["key"],
+            build=build_id,
+            worker=cell["worker"] or "",
+        )
+        return self._described(attempt, cell)
+
+    def _described(self, attempt: Attempt, ended: Mapping[str, Any]) -> Document:
+        namespace, order = attempt.namespace, attempt.order
+        failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
+        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(order))))
         made = json.loads(known.data) if known else None
         reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
-        return reproduction.describe(attempt, reference=reference, ended=ended)
+        return reproduction.describe(attempt, reference=reference, ended=failure)
 
     # --- the end of a build -------------------------------------------------------------------------------------
 

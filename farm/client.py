@@ -324,11 +324,13 @@ class FarmClient:
         """Return a job's log: its last part while it runs, the whole after that."""
         return self._request("GET", f"/v1/jobs/{_named('job', job_id)}/log").content
 
-    def reproduction(self, name: str) -> Document:
-        """Return what reruns a job's last attempt, or the one that made the artifact of a cache key.
+    def reproduction(self, name: str, cell: str = "") -> Document:
+        """Return what reruns the last attempt of a job, or of a build's cell, or the one that made a key's artifact.
 
-        Raises NotFound.
+        `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound.
         """
+        if cell:
+            return self._get(f"/v1/builds/{_build(name)}/reproduction", cell=cell)
         if not re.fullmatch(r"[0-9a-f]{64}", name):
             return self._get(f"/v1/jobs/{_named('job', name)}/reproduction")
         blob = self.artifact(name)["blobs"].get("reproduction")
@@ -338,14 +340,14 @@ class FarmClient:
             document: Document = json.loads(self.download(blob, Path(folder)).read_bytes())
         return document
 
-    def reproduce(self, name: str, folder: Path, machine: Settings) -> Document:
+    def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> Document:
         """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
 
         Raises UsageError where the folder has other content.
         """
         from farm import reproduction
 
-        document = self.reproduction(name)
+        document = self.reproduction(name, cell)
 
         def bring(file: Mapping[str, Any], place: Path) -> None:
             self.download({**file, "path": file["digest"]}, place.parent).replace(place)

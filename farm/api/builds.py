@@ -106,6 +106,17 @@ def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.D
     return farm.builds.report(caller.namespace, build_id)
 
 
+@router.get("/builds/{build_id}/reproduction")
+def reproduction(
+    build_id: BuildReference,
+    caller: Reader,
+    farm: FarmDep,
+    cell: Annotated[str, Query(description="The cell's identifier.", max_length=500)],
+) -> schemas.Document:
+    """Return what reruns a cell's last attempt elsewhere, also when its job is no longer known."""
+    return farm.builds.reproduction_of_cell(caller.namespace, build_id, cell)
+
+
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
 def junit(build_id: BuildReference, caller: Reader, farm: FarmDep) -> Response:
     """Return a build's report as JUnit XML."""

@@ -193,8 +193,8 @@ def reproduce(
     with connect(settings) as client:
         if what.startswith("b-") or what == "@latest" or cell:
             row = _one_cell(client.cells(what), cell)
-            what = str(row.get("job") or (row.get("facts") or row)["key"])
-        document = client.reproduce(what, folder, settings)
+            what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
+        document = client.reproduce(what, folder, settings, cell)
     if as_json:
         output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
         return

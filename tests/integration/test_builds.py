@@ -21,6 +21,7 @@ from farm.errors import Conflict, ManifestError, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
 from tests.api_farm import MANIFEST, POOL, client, farm, freeze_manifest, frozen, succeed, url, work
+from tests.helpers import wait_until
 
 
 def submit(farm: Farm, frozen: Frozen) -> dict[str, Any]:
@@ -434,3 +435,44 @@ def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch:
     first, *rest = farm.builds.log("main", job).decode().splitlines()
     assert first == f"(6993 bytes before this are in blob {digest})"
     assert rest == ["passes", "and then it died"]
+
+
+def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    """The order is in the build's plan, how it ended in its report."""
+    build = submit(farm, frozen)
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel"))
+    farm.builds.finish(build["id"])
+    cell = farm.builds.cells("main", build["id"])[0]
+    before = client.reproduction(build["id"], cell["identifier"])
+    assert before == client.reproduction(cell["job"])
+    lose_redis(farm)
+    with pytest.raises(NotFound):
+        client.reproduction(cell["job"])
+    found = client.reproduction(build["id"], cell["identifier"])
+    assert found["ended"] == {"kind": "compiler_error", "message": "no kernel"}
+    assert {name: found[name] for name in ("key", "order", "limits", "job", "build")} == {
+        name: before[name] for name in ("key", "order", "limits", "job", "build")
+    }
+    with pytest.raises(NotFound, match="no cell other"):
+        client.reproduction(build["id"], "other")
+
+
+def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Three workers died of it; the folder has what they had."""
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("[fp32, fp16]", "[fp32]")))
+    jobs = farm.store.jobs
+
+    def handed_out() -> list[tuple[str, int]]:
+        jobs.promote()
+        return jobs.hand_out(POOL.name, 1)
+
+    for _ in range(3):
+        ((job_id, attempt),) = wait_until(handed_out, message="the delay passed")
+        jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
+        wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
+    (cell,) = farm.builds.cells("main", build["id"])
+    assert (cell["kind"], farm.builds.job("main", cell["job"])["quarantined"]) == ("worker_lost", True)
+    document = client.reproduce(cell["job"], tmp_path / "again", farm.settings)
+    assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
+    assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
+    assert json.loads((tmp_path / "again" / "spec.json").read_text()) == document["order"]["spec"]
