@@ -1,16 +1,83 @@
-"""A family: one model, target and precision at several shapes, with an index that says which file serves what. Pure."""
+"""A family: one model, target and precision at several shapes, with an index that says which file serves what. Pure.
+
+The index is published as JSON Schema (`schema()`); readers ignore fields that they do not know.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from farm.artifacts.sidecar import Digest, MeasuredPoint, Seconds
 from farm.models import BATCH
 
 Document = dict[str, Any]
 
 INDEX = "family.json"
 """File name of the index. `docs/object-storage.md` describes its fields."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Batches(_Document):
+    """The batches that a program takes."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+
+class MemberInput(_Document):
+    """An input, as the sidecar of the program has it."""
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+
+
+class Member(_Document):
+    """A program of the family; `program` and `sidecar` are paths beside the index.
+
+    `sizes` are those of the named dimensions, `{"min", "max", "optimals"}` of a range, which was measured at several
+    `points`. `latency` is the median in seconds, `throughput` samples a second, null where nothing was measured.
+    """
+
+    shape: str
+    sizes: dict[str, int | dict[str, Any]]
+    batch: Batches
+    program: str
+    sidecar: str
+    key: Digest
+    inputs: list[MemberInput]
+    latency: Seconds | None
+    throughput: float | None
+    points: list[MeasuredPoint]
+    shared: bool
+
+
+class Family(_Document):
+    """`family.json`: the members by the largest batch that they take, all of one toolchain and device."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    ref: str
+    model: str
+    target: str
+    precision: str
+    device: str
+    toolchain: str
+    members: list[Member] = Field(min_length=1)
+
+
+def schema() -> dict[str, Any]:
+    """Return the index's JSON Schema (draft 2020-12)."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Family.model_json_schema(by_alias=True),
+        "title": "Family index of the MIGraphX compile farm",
+    }
 
 
 def family_index(ref: str, members: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Document:

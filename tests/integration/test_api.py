@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import redis
 from pydantic import SecretStr
@@ -24,6 +25,7 @@ from farm.artifacts.refs import Refs
 from farm.cli import main
 from farm.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
+from farm.family import schema
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
 from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, serving, succeed, url, work
@@ -325,6 +327,7 @@ def test_a_family_is_fetched_into_one_folder(farm: Farm, client: FarmClient, tmp
     finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
     family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
     assert json.loads((tmp_path / "out" / "family.json").read_text()) == family.document
+    jsonschema.validate(family.document, schema())
     members = family.document["members"]
     assert [(member["shape"], member["batch"]["max"], member["sizes"]) for member in members] == [
         ("b1", 1, {"batch": 1}),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 
+from farm import family
 from farm.api.app import openapi
 from farm.artifacts import sidecar
 
@@ -26,3 +27,10 @@ def test_the_sidecars_schema_is_up_to_date_and_a_schema() -> None:
     document = json.loads((ROOT / "configs" / "artifact.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(document)
     assert document["properties"].keys() == sidecar.schema()["properties"].keys()
+
+
+def test_the_family_index_schema_is_up_to_date_and_a_schema() -> None:
+    """`make schemas` writes it again."""
+    document = json.loads((ROOT / "configs" / "family.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(document)
+    assert document == family.schema()
