@@ -25,8 +25,12 @@ models:
 
 
 def compiling(farm: Command) -> list[psutil.Process]:
-    """Processes of compilers at work: the runner started by path."""
-    return [process for process in farm.processes() if any("runner/child.py" in word for word in words(process))]
+    """Processes of compilers at work on a job: the runner started by path, its request in the attempt's folder."""
+    return [
+        process
+        for process in farm.processes()
+        if any("runner/child.py" in word for word in words(process)) and any("/j-" in word for word in words(process))
+    ]
 
 
 def alive(process: psutil.Process) -> bool:
