@@ -129,6 +129,8 @@ def inspect(
         sidecar, file = beside(path)
         _show_inspected(sidecar, file, as_json=as_json)
         return
+    if path.suffix in (".mxr", ".json", ".onnx"):
+        raise NotFound(f"no file {what}", hint="a program, or an artifact.json")
     with connect() as client:
         sidecar = client.artifact(_key_of(client, what))
         if not program:

@@ -57,6 +57,8 @@ def bench(
     from farm.bench import at_points
     from farm.nodes import survey
 
+    if model and against not in ("onnxruntime", "torch"):
+        raise UsageError("--model is about the original model", hint="add --against onnxruntime, or torch")
     documents: list[dict[str, Any]] = []
     drawn: list[list[Measured]] = []
     with here() as (settings, work, told):

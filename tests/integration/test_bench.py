@@ -125,6 +125,10 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
     code, _, err = run("bench", "nothing.mxr")
     assert code == 4
     assert "MODEL/TARGET/PRECISION" in err
+    code, _, err = run("bench", str(fast), "--model", "fast.onnx")
+    assert (code, "add --against onnxruntime, or torch" in err) == (2, True)
+    code, _, err = run("inspect", "nothing.mxr")
+    assert (code, "no file nothing.mxr" in err) == (4, True)
     code, _, err = run("bench", "fast.onnx")
     assert code == 4
     assert "no sidecar beside" in err
