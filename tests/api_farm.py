@@ -43,6 +43,8 @@ ADMINS_ONLY = {
     "/v1/tokens/{name}",
     "/v1/pools/{name}/pause",
     "/v1/pools/{name}/resume",
+    "/v1/workers/{name}/drain",
+    "/v1/nodes/{name}/unfence",
 }
 OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
