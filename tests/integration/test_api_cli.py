@@ -35,6 +35,7 @@ def manifest(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.reset_defaults()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with serving(farm) as url:
         monkeypatch.setenv("FARM_API_URL", url)

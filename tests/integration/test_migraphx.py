@@ -228,7 +228,7 @@ def test_program_of_another_version_is_refused(case: NewCase, tmp_path: Path) ->
     net.program.write_bytes(net.program.read_bytes()[:100])
     with pytest.raises(Refused) as refused:
         net.evaluate("fp32")
-    assert refused.value.message.startswith("the program does not load: ")
+    assert refused.value.message == "the program is damaged: it is cut at byte 100"
 
 
 # --- TensorFlow --------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def _commands_find_the_farm(farm: Farm, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.reset_defaults()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with serving(farm) as url:
         monkeypatch.setenv("FARM_API_URL", url)
