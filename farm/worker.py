@@ -33,15 +33,12 @@ from farm.health_probe import lacks_room
 from farm.health_probe import probe as health_probe
 from farm.logging import get_logger
 from farm.settings import Settings
-from farm.slots import Kind, Slot, as_text
+from farm.slots import CONSUME, CONSUMING, RELEASE, Kind, Slot, as_text
 from farm.store import Beat, Store
 
 log = get_logger(__name__)
 
 APP = "tasks.app"
-CONSUME, CONSUMING, RELEASE = b"g", b"c", b"r"
-"""The words on the lifeline: the process may take messages; it takes them; it is to give its attempts back."""
-
 RELEASE_SECONDS = 5.0
 """What a process gets to end its compilers and give attempts back, before it is killed."""
 

@@ -17,16 +17,13 @@ from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings
-from farm.slots import FreeSlots, Slot
+from farm.slots import CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
 from farm.store import Claim, Store
 
 log = get_logger(__name__)
 
 RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
-
-CONSUME, CONSUMING, RELEASE = b"g", b"c", b"r"
-"""The words on the lifeline, as `farm/worker.py` has them: take messages; we take them; give the attempts back."""
 
 
 class Executor(Protocol):
