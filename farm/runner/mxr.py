@@ -15,6 +15,7 @@ import json
 import os
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
@@ -103,7 +104,7 @@ def _fits(arch: str, device: str) -> bool:
 # --- the container ----------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _Reader(ABC):
     """Walks through one document: `members` and `items` step through it, `value` takes the next value whole."""
 
     format = ""
@@ -115,21 +116,21 @@ class _Reader:
         self.left = MAX_VALUES
         self.left_of_value = 0
 
+    @abstractmethod
     def members(self) -> Iterator[str]:
         """Yield the keys of a map; the caller takes exactly one value after each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def items(self) -> Iterator[int]:
         """Yield the positions of a list; the caller takes exactly one value after each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, depth: int) -> Any:
         """Return the next value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trailing(self) -> int:
         """Return how many bytes come behind the document."""
-        raise NotImplementedError
 
     def value(self) -> Any:
         """Return the next value: None, bool, int, float, str, Binary, or lists and dicts of them."""
