@@ -6,7 +6,7 @@ A message names an attempt: job id and number. It may come late, twice or never;
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -61,10 +61,15 @@ def make_celery(settings: Settings) -> Celery:
     return app
 
 
-def dispatch(app: Celery, pool: str, attempts: Iterable[tuple[str, int]]) -> None:
-    """Send messages for attempts (job id, number) to a pool's queue, in order. Raises StoreUnavailable."""
+def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> None:
+    """Send messages for attempts (job id, number) to a pool's queue, in order. Raises StoreUnavailable.
+
+    Jobs that were started before go ahead of all that lies there: they have waited their turn.
+    """
+    fresh = [attempt for attempt in attempts if attempt[1] == 1]
+    again = [attempt for attempt in attempts if attempt[1] > 1]
     with _reaching(app), app.producer_pool.acquire(block=True) as producer:
-        for job_id, number in attempts:
+        for job_id, number in [*fresh, *reversed(again)]:
             app.send_task(
                 TASK,
                 args=(job_id, number),
@@ -73,6 +78,12 @@ def dispatch(app: Celery, pool: str, attempts: Iterable[tuple[str, int]]) -> Non
                 producer=producer,
                 ignore_result=True,
             )
+            if number > 1:
+                # From the end where Kombu puts messages to the one where workers take them. A worker may have been
+                # faster: then another message is first, or none. Kombu's own priorities are lists of their own, which
+                # workers of an older release would not look into.
+                queue = PREFIX + pool
+                producer.connection.default_channel.client.lmove(queue, queue, "LEFT", "RIGHT")
 
 
 def queued(app: Celery, pool: str) -> set[tuple[str, int]]:

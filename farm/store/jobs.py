@@ -14,6 +14,9 @@ from farm.store.link import Link, key, lots
 
 LOT = 500
 
+AGAIN = "|again"
+"""How the lanes of jobs that were started before end."""
+
 Handed = list[tuple[str, int]]
 """Job ids with the numbers of the attempts that were handed out."""
 
@@ -230,7 +233,7 @@ class Jobs:
             "resting": resting[0] if resting and all(resting) else None,
             "running": running,
             "waiting": waiting + handed,
-            "ahead": self._ahead(pool, job, lanes) + handed if is_handed is None else 0,
+            "ahead": self._ahead(pool, job, lanes, handed) if is_handed is None else 0,
             "handed_out": is_handed is not None,
             "delayed_until": _seconds(delayed),
             "excluded": {node: until / 1000 for node, until in json.loads(excluded or "{}").items()},
@@ -238,22 +241,26 @@ class Jobs:
             "paused": self._paused(job),
         }
 
-    def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str]) -> int:
-        """About how many jobs go first: all of higher priority, and at most our rank in the other lanes of ours."""
+    def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str], handed: int) -> int:
+        """About how many jobs go first: all of higher priority, and at most our rank in the other lanes of ours.
+
+        One that was started before goes ahead of those that were not, and of what lies in the broker.
+        """
+        again = job["attempt"] > 1
         builds = {cell["build"] for cell in job["cells"]}
-        mine = [lane for lane in lanes if lane in {f"{job['priority']}|{build}" for build in builds}]
+        mine = [lane for lane in lanes if lane in {_lane(job["priority"], build, again=again) for build in builds}]
         if not mine:
             return 0
         lane_key = [key("pool", pool, "ready", lane) for lane in lanes]
         sizes = self._link.ask_many(["ZCARD", name] for name in lane_key)
         ranks = self._link.ask_many(["ZRANK", key("pool", pool, "ready", lane), job["id"]] for lane in mine)
         rank = min((rank for rank in ranks if rank is not None), default=0)
-        ahead = rank
+        ahead = rank if again else rank + handed
         for lane, size in zip(lanes, sizes, strict=True):
-            priority = int(lane.partition("|")[0])
-            if priority > job["priority"]:
+            level = (int(lane.partition("|")[0]), lane.endswith(AGAIN))
+            if level > (job["priority"], again):
                 ahead += size
-            elif priority == job["priority"] and lane not in mine:
+            elif level == (job["priority"], again) and lane not in mine:
                 ahead += min(size, rank + 1)
         return ahead
 
@@ -273,6 +280,11 @@ class Jobs:
             if int(most or 0) and flying >= int(most):
                 return str(build)
         return None
+
+
+def _lane(priority: int, build: str, *, again: bool) -> str:
+    """The name of a lane, as `_farm.lua: lane_of` writes it."""
+    return f"{priority}|{build}{AGAIN if again else ''}"
 
 
 def _pairs(flat: Sequence[str]) -> Handed:

@@ -81,6 +81,23 @@ def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
     wait_until(lambda: store.jobs.explain(cell["job"])["live_workers"] == 0)
 
 
+def test_what_was_started_before_does_not_queue_up_again(store: Store) -> None:
+    """A job whose worker was lost goes before all of its priority, also where the broker has all it may have."""
+    join_pool(store, slots=2)
+    submit(store, *cells("aaaaaa"))
+    lost = store.jobs.hand_out(POOL.name, 2)[0]
+    claim = store.jobs.claim(*lost, nonce="n", worker="w1", node="n1")
+    submit(store, *cells("b"))
+    urgent = submit(store, new_cell(priority=9))
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    store.jobs.finish(lost[0], claim.token, Outcome.released())
+    assert store.jobs.explain(lost[0])["ahead"] == 1, "the urgent one, and nothing of what the broker has"
+    assert store.jobs.hand_out(POOL.name, 2) == [], "who is more urgent waits as well"
+    store.builds.cancel(urgent)
+    assert store.jobs.hand_out(POOL.name, 2) == [(lost[0], 2)]
+    assert store.jobs.hand_out(POOL.name, 2) == []
+
+
 def test_max_parallel_bounds_a_build(store: Store) -> None:
     join_pool(store, slots=10)
     submit(store, *cells("aaaa"), max_parallel=2)

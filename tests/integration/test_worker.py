@@ -112,6 +112,22 @@ def test_an_executor_that_breaks_is_the_farms_fault_and_tried_again(
     assert "ValueError: as scripted" in cell["message"]
 
 
+def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    scripts = [[{"do": "raise"}, {"do": "succeed"}], [{"do": "wait", "until": str(done)}], *[[{"do": "succeed"}]] * 4]
+    build_id = submit(store, *[new_cell(script=script) for script in scripts])
+    first = store.builds.cells(build_id)[0]["job"]
+    with running_worker(farm_settings, store, slots=1):
+        wait_until(lambda: store.jobs.get(first)["attempt"] == 2)
+        wait_until(lambda: store.jobs.explain(first)["handed_out"])
+        done.touch()
+        reports.wait(build_id)
+    started = {cell["job"]: cell["started_at"] for cell in store.builds.cells(build_id)}
+    assert sorted(started, key=started.__getitem__).index(first) == 1, "after the one that ran meanwhile"
+
+
 def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))

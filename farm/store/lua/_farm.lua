@@ -120,17 +120,24 @@ local function move_cells(cells, job, from, to, kind)
   end
 end
 
--- Offer a queued job to its pool: in the lane of its priority of each build that wants it.
--- A lane's score is its priority, then its turn; a new lane queues up behind the others of its priority.
+-- A job's lane in a build: one for each priority, and one for jobs that were started before.
+local function lane_of(job, build)
+  return job.priority .. "|" .. build .. (tonumber(job.number) > 1 and "|again" or "")
+end
+
+-- Give a lane its place: by priority, then turn. Who was started before has had his turn: he is first.
+local function queue_up(lanes, lane, priority, again)
+  call("ZADD", lanes, (4000 - priority) * 1e11 + (again and 0 or call("INCR", key("turn"))), lane)
+end
+
+-- Offer a queued job to its pool: in its lane of each build that wants it. A new lane queues up behind the others.
 local function offer(job, cells)
   local lanes = key("pool", job.pool, "lanes")
   for _, cell in ipairs(cells) do
     if cell.live then
-      local lane = job.priority .. "|" .. cell.build
+      local lane = lane_of(job, cell.build)
       call("ZADD", key("pool", job.pool, "ready", lane), job.rank, job.id)
-      if not call("ZSCORE", lanes, lane) then
-        call("ZADD", lanes, (4000 - job.priority) * 1e11 + call("INCR", key("turn")), lane)
-      end
+      if not call("ZSCORE", lanes, lane) then queue_up(lanes, lane, job.priority, tonumber(job.number) > 1) end
     end
   end
   wake(job.pool)
@@ -138,7 +145,7 @@ end
 
 local function withdraw(job, cells)
   for _, cell in ipairs(cells) do
-    local lane = job.priority .. "|" .. cell.build
+    local lane = lane_of(job, cell.build)
     if call("ZREM", key("pool", job.pool, "ready", lane), job.id) == 1
        and call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
       call("ZREM", key("pool", job.pool, "lanes"), lane)

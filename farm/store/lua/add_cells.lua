@@ -46,7 +46,7 @@ for _, cell in ipairs(cjson.decode(cells)) do
         end
       else
         state = "queued"
-        job = {id = job_id, pool = pool, priority = priority,
+        job = {id = job_id, pool = pool, priority = priority, number = 1,
                rank = -math.floor(tonumber(cell[8])) * 1e6 + accepted + added}
         call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key, "pool", pool,
              "priority", priority, "rank", job.rank, "number", 1, "charged", 0, "losses", 0, "created_at", NOW,

@@ -25,7 +25,7 @@ for _, cell in ipairs(cells) do
   if cell.live and state ~= job.state then
     wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
   end
-  if call("ZSCORE", key("pool", job.pool, "ready", job.priority .. "|" .. cell.build), id) then lanes = lanes + 1 end
+  if call("ZSCORE", key("pool", job.pool, "ready", lane_of(job, cell.build)), id) then lanes = lanes + 1 end
 end
 local named = call("GET", key("active", job.namespace, job.key)) == id
 if job.state == "queued" or job.state == "running" then

@@ -1,7 +1,7 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
 -- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
--- out nothing. The stock in the broker is filled
--- up when half of it has been claimed: until then the queue is no shorter than the slots, and lots stay lots.
+-- out nothing. The stock in the broker is filled up when half of it has been claimed: until then the queue is no shorter
+-- than the slots, and lots stay lots. Jobs that were started before do not wait for that, and go on top.
 -- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, node:<node>, turn, job:<job> with :cells,
 --   build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
@@ -12,21 +12,23 @@ local lanes = key("pool", pool, "lanes")
 local most, stock = live_slots(pool) * tonumber(per_slot), call("ZCARD", key("pool", pool, "handed"))
 local low = math.floor(most / 2)
 call("SET", key("pool", pool, "low"), low)
-if stock > low then return {} end
-local room = most - stock
+local room, spare = stock > low and 0 or most - stock, 2 * most - stock
 local chosen, passed = {}, 0
-while room > 0 do
+while true do
   local lane = call("ZRANGE", lanes, passed, passed)[1]
   if not lane then break end
-  local priority, build = lane:match("^([^|]+)|(.*)$")
+  local priority, build, again = lane:match("^([^|]+)|([^|]+)(.*)$")
+  again = again ~= ""
   local bound = call("HMGET", key("build", build), "max_parallel", "stop", "paused")
   local parallel = tonumber(bound[1] or "0")
   if bound[2] == "1" or bound[3] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
     passed = passed + 1
+  elseif (again and spare or room) <= 0 then
+    break
   else
     local id = call("ZPOPMIN", key("pool", pool, "ready", lane))[1]
     if call("EXISTS", key("pool", pool, "ready", lane)) == 1 then
-      call("ZADD", lanes, (4000 - priority) * 1e11 + call("INCR", key("turn")), lane)
+      queue_up(lanes, lane, priority, again)
     else
       call("ZREM", lanes, lane)
     end
@@ -38,7 +40,7 @@ while room > 0 do
       call("HSET", key("job", id), "where", "handed")
       chosen[#chosen + 1] = id
       chosen[#chosen + 1] = job.number
-      room = room - 1
+      room, spare = room - 1, spare - 1
     end
   end
 end
