@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from farm.client import FarmClient
+from farm.fetching import place_kernels
 from tests.acceptance.conftest import Command
 
 MANIFEST = """
@@ -59,8 +59,6 @@ def test_kernel_binaries_go_into_one_folder(tmp_path: Path) -> None:
         archive.writestr("gfx942130.ukdb", b"kernels")
         archive.writestr("../../escaped.ukdb", b"elsewhere")
         archive.writestr("run.sh", b"not ours")
-    with FarmClient("http://127.0.0.1:1") as client:
-        client.download = lambda blob, folder: packed  # type: ignore[method-assign]
-        kernels = client._place_kernels({}, tmp_path / "out")
+    kernels = place_kernels(lambda blob, folder: packed, {}, tmp_path / "out")
     assert sorted(path.name for path in kernels.iterdir()) == ["escaped.ukdb", "gfx942130.ukdb"]
     assert [path for path in tmp_path.rglob("*.ukdb") if path.parent != kernels] == []

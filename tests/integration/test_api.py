@@ -16,7 +16,6 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-import farm.client as farm_client
 from farm.api import blobs as farm_blobs
 from farm.api.app import create_app
 from farm.app import Farm
@@ -79,7 +78,7 @@ def test_namespaces_keep_builds_apart(farm: Farm, url: str, client: FarmClient, 
 
 
 def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
-    answer = client._http.get("/v1/builds/b-0123456789abcdef")
+    answer = client._transport._api.get("/v1/builds/b-0123456789abcdef")
     assert answer.status_code == 404
     assert answer.headers["Content-Type"] == "application/problem+json"
     document = answer.json()
@@ -108,7 +107,7 @@ def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
     ],
 )
 def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
-    answer = client._http.get(path)
+    answer = client._transport._api.get(path)
     assert answer.status_code in (404, 422)
     assert answer.headers["Content-Type"] == "application/problem+json"
 
@@ -127,7 +126,7 @@ def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
 def test_malformed_submissions_are_the_callers_fault(
     client: FarmClient, frozen: Frozen, change: dict[str, Any]
 ) -> None:
-    answer = client._http.post("/v1/plan", json={**frozen.submission, **change})
+    answer = client._transport._api.post("/v1/plan", json={**frozen.submission, **change})
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
@@ -135,13 +134,13 @@ def test_malformed_submissions_are_the_callers_fault(
 def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
     submission = json.loads(json.dumps(frozen.submission))
     submission["models"]["net"]["files"][0]["path"] = "../../etc/passwd"
-    answer = client._http.post("/v1/builds", json=submission)
+    answer = client._transport._api.post("/v1/builds", json=submission)
     assert answer.status_code == 422
     assert "relative path" in answer.json()["detail"]
 
 
 def test_bodies_over_the_limit_are_refused(client: FarmClient) -> None:
-    answer = client._http.post("/v1/plan", content=b"[" + b" " * (40 << 20))
+    answer = client._transport._api.post("/v1/plan", content=b"[" + b" " * (40 << 20))
     assert answer.status_code == 413
 
 
@@ -175,7 +174,7 @@ def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
         ]:
             raw.execute_command(*refuse)
             try:
-                answer = client._http.post("/v1/builds", json=frozen.submission)
+                answer = client._transport._api.post("/v1/builds", json=frozen.submission)
             finally:
                 raw.execute_command(*heal)
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
@@ -193,7 +192,9 @@ def test_health_says_which_server_is_away(settings: Settings) -> None:
 
 def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     build_id = finished(farm, client, frozen)
-    texts = [client._http.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")]
+    texts = [
+        client._transport._api.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")
+    ]
     secret = farm.settings.s3_secret_key.get_secret_value()
     assert not any(secret in text or farm.settings.api_token.get_secret_value() in text for text in texts)
 
@@ -226,7 +227,9 @@ def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClien
 
 
 def test_the_idempotency_key_is_the_build_id(client: FarmClient, frozen: Frozen) -> None:
-    answer = client._http.post("/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16})
+    answer = client._transport._api.post(
+        "/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16}
+    )
     assert answer.status_code == 400
     assert client.builds() == []
 
@@ -260,15 +263,15 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
     monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
     monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
-    monkeypatch.setattr(farm_client, "RETRY_DELAYS", ())
+    monkeypatch.setattr("farm.transport.RETRY_DELAYS", ())
     file = tmp_path / "weights.bin"
     file.write_bytes(secrets.token_bytes(17 << 20))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    whole, client._storage = client._storage, httpx.Client(transport=Breaking(takes=2))
+    whole, client._transport._storage = client._transport._storage, httpx.Client(transport=Breaking(takes=2))
     with pytest.raises(FarmFault, match=r"cannot upload weights\.bin"):
         client.upload({digest: file})
     assert not farm.artifacts.has_blob(digest)
-    client._storage = whole
+    client._transport._storage = whole
     told: list[tuple[int, int]] = []
     sent = client.upload({digest: file}, lambda *progress: told.append(progress))
     assert sent in (7 << 20, 12 << 20), "two of four parts, of 5 and 2 MiB, were there"
@@ -418,11 +421,11 @@ def test_cancel_ends_what_has_not_ended(client: FarmClient, frozen: Frozen) -> N
 def test_cells_can_be_asked_for_by_state(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     build_id = client.submit(frozen)["id"]
     work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
-    answer = client._http.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
+    answer = client._transport._api.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
     assert {(cell["kind"], cell["message"], cell["fault"]) for cell in answer} == {
         ("bad_model", "node `a` has no input", "user")
     }
-    assert client._http.get(f"/v1/builds/{build_id}/cells?state=running").json() == {"items": []}
+    assert client._transport._api.get(f"/v1/builds/{build_id}/cells?state=running").json() == {"items": []}
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -557,11 +560,11 @@ def test_fetch_of_what_is_not_there_says_what_is(
 def test_a_blob_is_a_redirect_that_needs_no_token(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
     finished(farm, client, frozen)
     digest = client.ls()[0]["program"]["digest"]
-    answer = client._http.get(f"/v1/blobs/{digest}")
+    answer = client._transport._api.get(f"/v1/blobs/{digest}")
     assert answer.status_code == 307
     assert answer.headers["Location"] == answer.json()["url"]
     assert httpx.get(answer.json()["url"]).content.startswith(b"program ")
-    assert client._http.get(f"/v1/blobs/{'0' * 64}").status_code == 404
+    assert client._transport._api.get(f"/v1/blobs/{'0' * 64}").status_code == 404
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
@@ -587,5 +590,5 @@ def test_schema_is_served_for_editors(url: str) -> None:
 
 
 def test_large_answers_are_compressed(client: FarmClient) -> None:
-    answer = client._http.get("/v1/schema/manifest")
+    answer = client._transport._api.get("/v1/schema/manifest")
     assert answer.headers["Content-Encoding"] == "gzip"

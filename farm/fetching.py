@@ -1,0 +1,178 @@
+"""Fetching: which artifacts of a ref are meant, and their files in a folder, each whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.family import INDEX, family_index
+from farm.transport import Document, file_name, replacing
+
+Download = Callable[[Mapping[str, Any], Path], Path]
+"""Writes a sidecar's blob into a folder, under its own name, and returns its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What `fetch` wrote: the program, its sidecar, and the log where it was asked for."""
+
+    folder: Path
+    program: Path
+    sidecar: Path
+    log: Path | None
+    artifact: Document
+    texts: tuple[Path, ...] = ()
+    """The program's text before and after compilation, where the log was asked for and a manifest's `debug` kept it."""
+    kernels: Path | None = None
+    """The folder of MIOpen's kernel binaries, where they were asked for and the artifact has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFamily:
+    """What `fetch_family` wrote: a folder for each member, and the index."""
+
+    folder: Path
+    index: Path
+    document: Document
+    left_out: list[str]
+    """Cells that the ref names too, but of another model file or toolchain."""
+
+
+def choose(
+    cells: Sequence[Document],
+    name: str,
+    target: str,
+    precision: str,
+    shape: str | None = None,
+    toolchain: str = "",
+    *,
+    ref: str = "latest",
+) -> list[Document]:
+    """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
+
+    Raises NotFound with what is there, UsageError where the device would have to be guessed.
+    """
+    of_model = [cell for cell in cells if cell["model"] == name]
+    if not of_model:
+        names = sorted({str(cell["model"]) for cell in cells})
+        near = difflib.get_close_matches(name, names, 3) or names[:10]
+        raise NotFound(f"{ref} has no model {name}", hint=f"it has {', '.join(near)}" if near else "it is empty")
+    targets = {target, f"migraphx/{target}"}
+    fitting = [
+        cell
+        for cell in of_model
+        if cell["target"] in targets
+        and _plain(cell["precision"]) == _plain(precision)
+        and shape in (None, cell["shape"])
+        and str(cell["toolchain"]).startswith(toolchain)
+    ]
+    if not fitting:
+        there = sorted({str(cell["identifier"]) for cell in of_model})
+        wanted = "/".join(filter(None, (name, target, precision, shape)))
+        if toolchain:
+            wanted += f" made by {toolchain}"
+            there = sorted({f"{cell['identifier']} ({cell['toolchain']})" for cell in of_model})
+        raise NotFound(f"{ref} has no {wanted}", hint=f"it has {', '.join(there[:10])}")
+    require_one(fitting, "device", "--target")
+    return fitting
+
+
+def require_one(cells: Sequence[Document], what: str, option: str) -> None:
+    """Raise UsageError where the cells differ in a field, which `option` of the command line would settle."""
+    found = sorted({str(cell[what]) for cell in cells})
+    if len(found) > 1:
+        all_of_them = ", or --family for all" if what == "shape" else ""
+        hint = f"say {option}, one of {', '.join(found)}{all_of_them}"
+        raise UsageError(f"{cells[0]['model']} is there for {len(found)} {what}s", hint=hint)
+
+
+def _plain(precision: str) -> str:
+    return precision.replace("+", "-")
+
+
+def write_artifact(
+    download: Download, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool
+) -> Fetched:
+    """Write one artifact into a folder of its own.
+
+    Raises UsageError where another is there, ArtifactGone where its bytes are not those that the ref names.
+    """
+    program = sidecar["blobs"]["program"]
+    if program["digest"] != cell["program"]["digest"]:
+        raise ArtifactGone(
+            f"{cell['identifier']}: the artifact was repaired after {ref} was moved to it, its bytes are others",
+            hint="submit the manifest again: the ref moves to what is there now",
+        )
+    document = folder / "artifact.json"
+    with into(folder):
+        _require_own_folder(document, program)
+        path = download(program, folder)
+        log_path = download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
+        kept = [sidecar["blobs"].get(when) for when in ("before", "after") if log]
+        texts = tuple(download(blob, folder) for blob in kept if blob)
+        with replacing(document) as file:
+            file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+    return Fetched(folder, path, document, log_path, sidecar, texts)
+
+
+def write_family(
+    download: Download, members: Sequence[tuple[Document, Document]], folder: Path, *, ref: str, log: bool
+) -> tuple[Path, Document]:
+    """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
+    for cell, sidecar in members:
+        write_artifact(download, cell, sidecar, folder / file_name(cell["shape"]), ref=ref, log=log)
+    document, index = family_index(ref, members), folder / INDEX
+    # Last, so that a serving program that finds the index finds all that it names.
+    with into(folder), replacing(index) as file:
+        file.write(json.dumps(document, indent=2).encode() + b"\n")
+    return index, document
+
+
+def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
+    """Unpack kernel binaries into `folder/kernels`, under their bare names: an archive says where nothing goes."""
+    import zipfile
+
+    kernels = folder / "kernels"
+    archive_path = download(packed, folder)
+    try:
+        with into(kernels), zipfile.ZipFile(archive_path) as archive:
+            for item in archive.infolist():
+                name = Path(item.filename).name
+                if item.is_dir() or not name.endswith(".ukdb"):
+                    continue
+                with archive.open(item) as source, replacing(kernels / name) as file:
+                    shutil.copyfileobj(source, file)
+    except zipfile.BadZipFile as error:
+        raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
+    finally:
+        archive_path.unlink()
+    return kernels
+
+
+@contextlib.contextmanager
+def into(folder: Path) -> Iterator[None]:
+    """Make a folder and write into it. Raises UsageError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        message = f"cannot write into {folder}: {error.strerror or error}"
+        raise UsageError(message, hint="choose another folder") from None
+
+
+def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:
+    """Refuse to write over the sidecar of another program, which nothing would describe any more."""
+    try:
+        other = str(json.loads(document.read_text())["blobs"]["program"]["path"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return
+    if other != program["path"] and (document.parent / other).is_file():
+        message = f"{document} describes {other}, which is beside it"
+        raise UsageError(message, hint="an artifact has a folder of its own: choose another, or fetch the --family")

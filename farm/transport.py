@@ -1,0 +1,273 @@
+"""Transport: HTTP as the client speaks it, with the farm and with the object storage that it points to.
+
+What fails by the farm's fault is tried again; what the farm refuses is raised as the error of `farm.errors` that it
+answered with; what is downloaded is checked byte by byte before it has its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from farm import errors
+from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+Document = dict[str, Any]
+
+RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between tries of one request. Every verb may be repeated, so every verb is."""
+
+CHUNK = 1 << 20
+
+
+class Transport:
+    """Connections to one farm, in one namespace; they may be shared by threads."""
+
+    def __init__(
+        self, url: str, token: str, *, namespace: str, timeout: float, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        """Connect to the farm at `url`; `timeout` is in seconds and for each answer."""
+        import httpx
+
+        self.url = url.rstrip("/")
+        if not re.match(r"https?://[^/]", self.url):
+            raise UsageError(f"{url!r} is no farm's address", hint="FARM_API_URL is such as https://farm.example:8080")
+        headers = {"Farm-Namespace": namespace, "User-Agent": "migraphx-farm"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._api = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
+        # Presigned URLs carry their own permission: they never see the farm's token.
+        self._storage = httpx.Client(timeout=httpx.Timeout(timeout, write=300.0, read=300.0))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._api.close()
+        self._storage.close()
+
+    def get(self, path: str, **params: Any) -> Document:
+        """Return a document."""
+        document: Document = self.request("GET", path, params=params).json()
+        return document
+
+    def items(self, path: str, **params: Any) -> list[Any]:
+        """Return the items of a list."""
+        items: list[Any] = self.get(path, **params)["items"]
+        return items
+
+    def post(self, path: str, body: Any = None, **options: Any) -> Document:
+        """Send JSON, and return the document that is answered."""
+        document: Document = self.request("POST", path, json=body, **options).json()
+        return document
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Ask the farm. Raises what it refuses with, FarmFault where it cannot be reached after all tries."""
+        import httpx
+
+        def once() -> httpx.Response:
+            try:
+                return _checked(self._api.request(method, path, **options))
+            except httpx.TransportError as error:
+                raise self._unreachable(error) from None
+
+        return _retry(once)
+
+    def _unreachable(self, error: Exception) -> FarmFault:
+        return FarmFault(
+            f"cannot reach the farm at {self.url}: {error or type(error).__name__}",
+            hint="is it running? FARM_API_URL names it, `farm doctor` looks at it",
+        )
+
+    def events(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
+        """Yield name, id and data of server-sent events until the server ends the stream."""
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
+        with self.lines(path, timeout=silence, headers=headers) as lines:
+            yield from _events(lines)
+
+    @contextlib.contextmanager
+    def lines(self, path: str, *, timeout: float, **options: Any) -> Iterator[Iterator[str]]:
+        """Open an answer that comes line by line, with at most `timeout` seconds of silence."""
+        import httpx
+
+        try:
+            with self._api.stream("GET", path, timeout=httpx.Timeout(10.0, read=timeout), **options) as response:
+                if response.is_error:
+                    response.read()
+                _checked(response)
+                yield response.iter_lines()
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+
+    def put(self, put: Document, path: Path, count: Callable[[int], None]) -> None:
+        """Send one blob, or a part of it; the signature covers its size, and a whole blob's SHA-256."""
+        import httpx
+
+        headers = {**put["headers"], "Content-Length": str(put["size"])}
+
+        def once() -> None:
+            sent = 0
+
+            def chunks() -> Iterator[bytes]:
+                nonlocal sent
+                with path.open("rb") as file:
+                    file.seek(put["start"])
+                    while chunk := file.read(min(CHUNK, put["size"] - sent)):
+                        yield chunk
+                        sent += len(chunk)
+                        count(len(chunk))
+
+            try:
+                response = self._storage.put(put["url"], content=chunks(), headers=headers)
+            except (httpx.TransportError, httpx.LocalProtocolError) as error:
+                count(-sent)
+                raise StorageUnavailable(f"cannot upload {path.name}: {error or type(error).__name__}") from None
+            if response.status_code == 400:
+                raise UsageError(f"object storage refuses {path.name}", hint="did the file change meanwhile?")
+            if not response.is_success:
+                count(-sent)
+                raise _storage_answer(response, f"cannot upload {path.name}")
+
+        _retry(once)
+
+    def download(self, blob: Mapping[str, Any], folder: Path) -> Path:
+        """Write a sidecar's blob into a folder, under its own name, and return its path."""
+        import httpx
+
+        name = file_name(blob["path"])
+        try:
+            location = self.request("GET", f"/v1/blobs/{blob['digest']}").headers["Location"]
+        except NotFound:
+            raise gone(name, "is not in object storage any more") from None
+
+        def once() -> Path:
+            try:
+                with self._storage.stream("GET", location) as response, replacing(folder / name) as file:
+                    if response.status_code == 404:
+                        raise gone(name, "is not in object storage any more")
+                    if response.is_error:
+                        response.read()
+                        raise _storage_answer(response, f"cannot download {name}")
+                    _copy_checked(response.iter_bytes(CHUNK), file, blob, name)
+            except httpx.TransportError as error:
+                raise StorageUnavailable(f"cannot download {name}: {error or type(error).__name__}") from None
+            return folder / name
+
+        return _retry(once)
+
+
+def file_name(name: object) -> str:
+    """Return what the farm names a file, where that is one: it becomes part of a path here."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
+        raise ArtifactGone(f"the farm names a file {name!r}, which is refused")
+    return str(name)
+
+
+def gone(name: str, how: str) -> ArtifactGone:
+    """Return what to raise where stored bytes are not there, or not right."""
+    return ArtifactGone(f"{name} {how}", hint="submit the manifest again: what is damaged is compiled again")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Any]:
+    """Write a file under another name and give it its own once it is whole, so that nobody sees a part."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+# --- details ----------------------------------------------------------------------------------------------------------
+
+
+def _retry(once: Callable[[], T]) -> T:
+    """Do it until it is done: what fails by the farm's fault gets a few more tries, anything else is raised at once."""
+    for delay in RETRY_DELAYS:
+        try:
+            return once()
+        except FarmFault:
+            time.sleep(delay)
+    return once()
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    """Return the response, or raise the error that the farm answered with."""
+    if response.status_code < 400:
+        return response
+    try:
+        document = response.json()
+        detail = str(document["detail"])
+    except (ValueError, KeyError, TypeError):
+        document, detail = {}, f"{response.url} answers {response.status_code} {response.reason_phrase}"
+    kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
+    if kind is errors.ManifestError:
+        raise errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
+    raise kind(detail, hint=str(document.get("hint", "")))
+
+
+def _tree(kind: type[FarmError]) -> dict[str, type[FarmError]]:
+    found = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_KINDS = _tree(FarmError)
+
+
+def _by_status(status: int) -> type[FarmError]:
+    if status in (401, 403):
+        return errors.NotAllowed
+    exact = {404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
+    return exact.get(status) or (FarmFault if status >= 500 else UsageError)
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
+    """Parse server-sent events: fields until an empty line make one event; comments keep the line alive."""
+    name, identifier = "message", ""
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield name, identifier, "\n".join(data)
+            name, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "event":
+                name = value
+            case "id":
+                identifier = value
+            case "data":
+                data.append(value)
+
+
+def _copy_checked(chunks: Iterator[bytes], file: Any, blob: Mapping[str, Any], name: str) -> None:
+    digest, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > blob["size"]:
+            break
+        digest.update(chunk)
+        file.write(chunk)
+    if size != blob["size"] or digest.hexdigest() != blob["digest"]:
+        raise gone(name, "is damaged in object storage: its bytes are not those that were published")
+
+
+def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:
+    return StorageUnavailable(f"{what}: object storage answers {response.status_code} {response.text[:200]}")
