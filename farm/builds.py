@@ -34,7 +34,7 @@ from farm.models import FrozenModel
 from farm.plan import Plan, make_plan
 from farm.pools import Pool, in_use
 from farm.settings import Settings
-from farm.spec import digest_of, keys_of
+from farm.spec import digest_of, job_key, keys_of
 from farm.steps import reference_recipe
 from farm.store import Store
 from farm.sweep import draw, sweeps_of
@@ -108,7 +108,7 @@ class Builds:
             file=file,
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
         )
-        keys = list(dict.fromkeys(cell.key for cell in cells))
+        keys = dict.fromkeys(job_key(cell.order, cell.key) for cell in cells)
         whole = self._whole_programs(namespace, cells)
         missing = [key for key in keys if key not in whole]
         last = self._last_passed(namespace) if missing else {}
@@ -120,7 +120,8 @@ class Builds:
             read_spec=lambda key: self._read_spec(namespace, key),
             live_workers={pool["name"]: pool["live_workers"] for pool in pools},
             history=self._store.history.samples(
-                readable(namespace), {comparable(cell.order["spec"]) for cell in cells if cell.key not in whole}
+                readable(namespace),
+                {comparable(cell.order["spec"]) for cell in cells if job_key(cell.order, cell.key) not in whole},
             ),
         )
         return plan, manifest
@@ -142,8 +143,8 @@ class Builds:
         return models
 
     def _whole_programs(self, namespace: str, cells: Sequence[Cell]) -> dict[str, Mapping[str, Any]]:
-        """Facts of the cells' whole artifacts by key; where no tuning was finished, of one cut short by that budget."""
-        names = {cell.key: keys_of(cell.order, cell.key) for cell in cells}
+        """Facts of the whole artifacts by job key; where no tuning was finished, of one cut short by that budget."""
+        names = {job_key(cell.order, cell.key): keys_of(cell.order, cell.key) for cell in cells}
         found = self._known(namespace, [name for all_ in names.values() for name in all_])
         return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from farm.estimate import Estimate, Sample, comparable, estimate
 from farm.matrix import Cell
-from farm.spec import CompileSpec
+from farm.spec import CompileSpec, job_key
 
 _NOTHING: tuple[Any, ...] = (None, "", {})
 
@@ -87,9 +87,10 @@ def make_plan(
 ) -> Plan:
     """Say for every cell what would happen.
 
-    `known` maps the cache keys of whole artifacts to their facts, `running` are the keys of unfinished jobs, `last`
-    maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec` returns the spec behind a
-    key, `live_workers` counts workers by pool, `history` has past durations by sort (`farm.estimate.comparable`).
+    `known` maps cells' job keys (`farm.spec.job_key`) to the facts of whole artifacts, `running` are those of
+    unfinished jobs, `last` maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec`
+    returns the spec behind a key, `live_workers` counts workers by pool, `history` has past durations by sort
+    (`farm.estimate.comparable`).
     """
     estimates: dict[tuple[str, str, int, float], Estimate | None] = {}
 
@@ -112,11 +113,10 @@ def make_plan(
     explained = 0
     planned = []
     for cell in cells:
-        facts = known.get(cell.key)
+        shared = job_key(cell.order, cell.key)
+        facts = known.get(shared)
         before = last.get(cell.identifier)
-        state, reason = (
-            ("hit", "") if facts else ("joined", "") if cell.key in unfinished else ("miss", "first compile")
-        )
+        state, reason = ("hit", "") if facts else ("joined", "") if shared in unfinished else ("miss", "first compile")
         if state == "miss" and before:
             explained += 1
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None
@@ -183,7 +183,7 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         yield f"{names[0]}{more}: {text}"
     owner: dict[str, str] = {}
     for cell in cells:
-        first = owner.setdefault(cell.key, cell.identifier)
+        first = owner.setdefault(job_key(cell.order, cell.key), cell.identifier)
         if first != cell.identifier:
             yield f"{cell.identifier} is the same compile as {first}; they share the job"
 

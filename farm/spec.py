@@ -101,7 +101,12 @@ def cut_short(document: Mapping[str, Json], budget: float) -> dict[str, Json]:
 
     A finished tuning has no budget in its key, so a larger budget is a miss that goes on from the database.
     """
-    return {**document, "tuning": {**document["tuning"], "budget": int(budget) if budget == int(budget) else budget}}
+    return {**document, "tuning": {**document["tuning"], "budget": _whole(budget)}}
+
+
+def _whole(seconds: float) -> float:
+    """Return a number of seconds as it is written: an integer where it is one."""
+    return int(seconds) if seconds == int(seconds) else seconds
 
 
 def keys_of(order: Mapping[str, Json], key: str) -> list[str]:
@@ -109,6 +114,14 @@ def keys_of(order: Mapping[str, Json], key: str) -> list[str]:
     if not order.get("budget"):
         return [key]
     return [key, cache_key(CompileSpec.from_dict(cut_short(order["spec"], order["budget"])))]
+
+
+def job_key(order: Mapping[str, Json], key: str) -> str:
+    """Return what cells that share a job have in common: their cache key, and the tuning budget where they have one.
+
+    What a budget cuts short is no answer to who gave a larger one, or none.
+    """
+    return f"{key}:{_whole(order['budget'])}" if order.get("budget") else key
 
 
 def digest_of(value: Json) -> str:

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from farm.errors import Conflict, NotFound
+from farm.spec import job_key
 from farm.store.link import Link, key, lots
 
 LOT = 500
@@ -168,6 +169,7 @@ def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
         json.dumps({**static, "position": position, "facts": facts, "failure": failure}),
         json.dumps(cell.get("order")),
         f"j-{secrets.token_hex(8)}",
+        job_key(cell.get("order") or {}, cell["key"]),
     ]
 
 

@@ -147,12 +147,12 @@ class Jobs:
         count: int = self._link.ask("ZCARD", key("pool", pool, "waiting"))
         return count
 
-    def unfinished(self, namespace: str, cache_keys: Sequence[str]) -> set[str]:
-        """Return those keys for which a job is queued or running."""
+    def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
+        """Return those job keys (`farm.spec.job_key`) for which a job is queued or running."""
         found: set[str] = set()
-        for lot in lots(cache_keys, LOT):
-            answers = self._link.ask("MGET", *[key("active", namespace, cache_key) for cache_key in lot])
-            found |= {cache_key for cache_key, job in zip(lot, answers, strict=True) if job}
+        for lot in lots(job_keys, LOT):
+            answers = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
+            found |= {job_key for job_key, job in zip(lot, answers, strict=True) if job}
         return found
 
     def log_tail(self, job_id: str) -> bytes | None:

@@ -425,6 +425,56 @@ def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: F
     assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
 
 
+def budgets(*tuning: str) -> str:
+    models = "".join(
+        f"  - {{name: net{number}, source: {{path: net.onnx}}, tuning: {given}}}\n"
+        for number, given in enumerate(tuning)
+    )
+    return f"version: 1\nname: budgets\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n{models}"
+
+
+def test_cells_share_a_job_only_where_their_budgets_are_equal(farm: Farm, tmp_path: Path) -> None:
+    """Whoever gave a larger budget, or none, never gets what a smaller one cut short; a finished tuning is for all."""
+    one_second, two = "{mode: quick, budget: 1s}", "{mode: quick, budget: 2s}"
+    frozen = freeze_manifest(tmp_path, budgets(one_second, two, "quick", one_second))
+    build = submit(farm, frozen)
+    (warning,) = build["warnings"]
+    assert warning.startswith("net3/") and "is the same compile as net0/" in warning
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        budget = order.get("budget")
+        spec = cut_short(order["spec"], budget) if budget else order["spec"]
+        return succeed(farm)(job_id, {**order, "spec": spec}, keys_of(order, key)[-1])
+
+    def published(build: dict[str, Any]) -> list[float | None]:
+        sidecars = [
+            farm.artifacts.lookup(["main"], cell["facts"]["key"]) for cell in farm.builds.cells("main", build["id"])
+        ]
+        return [found.sidecar["spec"]["tuning"].get("budget") for found in sidecars if found]
+
+    assert farm.builds.plan("main", again(frozen).submission)["cells"][1]["state"] == "joined"
+    assert work(farm, make) == 3
+    assert published(build) == [1, 2, None, 1]
+    farm.builds.finish(build["id"])
+    later = submit(farm, freeze_manifest(tmp_path, budgets(one_second, "{mode: quick, budget: 1h}", "quick")))
+    assert work(farm) == 0
+    assert published(later) == [None, None, None]
+
+
+def test_the_artifact_of_a_smaller_budget_is_no_hit_for_another_cell(farm: Farm, tmp_path: Path) -> None:
+    """Also where both are cells of one build, of which the smaller one is there already."""
+    short = "{mode: quick, budget: 1s}"
+    submit(farm, freeze_manifest(tmp_path, budgets(short)))
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        spec = cut_short(order["spec"], order["budget"])
+        return succeed(farm)(job_id, {**order, "spec": spec}, keys_of(order, key)[-1])
+
+    assert work(farm, make) == 1
+    both = freeze_manifest(tmp_path, budgets("quick", short))
+    assert [cell["state"] for cell in farm.builds.plan("main", both.submission)["cells"]] == ["miss", "hit"]
+
+
 def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that traces its work writes more than anyone reads; the end says why it failed."""
     build = submit(farm, frozen)

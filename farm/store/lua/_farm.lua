@@ -18,8 +18,8 @@ local function key(...)
   return "{farm}:" .. table.concat({...}, ":")
 end
 
-local FIELDS = {"state", "where", "namespace", "key", "pool", "priority", "rank", "number", "charged", "losses", "token", "done",
-                "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
+local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priority", "rank", "number", "charged", "losses", "token",
+                "done", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
                 "memory", "phase", "spent"}
 
 -- A job's fields but its order, or nil where there is no such job.
@@ -214,7 +214,7 @@ local function end_job(job, cells, to, outcome, kind)
   place(job, "", cells)
   call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome,
        "done", job.done or "")
-  local active = key("active", job.namespace, job.key)
+  local active = key("active", job.namespace, job.job_key)
   if call("GET", active) == job.id then call("DEL", active) end
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
                  started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}

@@ -1,11 +1,12 @@
--- Take one lot of a build's cells: born ended, joined to the unfinished job of their key, or with a new job.
+-- Take one lot of a build's cells: born ended, joined to the unfinished job of their job key, or with a new job.
 -- Cells that are there already are skipped, so a lot may come again.
--- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<key>, job:<job> with :cells,
+-- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>, job:<job> with :cells,
 --   pool:<pool>:waiting :lanes :ready:<lane>, turn, incomplete, stopping, unreported, wake:pools, wake:builds
 -- arguments: build, cells
---   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order, job]
+--   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order, job, job key]
 --   (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or "cancelled",
---   the cell as JSON, its work order as JSON, the id of its job should it need a new one
+--   the cell as JSON, its work order as JSON, the id of its job should it need a new one, what it has
+--   in common with the cells that may share its job
 -- answer: how many cells of the build are in the store; -1 when there is no such build
 local record = key("build", build)
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
@@ -13,9 +14,9 @@ if not found[1] then return -1 end
 local accepted, counts, added = tonumber(found[2]), {}, 0
 local stopped, any_failed = found[4] == "1", false
 
--- The unfinished job that a cell of this key joins, or nil. One that is being cancelled takes no new cell.
-local function joinable(namespace, cache_key)
-  local id = call("GET", key("active", namespace, cache_key))
+-- The unfinished job that a cell of this job key joins, or nil. One that is being cancelled takes no new cell.
+local function joinable(namespace, job_key)
+  local id = call("GET", key("active", namespace, job_key))
   local job = id and read(id)
   if job and not job.cancelling and (job.state == "queued" or job.state == "running") then return job end
   return nil
@@ -23,14 +24,14 @@ end
 
 for _, cell in ipairs(cjson.decode(cells)) do
   local identifier, cache_key, namespace, pool, priority = cell[1], cell[2], cell[3], cell[4], cell[5]
-  local state, document, job_id = cell[9], cell[10], cell[12]
+  local state, document, job_id, job_key = cell[9], cell[10], cell[12], cell[13]
   if state == "" and stopped then state = "cancelled" end
   if call("HSETNX", key("build", build, "cells"), identifier, document) == 1 then
     added = added + 1
     if state == "" then
       call("SADD", key("build", build, "live"), identifier)
       call("SADD", key("build", build, "pools"), pool)
-      local job = joinable(namespace, cache_key)
+      local job = joinable(namespace, job_key)
       local limits = cell[6] .. " " .. cell[7] .. " " .. priority
       if job then
         job_id, state = job.id, job.state
@@ -48,11 +49,11 @@ for _, cell in ipairs(cjson.decode(cells)) do
         state = "queued"
         job = {id = job_id, pool = pool, priority = priority, number = 1,
                rank = -math.floor(tonumber(cell[8])) * 1e6 + accepted + added}
-        call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key, "pool", pool,
-             "priority", priority, "rank", job.rank, "number", 1, "charged", 0, "losses", 0, "created_at", NOW,
+        call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key,
+             "job_key", job_key, "pool", pool, "priority", priority, "rank", job.rank, "number", 1, "charged", 0, "losses", 0, "created_at", NOW,
              "queued_at", NOW, "excluded", "{}", "expected", cell[8], "build", build, "order", cell[11])
         call("HSET", key("job", job_id, "cells"), build .. "|" .. identifier, limits)
-        call("SET", key("active", namespace, cache_key), job_id)
+        call("SET", key("active", namespace, job_key), job_id)
         call("ZADD", key("pool", pool, "waiting"), NOW, job_id)
         offer(job, {{build = build, live = true}})
       end

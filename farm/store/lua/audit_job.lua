@@ -1,5 +1,5 @@
 -- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
--- keys: job:<job> with :cells :attempts, active:<namespace>:<key>, leases, delayed, pool:<pool>:waiting :handed :running
+-- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, delayed, pool:<pool>:waiting :handed :running
 --   :ready:<lane>, build:<build>:states :live
 -- arguments: job
 -- answer: list of sentences
@@ -27,7 +27,7 @@ for _, cell in ipairs(cells) do
   end
   if call("ZSCORE", key("pool", job.pool, "ready", lane_of(job, cell.build)), id) then lanes = lanes + 1 end
 end
-local named = call("GET", key("active", job.namespace, job.key)) == id
+local named = call("GET", key("active", job.namespace, job.job_key)) == id
 if job.state == "queued" or job.state == "running" then
   if not job.cancelling and not named then wrong("is %s, but is not the one of its key", job.state) end
   if not job.cancelling and not any_live(cells) then wrong("is %s, but nobody wants it", job.state) end

@@ -1,5 +1,5 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
--- keys: job:<job> with :cells :attempts :log, active:<namespace>:<key>, leases, delayed, pool:<pool>:…,
+-- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, leases, delayed, pool:<pool>:…,
 --   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
 --   node:<node> with :blamed :passed, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
