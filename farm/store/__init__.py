@@ -18,7 +18,7 @@ from farm.store.history import KEPT, History
 from farm.store.index import Index
 from farm.store.jobs import Claim, Jobs
 from farm.store.leader import Leader
-from farm.store.link import Link
+from farm.store.link import Link, key
 from farm.store.wakeups import Wakeups
 from farm.store.workers import Beat, Workers
 
@@ -68,7 +68,10 @@ class Store:
         return self._link.address
 
     def check(self) -> None:
-        """Refuse a server that would lose work: raises FarmFault that says what to set, StoreUnavailable."""
+        """Refuse a server that would lose work: raises FarmFault that says what to set.
+
+        Raises StoreUnavailable where it is away or takes no writes: it is full, a replica, or cannot reach its disk.
+        """
         config = self._link.config("save", "appendonly", "maxmemory-policy")
         if config.get("appendonly") == "no" and config.get("save") == "":
             raise FarmFault(
@@ -81,6 +84,8 @@ class Store:
                 f"Redis at {self.address} may evict jobs: its maxmemory-policy is {policy}",
                 hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
             )
+
+        self._link.ask("SETRANGE", key("nothing"), 0, "")  # writes nothing, and is refused as what does
 
     def epoch(self) -> str:
         """Return the store's epoch, which is new after each restart, failover or loss of the server."""

@@ -30,8 +30,12 @@ from farm.store.scripts import load_scripts
 PREFIX = "{farm}"
 """The hash tag that all keys share, so that a cluster keeps them together for the scripts."""
 
-SOCKET_TIMEOUT = 5.0
-"""Seconds after which a silent server counts as away; what blocks on purpose asks for less."""
+SOCKET_TIMEOUT = 4.0
+"""Seconds after which a silent server counts as away; what blocks on purpose asks for less.
+
+A script takes milliseconds, that of a large lot some tenths of a second: a server that is silent for longer hangs, and
+its callers are told.
+"""
 
 _REFUSALS = ("MISCONF", "NOREPLICAS", "UNBLOCKED")
 """How the answers begin with which a server refuses to write for now, and for which redis-py has no class."""
@@ -55,7 +59,8 @@ class Link:
     """A pool of connections to one server. Thread-safe; connects when first used.
 
     Every call raises StoreUnavailable (with host and port, never the password) when the server cannot be reached or
-    refuses to write. Calls are sent again after a lost connection: every script may be repeated.
+    refuses to write. Calls are sent again after a lost connection: every script may be repeated. After silence they are
+    not: that would take as long again.
     """
 
     def __init__(self, url: str, constants: str) -> None:
@@ -69,7 +74,7 @@ class Link:
                 socket_timeout=SOCKET_TIMEOUT,
                 socket_connect_timeout=SOCKET_TIMEOUT,
                 socket_keepalive=True,
-                retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2),
+                retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2, (ConnectionError,)),
             )
         except ValueError as error:
             raise UsageError(f"redis_url: {error}", hint="write it as redis://:password@host:6379/0") from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
+from farm import embedded
 from farm.api import blobs as farm_blobs
 from farm.api.app import create_app
 from farm.app import Farm
@@ -174,12 +177,31 @@ def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
         ]:
             raw.execute_command(*refuse)
             try:
-                answer = client._transport._api.post("/v1/builds", json=frozen.submission)
+                api = client._transport._api
+                answers = [api.post("/v1/builds", json=frozen.submission), api.get("/v1/health")]
             finally:
                 raw.execute_command(*heal)
-            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-            assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+            for answer in answers:
+                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+                assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+            assert client.health()["status"] == "ok"
     assert client.submit(frozen)["state"] == "open"
+
+
+def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tmp_path: Path) -> None:
+    store = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    assert store.pid
+    try:
+        with serving(Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)})), loopback=True) as url:
+            assert httpx.get(f"{url}/v1/builds").json() == {"items": []}
+            os.kill(store.pid, signal.SIGSTOP)
+            answer = httpx.get(f"{url}/v1/builds", timeout=10)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+            os.kill(store.pid, signal.SIGCONT)
+            assert httpx.get(f"{url}/v1/builds", timeout=10).json() == {"items": []}
+    finally:
+        os.kill(store.pid, signal.SIGCONT)
+        store.stop()
 
 
 def test_health_says_which_server_is_away(settings: Settings) -> None:
