@@ -31,8 +31,9 @@ from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import FrozenModel
-from farm.plan import Plan, make_plan
+from farm.plan import Plan, make_plan, needed_blobs
 from farm.pools import Pool, in_use
+from farm.retry import plan_retry, unsuccessful
 from farm.settings import Settings
 from farm.spec import digest_of, job_key, keys_of
 from farm.steps import reference_recipe
@@ -80,7 +81,6 @@ class Builds:
         Raises ManifestError with every problem found.
         """
         plan, manifest = self._plan(namespace, submission)
-        needed = plan.needed_blobs
         return {
             "build_id": submission["build_id"],
             "name": manifest.name,
@@ -88,8 +88,11 @@ class Builds:
             "outlook": outlook(cells, self._store.workers.pools()),
             "warnings": list(plan.warnings),
             "conversions": plan.conversions,
-            "missing_blobs": [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)],
+            "missing_blobs": self._absent(plan.needed_blobs),
         }
+
+    def _absent(self, blobs: Mapping[str, int]) -> list[str]:
+        return [digest for digest, size in blobs.items() if not self._artifacts.has_blob(digest, size)]
 
     def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Manifest]:
         self._require_index(namespace)
@@ -109,7 +112,9 @@ class Builds:
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
         )
         keys = dict.fromkeys(job_key(cell.order, cell.key) for cell in cells)
-        whole = self._whole_programs(namespace, cells)
+        whole = self._whole_of(
+            namespace, {job_key(cell.order, cell.key): keys_of(cell.order, cell.key) for cell in cells}
+        )
         missing = [key for key in keys if key not in whole]
         last = self._last_passed(namespace) if missing else {}
         plan = make_plan(
@@ -142,9 +147,8 @@ class Builds:
             raise ManifestError(problems)
         return models
 
-    def _whole_programs(self, namespace: str, cells: Sequence[Cell]) -> dict[str, Mapping[str, Any]]:
-        """Facts of the whole artifacts by job key; where no tuning was finished, of one cut short by that budget."""
-        names = {job_key(cell.order, cell.key): keys_of(cell.order, cell.key) for cell in cells}
+    def _whole_of(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, Mapping[str, Any]]:
+        """Facts of whole artifacts; `names` are the cache keys under which each may be, the best first, by any name."""
         found = self._known(namespace, [name for all_ in names.values() for name in all_])
         return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
 
@@ -183,21 +187,11 @@ class Builds:
         QuotaExceeded.
         """
         build_id = submission["build_id"]
-        folder = f"ns/{namespace}/builds/{build_id}"
         text = submission["manifest"].encode()
-        row = self._store.builds.get(build_id)
-        if row and row["namespace"] != namespace:
-            raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
-        known = self._artifacts.get_object(f"{folder}/manifest.yaml")
-        if known and known.data != text:
-            raise Conflict(
-                f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
-            )
-        if known and self._whole(build_id):
+        if self._is_accepted(namespace, build_id, text):
             return self.get(namespace, build_id)
         plan, manifest = self._plan(namespace, submission)
-        absent = [digest for digest, size in plan.needed_blobs.items() if not self._artifacts.has_blob(digest, size)]
-        if absent:
+        if absent := self._absent(plan.needed_blobs):
             raise UsageError(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 hint="upload what the plan lists as missing, then submit again",
@@ -223,6 +217,81 @@ class Builds:
         self._accept(document, text)
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
         return self.get(namespace, build_id)
+
+    def plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
+        """Say what `retry` would do. Changes nothing. Raises as `retry`."""
+        document = self._plan_retry(namespace, build_id, retry)
+        return {
+            "build_id": retry["build_id"],
+            "name": document["build"]["name"],
+            "cells": (cells := document["cells"]),
+            "outlook": outlook(cells, self._store.workers.pools()),
+            "warnings": [],
+            "missing_blobs": [],
+        }
+
+    def retry(
+        self, namespace: str, build_id: str, retry: Mapping[str, Any], *, by: str, max_cells: int = 0
+    ) -> Document:
+        """Accept a build with an ended build's cells as they were planned, and return it. Repeating it is harmless.
+
+        `retry` is `{"build_id": of the new build, "failed": whether it has only what did not succeed}`; `max_cells` as
+        in `submit`.
+
+        Raises NotFound, Conflict for a build that has not ended, UsageError for inputs that are gone, QuotaExceeded.
+        """
+        manifest = self._artifacts.get_object(
+            f"ns/{namespace}/builds/{self.resolve(namespace, build_id)}/manifest.yaml"
+        )
+        text = manifest.data if manifest else b""
+        if not self._is_accepted(namespace, retry["build_id"], text):
+            document = self._plan_retry(namespace, build_id, retry)
+            document["build"] |= {"created_by": by, "created_at": round(time.time(), 3)}
+            unfinished = document["build"]["cells"] - document["build"]["hits"]
+            self._check_quotas(namespace, by, unfinished, max_cells)
+            self._accept(document, text)
+            log.info("build retried", build=retry["build_id"], retries=document["build"]["retries"], by=by)
+        return self.get(namespace, retry["build_id"])
+
+    def _plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
+        self._require_index(namespace)
+        report = self.report(namespace, build_id)
+        build_id = report["build"]["id"]
+        if report["build"]["state"] == "open":
+            raise Conflict(f"build {build_id} has not ended", hint="wait with `farm watch`, or `farm cancel` it")
+        planned = self._read_plan(namespace, build_id)
+        wanted = unsuccessful(report) if retry["failed"] else {cell["identifier"] for cell in planned["cells"]}
+        cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
+        if not cells:
+            raise NotFound(f"no cell of build {build_id} is to be tried again: {report['build']['verdict']['text']}")
+        known = self._whole_of(namespace, {cell["identifier"]: _published_as(cell) for cell in cells})
+        missing = [job_key(cell["order"] or {}, cell["key"]) for cell in cells if cell["identifier"] not in known]
+        document = plan_retry(
+            planned,
+            cells,
+            known=known,
+            running=self._store.jobs.unfinished(namespace, missing),
+            live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
+            build={"id": retry["build_id"]},
+        )
+        if absent := self._absent(needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])):
+            raise UsageError(
+                f"{len(absent)} inputs of build {build_id} are gone from object storage, the first is {absent[0]}",
+                hint="submit the manifest again, which brings them",
+            )
+        return document
+
+    def _is_accepted(self, namespace: str, build_id: str, manifest: bytes) -> bool:
+        """Whether a build was submitted before. Raises Conflict where its id is another build's."""
+        row = self._store.builds.get(build_id)
+        if row and row["namespace"] != namespace:
+            raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
+        known = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+        if known and known.data != manifest:
+            raise Conflict(
+                f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
+            )
+        return known is not None and self._whole(build_id)
 
     def _accept(self, document: Document, manifest: bytes) -> None:
         """Write down a planned build, then take it in."""
@@ -610,6 +679,11 @@ def _planned_document(planned: Any) -> Document:
     }
 
 
+def _published_as(cell: Mapping[str, Any]) -> list[str]:
+    """Return the cache keys under which a planned cell's program may be; a hit's was found when it was planned."""
+    return keys_of(cell["order"], cell["key"]) if cell["order"] else [cell["facts"]["key"]]
+
+
 def _new_cell(namespace: str, cell: Mapping[str, Any]) -> Document:
     names = ("identifier", "key", "pool", "priority", "limits", "expected_seconds", "facts")
     order = None if cell["facts"] else cell["order"]
@@ -636,7 +710,7 @@ def _build_document(row: Mapping[str, Any]) -> Document:
     names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
     verdict = row.get("verdict")
     return {
-        **{name: row.get(name) for name in (*names, "follows", "followed_by")},
+        **{name: row.get(name) for name in (*names, "follows", "followed_by", "retries")},
         "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
         "warnings": row.get("warnings") or [],
     }

@@ -102,13 +102,18 @@ def freeze(
     if problems := matrix.check(manifest, found.models, found.data):
         raise errors.ManifestError(problems)
     submission = {
-        "build_id": f"b-{secrets.token_hex(8)}",
+        "build_id": new_build_id(),
         "manifest": manifest.text,
         "file": str(path),
         "labels": dict(labels or {}),
         **sources.as_submission(found),
     }
     return Frozen(submission, found.files)
+
+
+def new_build_id() -> str:
+    """Return an id for a build: clients make them, so that a request that was repeated makes one build."""
+    return f"b-{secrets.token_hex(8)}"
 
 
 class FarmClient:
@@ -223,6 +228,21 @@ class FarmClient:
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
         return int(self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")["cancelled"])
+
+    def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> Document:
+        """Say what `retry` would do; as `plan`."""
+        body = {"build_id": new_id or new_build_id(), "failed": failed}
+        return self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0)
+
+    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> Document:
+        """Create a build with an ended build's cells as they were planned, and return it; what is published is a hit.
+
+        With `failed` it has only the cells that did not succeed. `new_id` is its id (`new_build_id`).
+
+        Raises NotFound where there is nothing to do, Conflict where the build has not ended.
+        """
+        body = {"build_id": new_id or new_build_id(), "failed": failed}
+        return self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
 
     def pause(self, build_id: str) -> Document:
         """Hand out no more of a build's jobs, and return it. Raises Conflict where it has ended."""

@@ -67,12 +67,8 @@ class Plan:
 
     @property
     def needed_blobs(self) -> dict[str, int]:
-        """Digest and size of every input that a miss has to fetch, or what follows a hit in the background."""
-        needed: dict[str, int] = {}
-        for planned in self.cells:
-            if planned.state != "hit" or planned.cell.order.get("background"):
-                needed |= {file["digest"]: file["size"] for file in input_files(planned.cell.order)}
-        return needed
+        """See `needed_blobs`."""
+        return needed_blobs((planned.state, planned.cell.order) for planned in self.cells)
 
 
 def make_plan(
@@ -201,6 +197,18 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
 def model_size(order: Mapping[str, Any]) -> int:
     """Return the bytes of a work order's model, with its external data."""
     return sum(int(file["size"]) for file in order["model"]["files"])
+
+
+def needed_blobs(cells: Iterable[tuple[str, Mapping[str, Any] | None]]) -> dict[str, int]:
+    """Return digest and size of every input that a miss has to fetch, or what follows a hit in the background.
+
+    `cells` are planned states with their work orders; a hit may have none.
+    """
+    needed: dict[str, int] = {}
+    for state, order in cells:
+        if order and (state != "hit" or order.get("background")):
+            needed |= {file["digest"]: file["size"] for file in input_files(order)}
+    return needed
 
 
 def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:

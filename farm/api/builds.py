@@ -100,6 +100,19 @@ def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schema
     return farm.builds.pause(caller.namespace, build_id, paused=False)
 
 
+@router.post("/builds/{build_id}/retry/plan", response_model=schemas.Plan)
+def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """Say what a retry would do. Changes nothing."""
+    return farm.builds.plan_retry(caller.namespace, build_id, retry.model_dump())
+
+
+@router.post("/builds/{build_id}/retry", response_model=schemas.Build, status_code=201)
+def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> schemas.Document:
+    """Accept a build with an ended build's cells as they were planned. Repeating it is harmless."""
+    document = retry.model_dump()
+    return farm.builds.retry(caller.namespace, build_id, document, by=caller.name, max_cells=caller.max_cells)
+
+
 @router.get("/builds/{build_id}/report")
 def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
     """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""

@@ -122,6 +122,15 @@ class Submission(BaseModel):
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
 
 
+class Retry(BaseModel):
+    """The build that is to have an ended build's cells again; `failed`: only those that did not succeed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    build_id: Annotated[str, Field(pattern=BUILD_ID)]
+    failed: bool = False
+
+
 class Range(BaseModel):
     """The middle, and the range in which about 80 of 100 end."""
 

@@ -26,6 +26,7 @@ for command in (
     builds.up,
     builds.submit,
     builds.plan,
+    builds.retry,
     builds.watch,
     builds.status,
     builds.logs,

@@ -1,8 +1,9 @@
-"""Commands about builds: run, up, submit, plan, watch, status, logs, cancel."""
+"""Commands about builds: run, up, submit, plan, retry, watch, status, logs, cancel."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ Manifest = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest
 BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
 BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id and leave it to the farm.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is created.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
 
 
@@ -71,8 +74,8 @@ def up(as_json: output.Json = False) -> None:
 
 def submit(
     manifest: Manifest,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is created.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Print the build's id and leave it to the farm.")] = False,
+    dry_run: DryRun = False,
+    detach: Detach = False,
     label: Labels = None,
     junit: Junit = None,
     as_json: output.Json = False,
@@ -88,10 +91,39 @@ def submit(
             _show_plan(client.plan(frozen), as_json=as_json)
             return
         build_id = _submit(client, frozen, as_json=as_json)
-        if detach:
-            _detached(client.build(build_id), as_json=as_json)
+        code = _follow(client, build_id, detach=detach, junit=junit, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def retry(
+    build: BuildId,
+    failed: Annotated[bool, typer.Option("--failed", help="Only the cells that did not succeed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")] = False,
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    junit: Junit = None,
+    as_json: output.Json = False,
+) -> None:
+    """Try an ended build's cells again, in a new build.
+
+    They are as they were planned then: the same model files, toolchains and keys. What is published by now is a hit.
+    The new build is followed to its verdict.
+    """
+    from farm.client import new_build_id
+
+    _check_folder(junit)
+    with connect() as client:
+        before, new_id = str(client.build(build)["id"]), new_build_id()
+        planned = client.plan_retry(before, failed=failed, new_id=new_id)
+        if dry_run:
+            _show_plan(planned, as_json=as_json)
             return
-        code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
+        _say_plan(planned, as_json=as_json)
+        if sys.stdin.isatty() and not yes:
+            typer.confirm("go on?", abort=True, err=True)
+        client.retry(before, failed=failed, new_id=new_id)
+        _say_build(new_id, as_json=as_json)
+        code = _follow(client, new_id, detach=detach, junit=junit, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -243,9 +275,7 @@ def _own_farm() -> Iterator[Settings]:
 
 def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
     planned = client.plan(frozen)
-    speak = output.note if as_json else output.say
-    for line in render.plan(planned):
-        speak(line)
+    _say_plan(planned, as_json=as_json)
 
     said = 0
 
@@ -256,8 +286,26 @@ def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
             output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
 
     build = client.submit(frozen, plan=planned, progress=uploaded)
-    speak(f"build {build['id']}")
+    _say_build(str(build["id"]), as_json=as_json)
     return str(build["id"])
+
+
+def _say_plan(planned: dict[str, Any], *, as_json: bool) -> None:
+    """Print a plan before its build is made: as talk where the result is a document."""
+    for line in render.plan(planned):
+        output.note(line) if as_json else output.say(line)
+
+
+def _say_build(build_id: str, *, as_json: bool) -> None:
+    output.note(f"build {build_id}") if as_json else output.say(f"build {build_id}")
+
+
+def _follow(client: FarmClient, build_id: str, *, detach: bool, junit: Path | None, as_json: bool) -> int:
+    """Follow a build of the farm's to its verdict, or leave it at once; return the exit code."""
+    if detach:
+        _detached(client.build(build_id), as_json=as_json)
+        return int(ExitCode.OK)
+    return _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
 
 
 def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: Path | None, as_json: bool) -> int:
@@ -325,7 +373,7 @@ def _build_lines(builds: Sequence[dict[str, Any]]) -> list[str]:
         counts = build["counts"]
         ended = build["verdict"]["text"] if build["verdict"] else ""
         open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
-        follows = f"; follows {build['follows']}" if build.get("follows") else ""
+        follows = "".join(f"; {how} {build[how]}" for how in ("follows", "retries") if build.get(how))
         rows.append((str(build["id"]), str(build["name"]), str(build["state"]), (ended or open_text) + follows))
     return render.align(rows)
 

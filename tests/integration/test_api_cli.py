@@ -18,10 +18,11 @@ import structlog
 
 import farm as package
 from farm.app import Farm
+from farm.artifacts import blob_key
 from farm.cli import main
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
-from tests.api_farm import MANIFEST, farm, freeze_manifest, serving, work
+from tests.api_farm import MANIFEST, farm, freeze_manifest, serving, succeed, work
 from tests.helpers import wait_until
 
 __all__ = ["farm"]
@@ -137,6 +138,80 @@ def test_detach_watch_status_logs_cancel(farm: Farm, manifest: str, capsys: pyte
     farm.builds.finish(build_id)
     assert main(["watch", build_id]) == 1
     assert "2 cancelled" in capsys.readouterr().out
+
+
+def test_a_retry_tries_what_failed_again_in_a_new_build(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], farm: Farm
+) -> None:
+    """What succeeded meanwhile, in this build or another, is a hit; the old build stays as it ended."""
+    worker.append(Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
+    assert main(["submit", manifest, "--label", "team=x"]) == 1
+    old = farm.builds.resolve("main", "@latest")
+    capsys.readouterr()
+    assert main(["retry", old, "--failed", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("demo: 2 cells, 0 hits, 2 misses\n")
+    assert len(farm.builds.list("main")) == 1
+
+    worker.clear()
+    assert main(["retry", "@latest", "--failed", "--junit", "junit.xml"]) == 0
+    out = capsys.readouterr().out
+    assert "tried again" in out
+    assert out.splitlines()[-1].endswith("2 of 2 cells succeeded")
+    (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
+    assert suite.tests == 2
+    new, before = farm.builds.list("main")
+    assert (new["retries"], new["labels"], new["verdict"]["exit_code"]) == (old, {"team": "x"}, 0)
+    assert (before["id"], before["verdict"]["exit_code"]) == (old, 1)
+
+    # The whole build again, of which all is there by now; and nothing failed of the new one.
+    assert main(["retry", old, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["build"]["counts"]["hits"] == 2
+    assert main(["retry", str(new["id"]), "--failed"]) == 4
+    assert "no cell of build" in capsys.readouterr().err
+
+
+def test_a_retry_has_only_the_cells_that_did_not_succeed(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    made = succeed(farm)
+    work(
+        farm,
+        lambda job, order, key: (
+            made(job, order, key)
+            if "fp32" in order["identifier"]
+            else Outcome.failure(FailureKind.TIME_LIMIT, "too long")
+        ),
+    )
+    build_id = farm.builds.resolve("main", "@latest")
+    farm.builds.finish(build_id)
+    capsys.readouterr()
+    assert main(["retry", build_id, "--failed", "--detach", "--json"]) == 0
+    retried = json.loads(capsys.readouterr().out)["build"]
+    (cell,) = farm.builds.cells("main", retried["id"])
+    assert cell["identifier"] == "net/onnxruntime-cpu/fp16/static"
+    assert main(["retry", retried["id"]]) == 2
+    assert "has not ended" in capsys.readouterr().err
+    work(farm)
+    farm.builds.finish(retried["id"])
+    assert main(["watch", retried["id"]]) == 0
+    assert {cell["precision"] for cell in farm.builds.cells("main", build_id) if cell["state"] == "failed"} == {"fp16"}
+
+
+def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
+    build_id = farm.builds.resolve("main", "@latest")
+    farm.builds.finish(build_id)
+    (digest,) = {
+        cell["order"]["model"]["files"][0]["digest"] for cell in farm.builds._read_plan("main", build_id)["cells"]
+    }
+    farm.artifacts.delete_object(blob_key(digest))
+    assert main(["retry", build_id]) == 2
+    err = capsys.readouterr().err
+    assert f"1 inputs of build {build_id} are gone" in err
+    assert "submit the manifest again" in err
+    assert len(farm.builds.list("main")) == 1
 
 
 def test_ctrl_c_detaches_and_says_how_to_return(

@@ -44,6 +44,7 @@ PURE = [
     "comparison",
     "estimate",
     "follow_up",
+    "retry",
 ]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
 
