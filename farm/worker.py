@@ -246,6 +246,7 @@ class Worker:
             },
             ttl=self._settings.lease_seconds,
             resting=self._resting,
+            fenced=self._fenced,
         )
         pools = [pool.name for pool in self._kind.pools]
         log.info("worker registered", worker=self._id, slots=len(self._kind.slots), pools=pools)

@@ -35,10 +35,11 @@ class Workers:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def register(self, worker: Mapping[str, Any], *, ttl: float, resting: str = "") -> None:
+    def register(self, worker: Mapping[str, Any], *, ttl: float, resting: str = "", fenced: str = "") -> None:
         """Make a worker known: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; the rest is kept as it is.
 
-        It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet.
+        It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet, `fenced` why
+        its node did not when this store last knew it: one that lost its data hears of a fence again.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
         document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
@@ -51,6 +52,7 @@ class Workers:
             document=json.dumps(document),
             pools=json.dumps(pools),
             resting=resting,
+            fenced=fenced,
         )
 
     def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "") -> Beat:

@@ -227,6 +227,22 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
         assert asked(port, "/")[0] == 404
 
 
+def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    probes = wrong.with_suffix(".asked")
+    settings = farm_settings.model_copy(update={"probe_pause": 600.0})
+    with running_worker(settings, store, "n1", wrong=wrong):
+        wait_until(lambda: not store.workers.list()[0]["resting"])
+        store.workers.probed("another", node="n1", wrong="it hangs", row=0)
+        wait_until(
+            lambda: len(probes.read_text().splitlines()) == 2, message="the worker heard of it, and is probed again"
+        )
+        store._link.ask("FLUSHALL")
+        wait_until(store.workers.list)
+        assert fenced(store, "n1") == "its health probe failed: it hangs"
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])

@@ -4,7 +4,7 @@
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
-local AGAIN = 1000      -- how long a job waits after it met an excluded node
+local AGAIN = 250       -- how long a job waits after it met an excluded node: that is often the one with a free slot
 local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
 local COUNTS = 86400000 -- how long each of them counts
 local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another

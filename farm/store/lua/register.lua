@@ -1,8 +1,8 @@
 -- A worker is there, again or for the first time; its pools are remembered for good.
--- keys: worker:<worker>, workers, pools, pool:<pool>:workers, unserved, wake:pools
--- arguments: worker, node, slots, ttl, document, pools, resting
+-- keys: worker:<worker>, workers, pools, pool:<pool>:workers, unserved, wake:pools, node:<node> with :passed
+-- arguments: worker, node, slots, ttl, document, pools, resting, fenced
 --   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON];
---   resting: why it takes no jobs yet, "" = it does
+--   resting: why it takes no jobs yet, "" = it does; fenced: why its node was fenced when it was last heard of here, or ""
 -- answer: 1
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
@@ -16,4 +16,5 @@ call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "d
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
 call("PEXPIRE", key("worker", worker), ttl)
 call("ZADD", key("workers"), NOW + ttl, worker)
+if fenced ~= "" then fence(node, fenced) end
 return 1
