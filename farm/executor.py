@@ -225,6 +225,7 @@ class _Run:
             worker=attempt.worker,
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
+            free=attempt.free,
             published=self._published(),
         )
 

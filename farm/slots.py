@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +36,10 @@ class Slot:
     lock: str = ""
     cpus: tuple[int, ...] = ()
     bdf: str = ""
+
+    def is_apart_from(self, other: Slot) -> bool:
+        """Whether what runs here is timed as if nothing ran in the other slot: on a GPU, or on CPUs of its own."""
+        return bool(self.gpu) or bool(self.cpus and other.cpus and not {*self.cpus} & {*other.cpus})
 
 
 ANYWHERE = Slot()
@@ -67,31 +73,80 @@ def from_text(text: str) -> list[Slot]:
 
 
 class FreeSlots:
-    """The slots of one worker process. A lock file for each GPU keeps workers of the whole node apart."""
+    """The slots of one worker process. A lock file for each GPU keeps workers of the whole node apart.
 
-    def __init__(self, slots: Sequence[Slot], folder: Path | None = None) -> None:
+    An attempt that holds one may borrow others for a while, one piece of work at a time: never where an attempt waits.
+    """
+
+    def __init__(self, slots: Sequence[Slot] = (), folder: Path | None = None) -> None:
         """The lock files are in `folder`, else in the temporary one."""
+        self._slots = tuple(slots)
         self._free = list(slots)
+        self._held: list[Slot] = []
+        self._waiting = 0
+        self._lent: dict[Slot, float] = {}
+        """When a slot was last given back by its borrower."""
         self._folder = folder or Path(tempfile.gettempdir())
         self._change = threading.Condition()
 
     @contextmanager
     def one(self, cancelled: threading.Event) -> Iterator[Slot | None]:
         """Hold a slot while the block runs, waiting for a free one; None where `cancelled` is set meanwhile."""
-        taken = self._take(cancelled)
+        with self._change:
+            self._waiting += 1
+        try:
+            taken = self._take(lambda: self._free, cancelled)
+        finally:
+            with self._change:
+                self._waiting -= 1
         try:
             yield taken[0] if taken else None
         finally:
             if taken:
                 self._give_back(*taken)
 
-    def _take(self, cancelled: threading.Event) -> tuple[Slot, int | None] | None:
+    def beside(self, slot: Slot) -> list[Slot]:
+        """Return the slots that may ever be lent to an attempt in this one: those that disturb no timing in it."""
+        others = list(self._slots)
+        if slot in others:
+            others.remove(slot)
+        return [other for other in others if other.is_apart_from(slot)]
+
+    @contextmanager
+    def borrow(self, slot: Slot, ended: threading.Event) -> Iterator[bool]:
+        """Hold this slot while the block runs, waiting until nobody wants it; False where `ended` is set meanwhile.
+
+        To be given back soon, since an attempt that comes now has to wait for it.
+        """
+        taken = self._take(lambda: [slot] if self._is_spare(slot) else [], ended)
+        try:
+            yield taken is not None
+        finally:
+            if taken:
+                with self._change:
+                    self._lent[slot] = time.monotonic()
+                self._give_back(*taken)
+
+    def _is_spare(self, slot: Slot) -> bool:
+        # Workers of other processes look for a free GPU now and then: it rests long enough for them to find it.
+        rests = bool(slot.lock) and time.monotonic() - self._lent.get(slot, -math.inf) < 2 * LOOK_SECONDS
+        return (
+            not self._waiting
+            and not rests
+            and slot in self._free
+            and all(slot.is_apart_from(other) for other in self._held)
+        )
+
+    def _take(
+        self, candidates: Callable[[], Sequence[Slot]], cancelled: threading.Event
+    ) -> tuple[Slot, int | None] | None:
         with self._change:
             while not cancelled.is_set():
-                for slot in self._free:
+                for slot in candidates():
                     held, lock = self._locked(slot)
                     if held:
                         self._free.remove(slot)
+                        self._held.append(slot)
                         return slot, lock
                 self._change.wait(LOOK_SECONDS)
         return None
@@ -114,5 +169,6 @@ class FreeSlots:
         with self._change:
             if lock is not None:
                 os.close(lock)
+            self._held.remove(slot)
             self._free.append(slot)
-            self._change.notify()
+            self._change.notify_all()

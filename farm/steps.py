@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,9 +67,9 @@ class StepEnded(Exception):
 
 @dataclass
 class Children:
-    """Runs requests in children, one after the other, in one folder; `limits` hold for all of them together.
+    """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
 
-    They run in `slot`; `environment` is added to theirs.
+    They run in `slot`; `environment` is added to theirs. Those in other slots, at the same time, are `beside` them.
     """
 
     folder: Path
@@ -80,19 +81,33 @@ class Children:
     environment: Mapping[str, str] = field(default_factory=dict)
     conditions: Callable[[], dict[str, Any] | None] = lambda: None
     """Tells how the slot's GPU is at the moment."""
+    began: float = field(default_factory=time.monotonic)
+    memory: list[int] = field(default_factory=list)
+    """Peaks in bytes, of every child."""
 
     def __post_init__(self) -> None:
         self.log_path = self.folder / "log.txt"
         self.phases: dict[str, float] = {}
-        self.peak_memory = 0
         self.started_at = datetime.now(UTC)
-        self._started = time.monotonic()
         self.log_path.touch()
+
+    def beside(self, slot: Slot, folder: Path) -> Children:
+        """Return what runs children of the same attempt in another slot at the same time, with a log of its own.
+
+        The time limit is that of all, the memory limit that of each.
+        """
+        folder.mkdir()
+        return replace(self, slot=slot, folder=folder)
 
     @property
     def seconds(self) -> float:
         """Seconds since it all began."""
-        return round(time.monotonic() - self._started, 3)
+        return round(time.monotonic() - self.began, 3)
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that a child took, in bytes."""
+        return max(self.memory, default=0)
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -150,7 +165,7 @@ class Children:
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write),
         )
-        self.peak_memory = max(self.peak_memory, end.memory)
+        self.memory.append(end.memory)
         if end.result is not None and end.ok:
             return end.result
         raise StepEnded(classify(end))
@@ -183,6 +198,12 @@ class Steps:
     def environment(self) -> dict[str, str]:
         """What the spec sets for its compiler: not for the reference, whose recipe does not name it."""
         return {**self.order["spec"]["env"], **self.env_files}
+
+    def beside(self, slot: Slot, folder: Path) -> Steps:
+        """Return the steps of the same cell in another slot, to be taken at the same time; see `Children.beside`."""
+        steps = copy(self)
+        steps.children = self.children.beside(slot, folder)
+        return steps
 
     def reference(self, model: Path, samples: Path | None, path: Path) -> None:
         """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""

@@ -4,26 +4,30 @@
     for each slice that the database does not have: tune it in a child, commit what is new
     compile the whole model from what is known; what that still tunes is committed too
 
-A minute's work at most lies in the private folder alone. An attempt that dies leaves its finished slices behind, and
-the next one, wherever it runs, begins with the slice in hand.
+Slices are tuned in spare slots of the worker too, at the same time; each slot has a private folder. A minute's work at
+most lies in these folders alone. An attempt that dies leaves its finished slices behind, and the next one, wherever it
+runs, begins with the slices in hand.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.comparison import Comparison, Rounds, compare, distribution
 from farm.compilers import COMPILERS, OFF
 from farm.errors import FarmFault
+from farm.fan_out import FanOut
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
+from farm.slots import FreeSlots, Slot
 from farm.spec import digest_of
 from farm.steps import (
     StepEnded,
@@ -37,8 +41,8 @@ from farm.steps import (
 )
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
-from farm.tuning.files import read_folder, write_folder, write_object
-from farm.tuning.records import Source, Store, Work
+from farm.tuning.files import read_folder, write_folder
+from farm.tuning.records import Source, Work
 
 log = get_logger(__name__)
 
@@ -82,6 +86,23 @@ def slice_key(spec: Mapping[str, Any], signature: str) -> str:
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
 
 
+class Slice(NamedTuple):
+    """A part of the model: its name in the database, how many operations all its copies have, and what was cut."""
+
+    key: str
+    operations: int
+    cut: Mapping[str, Any]
+
+
+@dataclass
+class Lane:
+    """A slot that tunes for the attempt: its steps, its folder, and how many records were learnt there."""
+
+    steps: Steps
+    folder: Path
+    learnt: int = 0
+
+
 class Tuner:
     """Tunes and compiles the model of one cell against the database of its pool, device and mode."""
 
@@ -96,10 +117,11 @@ class Tuner:
         budget: float = 0.0,
         collect_seconds: float = COLLECT_SECONDS,
         published: Published | None = None,
+        free: FreeSlots | None = None,
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
 
-        `published` is a program that takes turns with this one too.
+        `published` is a program that takes turns with this one too. Slots that are `free` help to tune.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec: Mapping[str, Any] = steps.order["spec"]
@@ -131,8 +153,11 @@ class Tuner:
         self._alone: Comparison | None = None
         self._left_over = 0
         self._written = 0
-        self._lock = threading.Lock()
-        self._learnt = 0
+        self._free = free or FreeSlots()
+        self._lock = threading.RLock()
+        """Held by who counts work, or talks to the collector."""
+        self._lanes = {self.children.slot: Lane(self.steps, self.folder)}
+        """By slot, the attempt's own first."""
 
     def make(self, model: Path, calibration: Path | None, samples: Path | None, evaluate: Evaluate) -> dict[str, Any]:
         """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning.
@@ -162,10 +187,8 @@ class Tuner:
         self._inputs = inputs_of(self._model, calibration)
         restored = self._database.restore(self.folder)
         self._collector = Collector(
-            self._database, self.folder, restored.snapshot, toolchain=self.spec["toolchain"], **self._session
+            self._database, self.folder, restored, toolchain=self.spec["toolchain"], **self._session
         )
-        known = restored.snapshot.tables.get((Store.SLICES, ""), {})
-        self._finished = {key: json.loads(value) for key, (value, _) in known.items()}
         with self._collecting():
             with self.children.phase(Phase.TUNING):
                 self._tune()
@@ -285,21 +308,26 @@ class Tuner:
 
     def _tune(self) -> None:
         missing = []
-        for piece in self._cut():
-            key, operations = slice_key(self.spec, piece["signature"]), piece["operations"] * piece["count"]
-            self.slices.append({"key": key, "count": piece["count"]})
-            if key in self._finished:
-                seconds = float(self._finished[key]["seconds"])
-                self.work += Work(known=operations, saved=seconds)
-            else:
-                missing.append((key, operations, piece))
-        for number, (key, operations, piece) in enumerate(missing):
-            if self._out_of_budget():
-                self.cut = True
-                self._left_over += sum(left for _, left, _ in missing[number:])
-                break
-            self._say(number, len(missing), operations)
-            self._tune_slice(key, operations, piece)
+        for cut in self._cut():
+            piece = Slice(slice_key(self.spec, cut["signature"]), cut["operations"] * cut["count"], cut)
+            self.slices.append({"key": piece.key, "count": cut["count"]})
+            if not self._is_known(piece):
+                missing.append(piece)
+        # In an order of its own, an attempt that tunes the same slices elsewhere meanwhile leaves most of them to us.
+        missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
+        self._fan_out = FanOut(self._free, self.children.slot, self._tune_slice)
+        self._begun, self._count = 0, len(missing)
+        try:
+            self._fan_out.run(missing)
+        finally:
+            self._gather_logs()
+
+    def _is_known(self, piece: Slice) -> bool:
+        """Say whether the database has a slice by now; count it where it does."""
+        entry = self._collector.slices.get(piece.key)
+        if entry:
+            self.work += Work(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
+        return entry is not None
 
     def _cut(self) -> list[dict[str, Any]]:
         """Return the model's slices; none where it cannot be cut, which is then tuned as a whole."""
@@ -317,35 +345,70 @@ class Tuner:
         slices: list[dict[str, Any]] = found["slices"]
         return slices
 
-    def _tune_slice(self, key: str, operations: int, piece: Mapping[str, Any]) -> None:
-        began, before, spent = time.monotonic(), self._learnt, self.work.seconds
-        request = tune_request(self.order, piece, database=self.folder, key=key)
+    def _tune_slice(self, slot: Slot, piece: Slice) -> None:
+        """Tune a slice in a slot; called by a thread for each slot."""
+        with self._lock:
+            lane = self._lane(slot)
+            self._begun += 1
+            self._prepare(lane)
+            if self._is_known(piece):
+                return
+            if self._out_of_budget():
+                self._leave(piece)
+                return
+            self._say(piece.operations)
+            anything, before = bool(self._collector.slices), lane.learnt
+        request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key)
+        ended: StepEnded | None = None
+        began = time.monotonic()
         try:
-            self._ask(request, read=[Path(piece["path"]).parent], quiet=True)
-        except StepEnded as ended:
-            self._tidy()
-            if self._out_of_budget() and _is_time_limit(ended):
-                self._left_over += operations
-                self.cut = True
-            elif ended.failure is not None and ended.failure.kind in _REFUSED:
-                log.info("slice cannot be tuned", slice=key, reason=ended.failure.message)
-                self.work += Work(untunable=operations)
+            self._ask(lane, request, read=[Path(piece.cut["path"]).parent], quiet=True)
+        except StepEnded as error:
+            ended = error
+        seconds = round(time.monotonic() - began, 3)
+        finished = {} if ended else {piece.key: {"operations": piece.operations, "seconds": seconds}}
+        with self._lock:
+            self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
+            self._collect(lane, finished)
+            if ended:
+                self._tidy(lane)
+                self._judge(piece, ended)
+            elif lane.learnt > before:
+                self.work += Work(tuned=piece.operations)
+            elif anything:
+                self.work += Work(known=piece.operations)  # Slices of another cut had the same operations.
             else:
-                raise
-            return
-        finally:
-            seconds = round(time.monotonic() - began, 3)
-            self.work = replace(self.work, seconds=round(spent + seconds, 3))
-        known = bool(self._finished)
-        self._finished[key] = {"operations": operations, "seconds": seconds}
-        write_object(self.folder, Store.SLICES, self._finished)
-        self._collect()
-        if self._learnt - before > 1:
-            self.work += Work(tuned=operations)
-        elif known:
-            self.work += Work(known=operations)  # Slices of another cut had the same operations.
+                self.work += Work(untunable=piece.operations)
+
+    def _judge(self, piece: Slice, ended: StepEnded) -> None:
+        """Count a slice that was not tuned to its end. Raises StepEnded where the whole cannot go on."""
+        if self._out_of_budget() and _is_time_limit(ended):
+            self._leave(piece)
+        elif ended.failure is not None and ended.failure.kind in _REFUSED:
+            log.info("slice cannot be tuned", slice=piece.key, reason=ended.failure.message)
+            self.work += Work(untunable=piece.operations)
         else:
-            self.work += Work(untunable=operations)
+            raise ended
+
+    def _leave(self, piece: Slice) -> None:
+        """Leave a slice untuned: the budget is over."""
+        self.cut = True
+        self._left_over += piece.operations
+
+    def _lane(self, slot: Slot) -> Lane:
+        """Return what tunes in a slot."""
+        if slot not in self._lanes:
+            steps = self.steps.beside(slot, self.children.folder / f"beside-{len(self._lanes)}")
+            self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
+        return self._lanes[slot]
+
+    def _gather_logs(self) -> None:
+        """Add what children in borrowed slots said to the attempt's log."""
+        with self.children.log_path.open("ab") as whole:
+            for slot, lane in [*self._lanes.items()][1:]:
+                whole.write(f"\nslices that were tuned on {_place(slot)}:\n".encode())
+                with lane.steps.children.log_path.open("rb") as log_:
+                    shutil.copyfileobj(log_, whole)
 
     # --- the whole ----------------------------------------------------------------------------------------------
 
@@ -355,10 +418,13 @@ class Tuner:
             tuning = {**whole["tuning"], "slices": self.slices, **tuning}
             return {**whole, "tuning": tuning, "database": str(database)}
 
-        self._tidy()
+        own = self._lanes[self.children.slot]
+        with self._lock:
+            self._prepare(own)
+            self._tidy(own)
         if not self.cut:
             try:
-                return self._ask(request(self.folder), read=self._inputs, write=[self.steps.program.parent])
+                return self._ask(own, request(self.folder), read=self._inputs, write=[self.steps.program.parent])
             except StepEnded as ended:
                 if not (self._out_of_budget() and _is_time_limit(ended)):
                     raise
@@ -376,14 +442,20 @@ class Tuner:
     # --- tools --------------------------------------------------------------------------------------------------
 
     def _ask(
-        self, request: Mapping[str, Any], *, read: Sequence[Path], write: Sequence[Path] = (), quiet: bool = False
+        self,
+        lane: Lane,
+        request: Mapping[str, Any],
+        *,
+        read: Sequence[Path],
+        write: Sequence[Path] = (),
+        quiet: bool = False,
     ) -> dict[str, Any]:
-        """Ask a child that tunes into the private folder, within the budget."""
-        return self.steps.ask(
+        """Ask a child that tunes into a lane's folder, within the budget."""
+        return lane.steps.ask(
             request,
-            {**self.mode.searching(str(self.folder)), **self.overrides},
+            {**self.mode.searching(str(lane.folder)), **self.overrides},
             read=read,
-            write=[*write, self.folder],
+            write=[*write, lane.folder],
             seconds=max(self._deadline - time.monotonic(), 0.001) if self._deadline else 0.0,
             quiet=quiet,
         )
@@ -391,19 +463,27 @@ class Tuner:
     def _out_of_budget(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _say(self, number: int, count: int, operations: int) -> None:
+    def _say(self, operations: int) -> None:
         done = self.work.known + self.work.tuned + self.work.untunable
-        detail = f"slice {number + 1} of {count}: {operations} operations; {done} done, {self.work.known} known before"
-        self.children.on_phase(Phase.TUNING, number / count, detail)
+        detail = f"slice {self._begun} of {self._count}: {operations} operations; {done} done, {self.work.known} known"
+        if self._fan_out.slots > 1:
+            detail += f"; in {self._fan_out.slots} slots"
+        self.children.on_phase(Phase.TUNING, (self._begun - 1) / self._count, detail)
 
-    def _tidy(self) -> None:
-        """Write the folder anew where a child left something broken or undecided, on which the next would trip."""
-        found = read_folder(self.folder, Source(""))
+    def _tidy(self, lane: Lane) -> None:
+        """Write a folder anew where a child left something broken or undecided, on which the next would trip."""
+        found = read_folder(lane.folder, Source(""))
         if found.dropped.nulls or found.dropped.broken:
-            for path in self.folder.iterdir():
+            for path in lane.folder.iterdir():
                 if path.is_file():
                     path.unlink()
-            write_folder(found.snapshot, self.folder)
+            write_folder(found.snapshot, lane.folder)
+
+    def _prepare(self, lane: Lane) -> None:
+        """Bring what other slots and other attempts learnt into a lane's folder."""
+        with self._patiently():
+            self._collector.follow()
+        self._collector.prepare(lane.folder)
 
     @contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -412,7 +492,9 @@ class Tuner:
 
         def collect() -> None:
             while not ended.wait(self._collect_seconds):
-                self._collect()
+                with self._lock:
+                    for lane in self._lanes.values():
+                        self._collect(lane)
 
         thread = threading.Thread(target=collect, name="collect", daemon=True)
         thread.start()
@@ -421,16 +503,26 @@ class Tuner:
         finally:
             ended.set()
             thread.join()
-            self._collect(last=True)
+            with self._patiently():
+                self._collector.finish(self.work)
 
-    def _collect(self, *, last: bool = False) -> None:
-        """Commit what is new. Storage that is away costs nothing yet: the next call commits the same again."""
-        with self._lock:
-            try:
-                commit = self._collector.finish if last else self._collector.collect
-                self._learnt += commit(self.work)
-            except FarmFault as error:
-                log.warning("what was tuned is not committed yet", error=error.message)
+    def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
+        """Commit what is new in a lane's folder, and which slices were finished there."""
+        lane.learnt += self._collector.look(lane.folder, self.work, finished)
+        with self._patiently():
+            self._collector.commit(self.work)
+
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        """Go on where storage is away: that costs nothing yet, the next call does the same again."""
+        try:
+            yield
+        except FarmFault as error:
+            log.warning("the tuning database is away, going on without it", error=error.message)
+
+
+def _place(slot: Slot) -> str:
+    return slot.gpu or f"CPUs {', '.join(map(str, slot.cpus))}"
 
 
 def _latency(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class Slots:
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
-                    attempt = replace(attempt, slot=slot)
+                    attempt = replace(attempt, slot=slot, free=self._free)
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
             log.exception("executor failed")

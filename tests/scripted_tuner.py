@@ -4,7 +4,8 @@ A model is a file of operations, `{"operations": [name, …], "log": FILE, "slow
 candidates of all operations that the problem cache does not have are compiled first, then timed one operation after
 another; the cache is written whole, not atomically, at the end, or after each operation with
 MIGRAPHX_TRACE_BENCHMARKING. How long a candidate takes is random, `slowest` at most. Every candidate that was worked on
-leaves a byte in the log, so work can be counted.
+leaves a byte in the log, so work can be counted. A model with a `gate` says in that folder which slice is begun on
+which GPU, and waits until the gate of that GPU is opened.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import random
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CANDIDATES = 12
 """Of each operation."""
@@ -42,8 +44,21 @@ def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
     if "refused" in model["operations"]:
         failure = sys.modules["farm_runner.protocol"].Failure  # type: ignore[attr-defined]
         raise failure("compiler_error", "No solutions provided for refused")
+    if request["action"] == "tune" and model["gate"]:
+        wait_at(Path(model["gate"]), request["gpu"], model["operations"][0])
     tune(model["operations"], Path(model["log"]), model["slowest"])
     return {"outputs": []}
+
+
+def wait_at(gate: Path, gpu: str, slice_: str) -> None:
+    """Say that a slice is begun, and wait until its GPU may go on."""
+    with (gate / "begun").open("a") as begun:
+        begun.write(f"{gpu} {slice_} {os.getpid()}\n")
+    deadline = time.monotonic() + 60
+    while not (gate / gpu).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(gate / gpu)
+        time.sleep(0.01)
 
 
 def write_slices(model: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -67,14 +82,14 @@ def tune(operations: Sequence[str], log: Path, slowest: float) -> None:
     unknown = [name for name in dict.fromkeys(operations) if name not in known]
     chance = random.Random()
     with log.open("ab", buffering=0) as done:
-        fcntl.flock(done, fcntl.LOCK_EX)  # Who counts work waits for a child that is being killed.
+        fcntl.flock(done, fcntl.LOCK_SH)  # Who counts work waits for a child that is being killed.
         for _ in unknown:
             for _ in range(CANDIDATES):
                 time.sleep(chance.uniform(0, slowest))
                 done.write(b".")
         for name in unknown:
             time.sleep(chance.uniform(0, slowest * CANDIDATES))
-            cache.append([{"name": "gpu::mlir_op", "problem": name}, f"v4:{chance.randrange(99)}"])
+            cache.append([{"name": "gpu::mlir_op", "problem": name}, f"v4:{zlib.crc32(name.encode())}"])
             if steadily:
                 write(cache, path)
     if unknown:
@@ -102,7 +117,8 @@ if __name__ == "__main__":
 from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
 from farm.child import Limits, classify, run_child  # noqa: E402
 from farm.settings import Settings  # noqa: E402
-from farm.steps import Children, StepEnded, Steps  # noqa: E402
+from farm.slots import ANYWHERE, Slot  # noqa: E402
+from farm.steps import Children, OnPhase, StepEnded, Steps  # noqa: E402
 from farm.tuner import Tuner  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
 
@@ -141,7 +157,7 @@ class ScriptedSteps(Steps):
             folder.mkdir(parents=True, exist_ok=True)
         self.__dict__.setdefault("asked", []).append((request["action"], dict(environment or {})))
         end = run_child(
-            request,
+            {**request, "gpu": self.children.slot.gpu},
             log_path=self.children.log_path,
             environment={"MIGRAPHX_PROBLEM_CACHE": str(self.children.folder / "none.json"), **(environment or {})},
             limits=Limits(time=seconds),
@@ -154,14 +170,29 @@ class ScriptedSteps(Steps):
         raise StepEnded(classify(end))
 
 
-def save_model(folder: Path, operations: Sequence[str], slowest: float = 0.004) -> Path:
+def save_model(folder: Path, operations: Sequence[str], slowest: float = 0.004, *, gate: Path | None = None) -> Path:
     """Write a model of these operations, with an empty log of work beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.json"
     log = folder / "work.log"
     log.touch()
-    path.write_text(json.dumps({"operations": list(operations), "log": str(log), "slowest": slowest}))
+    document = {"operations": list(operations), "log": str(log), "slowest": slowest, "gate": str(gate or "")}
+    path.write_text(json.dumps(document))
     return path
+
+
+class Begun(NamedTuple):
+    """A slice that was begun: the GPU, its first operation, and the child."""
+
+    gpu: str
+    slice: str
+    pid: int
+
+
+def begun(gate: Path) -> list[Begun]:
+    """Return the slices that were begun at a gate, in order."""
+    lines = (gate / "begun").read_text().splitlines() if (gate / "begun").exists() else []
+    return [Begun(gpu, name, int(pid)) for gpu, name, pid in map(str.split, lines)]
 
 
 def worked(model: Path) -> int:
@@ -177,13 +208,20 @@ def database(artifacts: ArtifactStore, mode: str = "exhaustive") -> TuningDataba
 
 
 def tuner_for(
-    artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, *, mode: str = "exhaustive", **options: Any
+    artifacts: ArtifactStore,
+    settings: Settings,
+    folder: Path,
+    name: str,
+    *,
+    mode: str = "exhaustive",
+    slot: Slot = ANYWHERE,
+    on_phase: OnPhase = lambda *_: None,
+    **options: Any,
 ) -> Tuner:
-    """Return what tunes one model; `name` is the attempt's, and that of its folder."""
+    """Return what tunes one model in a slot; `name` is the attempt's, and that of its folder."""
     place = folder / name
     place.mkdir(parents=True)
-    limits = {"time": 0.0, "memory": 0}
-    children = Children(place, settings, limits, lambda *_: None, threading.Event())  # type: ignore[arg-type]
+    children = Children(place, settings, {"time": 0.0, "memory": 0}, on_phase, threading.Event(), slot)
     order = {
         "identifier": f"{name}/migraphx-gfx942/fp16/b1",
         "target": "migraphx/gfx942",

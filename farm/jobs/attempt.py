@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from farm.slots import ANYWHERE, Slot
+from farm.slots import ANYWHERE, FreeSlots, Slot
 
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""
@@ -52,7 +52,7 @@ class Attempt:
     """What one attempt needs: the work order, its limits, and where its artifact goes.
 
     `build` is the first that asked for the job; `previous` are the failure kinds of the job's earlier attempts (""
-    where one did not fail); `slot` is where its children run.
+    where one did not fail); `slot` is where its children run, and `free` has those that it may borrow meanwhile.
     """
 
     job_id: str
@@ -66,4 +66,5 @@ class Attempt:
     worker: str = ""
     previous: tuple[str, ...] = ()
     slot: Slot = ANYWHERE
+    free: FreeSlots = field(default_factory=FreeSlots, compare=False)
     tail: LogTail = field(default_factory=LogTail, compare=False)

@@ -1,15 +1,19 @@
-"""Collector: commits what a child's tuning learns, while it runs and after it ended."""
+"""Collector: commits what the children of one attempt learn, while they run and after they ended, and brings them what
+others learn.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from farm.logging import get_logger
-from farm.tuning.database import Learning
-from farm.tuning.files import Dropped, read_folder
-from farm.tuning.records import Log, Session, Snapshot, Source, Work
+from farm.tuning.database import Learning, Restored
+from farm.tuning.files import Dropped, canonical, read_folder, write_folder
+from farm.tuning.records import Log, Record, Session, Snapshot, Source, Store, Table, Work
 
 log = get_logger(__name__)
 
@@ -24,17 +28,19 @@ def difference(before: Snapshot, folder: Path, source: Source) -> tuple[Snapshot
 
 
 class Collector:
-    """Takes what is new in one attempt's private folder to the database.
+    """Takes what is new in one attempt's private folders to the database, and what is new there into them.
 
-    `collect` is called every minute while the child runs, `finish` once when it has ended, also when it was killed.
-    Where they raise StorageUnavailable nothing is lost: the next call commits the same again.
+    Each slot that tunes for the attempt has a folder of its own. Before a child begins in one, `follow` asks the
+    database for news and `prepare` writes them; every minute while it runs and when it has ended, however it ended,
+    `look` finds what it learnt and `commit` sends that. Where the database is away nothing is lost: the next call does
+    the same again. To be called by one thread at a time.
     """
 
     def __init__(
         self,
         database: Learning,
         folder: Path,
-        restored: Snapshot,
+        restored: Restored,
         *,
         session: str,
         worker: str = "",
@@ -44,38 +50,71 @@ class Collector:
     ) -> None:
         """`restored` is what was in the folder at first; `session` names this attempt, for ever and everywhere."""
         self._database = database
-        self._folder = folder
-        self._known = restored
+        self._known = restored.snapshot
+        self._seen = restored.seen
+        self._folders = {folder: restored.snapshot}
+        """What each folder is known to hold."""
+        self._pending = Snapshot()
+        """What was found and is not committed yet."""
+        self._dropped: dict[Path, Dropped] = {}
+        """What the last look left out."""
         self._source = Source("", worker, job, toolchain)
         self._session = Session(session, "", Work(), worker, job, identifier)
+        self._seconds = 0.0
 
     @property
-    def work(self) -> Work:
-        """What has been committed of this attempt's work."""
-        return self._session.work
+    def slices(self) -> Table:
+        """The slices that are known to be tuned, by whomever."""
+        return self._known.tables.get((Store.SLICES, ""), {})
 
-    def collect(self, work: Work) -> int:
-        """Commit the records that are new since the last call, if any; return how many those are.
+    def follow(self) -> None:
+        """Learn what others committed meanwhile. Raises StorageUnavailable."""
+        news = self._database.since(self._seen)
+        self._seen = news.seen
+        if news.snapshot:
+            self._known = self._known.join(Snapshot(news.snapshot.tables))
 
-        `work` is what this attempt's tuning has done so far.
+    def prepare(self, folder: Path) -> None:
+        """Bring all that is known by now into a folder in which no child is at work; makes it where it is missing."""
+        if folder not in self._folders or self._known.minus(self._folders[folder]):
+            write_folder(self._known, folder)
+            self._folders[folder] = self._known
+
+    def look(self, folder: Path, work: Work, finished: Mapping[str, Any] | None = None) -> int:
+        """Find the records that are new in a folder since the last look; return how many those are.
+
+        `work` is what this attempt's tuning has done so far, `finished` the slices that were tuned to their end there.
         """
-        return self._collect(work, ended=False)
+        source = replace(self._source, when=_now())
+        found, self._dropped[folder] = difference(self._folders[folder], folder, source)
+        self._folders[folder] = found.over(self._folders[folder])
+        slices = [Record(Store.SLICES, "", key, canonical(value), source) for key, value in (finished or {}).items()]
+        if new := found.join(Snapshot.of(slices)):
+            spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
+            new = new.measured_by(replace(source, seconds=round(spent / len(new), 3)))
+            self._known, self._pending = self._known.join(new), self._pending.join(new)
+        return len(found)
 
-    def finish(self, work: Work) -> int:
-        """Commit what is new since the last call, and what the whole session came to; return how many are new."""
-        return self._collect(work, ended=True)
+    def commit(self, work: Work, *, ended: bool = False) -> None:
+        """Commit what was found since the last time, if anything; at the end also what the whole session came to.
 
-    def _collect(self, work: Work, *, ended: bool) -> int:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        new, dropped = difference(self._known, self._folder, replace(self._source, when=now))
-        if ended and (dropped.broken or dropped.files):
-            log.warning("tuning files were damaged", session=self._session.id, broken=dropped.broken)
-        if not new and not ended:
-            return 0
-        if new:
-            spent = max(work.seconds - self._session.work.seconds, 0.0) / len(new)
-            new = new.measured_by(replace(self._source, when=now, seconds=round(spent, 3)))
-        session = replace(self._session, until=now, work=work)
-        self._database.commit(Snapshot(new.tables, Log({session.id: session})))
-        self._known, self._session = new.over(self._known), session
-        return len(new)
+        Raises StorageUnavailable.
+        """
+        if self._pending or ended:
+            session = replace(self._session, until=_now(), work=work)
+            name = self._database.commit(Snapshot(self._pending.tables, Log({session.id: session})))
+            self._seen |= {name}
+            self._pending = Snapshot()
+
+    def finish(self, work: Work) -> None:
+        """Commit what is new in all folders, and what the whole session came to. Raises StorageUnavailable."""
+        for folder in list(self._folders):
+            self.look(folder, work)
+            dropped = self._dropped[folder]
+            if dropped.broken or dropped.files:
+                log.warning("tuning files were damaged", session=self._session.id, broken=dropped.broken)
+        self.commit(work, ended=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -79,11 +79,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored: the snapshot, and the head's generation (0: there is none yet) with the deltas beside it."""
+    """What was read: the snapshot, and the head's generation (0: there is none yet) with the deltas beside it."""
 
     snapshot: Snapshot
     generation: int
     deltas: int
+    seen: frozenset[str] = frozenset()
+    """SHA-256 of every snapshot and delta that need not be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,9 @@ class Learning(Protocol):
     def restore(self, folder: Path) -> Restored:
         """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read."""
 
+    def since(self, seen: frozenset[str]) -> Restored:
+        """Return what is known beyond the snapshots and deltas that were `seen`."""
+
     def commit(self, delta: Snapshot) -> str:
         """Add what an attempt learnt; return the delta's name."""
 
@@ -113,6 +118,10 @@ class ForOneRun:
         """Make the folder; there is nothing to write into it."""
         write_folder(Snapshot(), folder)
         return Restored(Snapshot(), 0, 0)
+
+    def since(self, seen: frozenset[str]) -> Restored:
+        """Nobody else learns for this run."""
+        return Restored(Snapshot(), 0, 0, seen)
 
     def commit(self, delta: Snapshot) -> str:
         """What was learnt stays in the private folder, where later steps of this run find it."""
@@ -154,23 +163,32 @@ class TuningDatabase:
         """Whether anything is there, be it readable or not."""
         return any(True for _ in self._artifacts.list_objects(self._prefix))
 
-    def read(self) -> Restored:
-        """Return all that is known now: the head, and the deltas that are not merged yet."""
+    def read(self, seen: frozenset[str] = frozenset()) -> Restored:
+        """Return all that is known now: the head, and the deltas that are not merged yet; but for what was `seen`."""
         # Deltas first: one that is gone meanwhile is in the head that is read after it.
-        deltas, _ = self._deltas()
-        head, snapshot = self._merged()
-        return Restored(snapshot.join(*deltas.values()), head.generation if head else 0, len(deltas))
+        deltas, _ = self._deltas(seen)
+        head, snapshot = self._merged(seen)
+        seen |= {_digest(key) for key in deltas} | ({head.snapshot} if head else set())
+        return Restored(snapshot.join(*deltas.values()), head.generation if head else 0, len(deltas), seen)
 
     def restore(self, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> Restored:
         """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read.
 
-        A namespace that is not `main` also gets what `main` knows. See `files.write_folder`.
+        See `since` and `files.write_folder`.
         """
-        own = self.read()
-        others = [self._of(name).read().snapshot for name in readable(self.namespace) if name != self.namespace]
-        snapshot = Snapshot(own.snapshot.join(*others).tables, own.snapshot.log)
-        write_folder(snapshot, folder, problem_cache=problem_cache)
-        return Restored(snapshot, own.generation, own.deltas)
+        restored = self.since(frozenset())
+        write_folder(restored.snapshot, folder, problem_cache=problem_cache)
+        return restored
+
+    def since(self, seen: frozenset[str]) -> Restored:
+        """Return what is known beyond the snapshots and deltas that were `seen`.
+
+        A namespace that is not `main` also gets what `main` knows.
+        """
+        own = self.read(seen)
+        others = [self._of(name).read(seen) for name in readable(self.namespace) if name != self.namespace]
+        snapshot = Snapshot(own.snapshot.join(*(other.snapshot for other in others)).tables, own.snapshot.log)
+        return replace(own, snapshot=snapshot, seen=own.seen.union(*(other.seen for other in others)))
 
     def commit(self, delta: Snapshot) -> str:
         """Add what an attempt learnt; return the delta's name. The same delta again changes nothing."""
@@ -215,9 +233,9 @@ class TuningDatabase:
     def _of(self, namespace: str) -> TuningDatabase:
         return TuningDatabase(self._artifacts, namespace, self.pool, self.device, self.mode)
 
-    def _deltas(self) -> tuple[dict[str, Snapshot], list[str]]:
-        """Return the deltas by object key, and the keys of those that cannot be read."""
-        keys = list(self._artifacts.list_objects(f"{self._prefix}deltas/"))
+    def _deltas(self, seen: frozenset[str] = frozenset()) -> tuple[dict[str, Snapshot], list[str]]:
+        """Return the deltas that were not seen by object key, and the keys of those that cannot be read."""
+        keys = [key for key in self._artifacts.list_objects(f"{self._prefix}deltas/") if _digest(key) not in seen]
         deltas, unreadable = {}, []
         with ThreadPoolExecutor(READERS) as readers:
             for key, found in zip(keys, readers.map(self._artifacts.get_object, keys), strict=True):
@@ -230,11 +248,12 @@ class TuningDatabase:
                     unreadable.append(key)
         return deltas, unreadable
 
-    def _merged(self) -> tuple[Head | None, Snapshot]:
+    def _merged(self, seen: frozenset[str] = frozenset()) -> tuple[Head | None, Snapshot]:
+        """Return head and snapshot; an empty one where there is none, or it was seen."""
         for turn in range(MOVES):
             head = self.head()
-            if head is None:
-                return None, Snapshot()
+            if head is None or head.snapshot in seen:
+                return head, Snapshot()
             try:
                 return head, text.unpack(self._artifacts.read_blob(head.snapshot, SNAPSHOT_LIMIT))
             except ArtifactGone:
@@ -286,6 +305,11 @@ class TuningDatabase:
             if_match=head.etag if head else "",
         )
         return new.generation
+
+
+def _digest(key: str) -> str:
+    """Return the digest in a delta's object key."""
+    return key.rpartition("/")[2].removesuffix(".gz")
 
 
 def databases(artifacts: ArtifactStore, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:

@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from farm import embedded
 from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
 from farm.settings import Settings, load_settings
+from farm.slots import FreeSlots, Slot
 from farm.tuning.records import Store
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tuner_for, worked
 
@@ -39,12 +41,16 @@ class Kills(NamedTuple):
     records: int
 
 
-def tune(artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, model: Path) -> None:
-    """Tune a model in this process."""
-    tuner_for(artifacts, settings, folder, name, collect_seconds=0.5).compile(model, None)
+def tune(artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, model: Path, slots: int = 1) -> None:
+    """Tune a model in this process, in so many slots."""
+    free = FreeSlots([Slot(f"GPU-{index}") for index in range(slots)])
+    with free.one(threading.Event()) as slot:
+        assert slot
+        tuner = tuner_for(artifacts, settings, folder, name, collect_seconds=0.5, slot=slot, free=free)
+        tuner.compile(model, None)
 
 
-def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: int) -> Kills:
+def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: int, slots: int = 1) -> Kills:
     """Tune models in processes that are killed at a random point, one after the other, until so many were.
 
     Raises AssertionError for a head or delta that cannot be read, or a record that is lost.
@@ -63,7 +69,7 @@ def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: 
             pid = os.fork()
             if pid == 0:
                 try:
-                    tune(S3Store.from_settings(settings), settings, folder, f"attempt-{attempts}", model)
+                    tune(S3Store.from_settings(settings), settings, folder, f"attempt-{attempts}", model, slots)
                 finally:
                     os._exit(0 if sys.exc_info()[0] is None else 1)
             ended = _wait(pid, chance.uniform(0.3, 2.5))

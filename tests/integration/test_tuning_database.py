@@ -164,15 +164,21 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     database.commit(delta(1))
     restored = database.restore(tmp_path)
     known = {json.loads(record.key)["problem"]: "v4:1" for record in restored.snapshot}
-    collector = Collector(database, tmp_path, restored.snapshot, session="job-9/2", worker="w", job="job-9")
+    collector = Collector(database, tmp_path, restored, session="job-9/2", worker="w", job="job-9")
 
-    assert collector.collect(Work()) == 0
+    def collect(work: Work) -> int:
+        found = collector.look(tmp_path, work)
+        collector.commit(work)
+        return found
+
+    assert collect(Work()) == 0
     write_cache(tmp_path, {**known, "new-1": "a", "new-2": "b"}, cut=4)  # half written
-    assert collector.collect(Work(known=3, seconds=10.0)) == 1
+    assert collect(Work(known=3, seconds=10.0)) == 1
     write_cache(tmp_path, {**known, "new-1": "a", "new-2": "b"})
-    assert collector.collect(Work(known=3, seconds=16.0)) == 1
-    assert collector.collect(Work(known=3, seconds=20.0)) == 0
-    assert collector.finish(Work(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0)) == 0
+    assert collect(Work(known=3, seconds=16.0)) == 1
+    assert collect(Work(known=3, seconds=20.0)) == 0
+    assert len(database.waiting()) == 3, "a commit of nothing is none"
+    collector.finish(Work(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0))
 
     database.merge()
     found = database.read().snapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,44 @@ def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
             assert third is None
     with other.one(NEVER) as again, other.one(NEVER) as last:
         assert again != last
+
+
+def test_a_gpu_is_lent_only_while_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A worker in another process looks for a free one now and then; it finds one that was lent before it is again."""
+    slots = [Slot(f"GPU-{index}", f"GPU-{index}") for index in range(2)]
+    one, other = FreeSlots(slots, tmp_path), FreeSlots(slots, tmp_path)
+    ended = threading.Event()
+
+    def borrows() -> bool:
+        with one.borrow(slots[1], ended) as borrowed:
+            return borrowed
+
+    with one.one(NEVER) as own, ThreadPoolExecutor(2) as threads:
+        assert own
+        assert one.beside(own) == [slots[1]]
+        with one.borrow(slots[1], ended) as borrowed:
+            assert borrowed
+            attempt = other.one(NEVER)
+            came = threads.submit(attempt.__enter__)
+        again = threads.submit(borrows)
+        assert came.result(30) == slots[1]
+        ended.set()
+        assert again.result(30) is False
+
+
+def test_a_cpu_slot_is_lent_only_where_it_has_cpus_of_its_own() -> None:
+    """Two that time candidates on the same CPUs would measure each other."""
+    near, far, anywhere = Slot(cpus=(0, 1)), Slot(cpus=(2, 3)), Slot()
+    assert FreeSlots([near, near, far]).beside(near) == [far]
+    assert FreeSlots([anywhere] * 4).beside(anywhere) == []
+    free = FreeSlots([far, near, near])
+    with free.one(NEVER) as own:
+        assert own == far
+        with free.one(NEVER) as other:
+            assert other == near
+            assert not free._is_spare(near), "the other one is in use"
+        with free.borrow(near, NEVER) as borrowed:
+            assert borrowed
 
 
 def test_recorded_trees_are_what_their_readme_lists() -> None:
