@@ -3,6 +3,7 @@
 A request's `step` says how the compile goes (`evaluate` and `reference` are only quick):
 
     seconds     how long it takes
+    wait        it goes on once this file exists
     die         the name of a signal to die by
     exit        the code to exit with, without an answer
     eat         bytes to take, to run into the memory limit
@@ -45,6 +46,8 @@ def do_compile(request: dict, messages) -> dict:
             held.append(b"x" * (8 << 20))
             time.sleep(0.01)
         signal.pause()
+    while "wait" in step and not Path(step["wait"]).exists():
+        time.sleep(0.1)
     time.sleep(step.get("seconds", 0.0))
     if "die" in step:
         os.kill(os.getpid(), getattr(signal, step["die"]))
