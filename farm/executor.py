@@ -12,7 +12,7 @@ import threading
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
 from farm.compilers import OFF
-from farm.errors import ArtifactGone, FarmFault
+from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
@@ -62,7 +62,8 @@ class Executor:
             children = Children(
                 folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
             )
-            return _Run(attempt, children, self._artifacts, self._cache).outcome()
+            with ThreadPoolExecutor(1) as aside:
+                return _Run(attempt, children, self._artifacts, self._cache, aside).outcome()
         except OSError as error:
             return _disk_failed(error)
         finally:
@@ -101,7 +102,14 @@ def _running(node: Path) -> dict[str, tuple[int, int]]:
 class _Run:
     """One attempt under way: lookup, fetch, reference, compile, evaluate, publish."""
 
-    def __init__(self, attempt: Attempt, children: Children, artifacts: ArtifactStore, cache: NodeCache) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        children: Children,
+        artifacts: ArtifactStore,
+        cache: NodeCache,
+        aside: ThreadPoolExecutor,
+    ) -> None:
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
@@ -109,7 +117,11 @@ class _Run:
         self.folder = children.folder
         self.artifacts = artifacts
         self.cache = cache
+        self.aside = aside
+        """For what need not be waited for while the compiler works."""
         self.reference: dict[str, Any] | None = None
+        """Where the storage has the reference outputs."""
+        self.keeping: Future[None] | None = None
         self.key = attempt.key
         """The artifact's: a tuning that its budget cut short has one of its own."""
         self.kernels: Path | None = None
@@ -206,11 +218,20 @@ class _Run:
             except ArtifactGone:
                 log.warning("reference is gone, making it again", digest=digest)
         self.steps.reference(model, samples, path)
-        digest, size = self.artifacts.put_blob_file(path)
-        self.reference = {"path": path.name, "digest": digest, "size": size}
-        self.cache.put(digest, path)
-        self.artifacts.put_object(record, json.dumps({"digest": digest, "size": size, "recipe": recipe}).encode())
+        self.keeping = self.aside.submit(self._keep_reference, path, recipe, record)
         return path
+
+    def _keep_reference(self, path: Path, recipe: Mapping[str, Any], record: str) -> None:
+        """Upload a reference for other attempts; one that cannot be kept is made again by who needs it."""
+        try:
+            reference = self._blob(path)
+            self.cache.put(reference["digest"], path)
+            kept = {"digest": reference["digest"], "size": reference["size"], "recipe": recipe}
+            self.artifacts.put_object(record, json.dumps(kept).encode())
+        except (StorageUnavailable, OSError) as error:
+            log.warning("reference not kept", error=str(error))
+        else:
+            self.reference = reference
 
     def _tuner(self) -> Tuner | None:
         """Return what tunes this cell; None where its mode is off."""
@@ -262,6 +283,8 @@ class _Run:
 
     def _evaluated(self, compiled: Mapping[str, Any], reference: Path, tuner: Tuner | None = None) -> dict[str, Any]:
         """Evaluate the program and return what the sidecar says of it, also whether another attempt ran meanwhile."""
+        if self.keeping:
+            self.keeping.result()  # An upload beside it would slow down what is measured.
         with self.children.phase(Phase.MEASURING):
             before = _running(self.folder.parents[1])
             evaluated = self.steps.evaluate(
