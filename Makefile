@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 
 # Every fault at full counts, about an hour; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
-	$(RUN)/python -m pytest tests/chaos --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
+	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
 lint: $(VENV)/.dev
 	$(RUN)/ruff format --check .

@@ -16,6 +16,8 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
+pytest_plugins = ["tests.chaos.plugin"]
+
 
 def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""

@@ -1,8 +1,4 @@
-"""Fixtures of the chaos suite: the counts, the measured figures, the report; a farm that may be broken.
-
-Without `--chaos` the tests run as a slice, a tenth or less of the counts in `counts.toml`; `--chaos 1` is all of them,
-`--chaos 0.2` a fifth. With `--chaos-report FOLDER` the figures are written there.
-"""
+"""Fixtures of the chaos suite: farms that may be broken, and clocks that are wrong."""
 
 from __future__ import annotations
 
@@ -15,46 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.report import Fault, load_faults, write_report
 from tests.chaos.rig import Rig
-
-FAULTS = pytest.StashKey[list[Fault]]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chaos", type=float, default=0.0, metavar="SHARE", help="share of the full counts; 0: a slice")
-    parser.addoption("--chaos-report", type=Path, metavar="FOLDER", help="where to write what was measured")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fault(name): a fault of tests/chaos/counts.toml")
-    config.stash[FAULTS] = []
-
-
-@pytest.fixture
-def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
-    """The fault that a test is marked with: its counts, and where its figures go."""
-    mark = request.node.get_closest_marker("fault")
-    fault = load_faults(request.config.getoption("chaos", 0.0))[mark.args[0]]
-    if not fault.counts:
-        pytest.skip("not in the slice: `make chaos` runs it")
-    request.config.stash[FAULTS].append(fault)
-    with fault.timed():
-        yield fault
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    if "fault" in getattr(item, "funcargs", {}) and (report.failed or report.when == "call"):
-        item.funcargs["fault"].ended(passed=report.passed, why=str(report.longrepr or "").strip().splitlines()[-1:])
-    return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    folder, faults = session.config.getoption("chaos_report", None), session.config.stash[FAULTS]
-    if folder and faults:
-        write_report(folder, faults, share=session.config.getoption("chaos"))
 
 
 class Rigs:

@@ -9,32 +9,45 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from farm.app import Farm
 from farm.client import FarmClient, Frozen
 from tests.api_farm import client, farm, frozen, url
+from tests.chaos.report import Fault
 from tests.hostile_manifests import OPENED_BY_THE_CLIENT, hostile
 from tests.hostile_manifests import __file__ as corpus
 
 
-def test_every_one_is_refused_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.fault("22")
+def test_every_one_is_refused_with_its_line(fault: Fault, tmp_path: Path) -> None:
     """In a process of its own, which reads them all in 200 MiB; CPU time and not the clock, since others run too."""
     environment = {**os.environ, "PYTHONPATH": str(Path(corpus).parents[1])}
     done = subprocess.run([sys.executable, corpus, str(tmp_path)], capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     told = json.loads(done.stdout)
     problems = told["problems"]
+    seconds, name = told["slowest"]
+    fault.measured(
+        refused=sum(map(bool, problems.values())), slowest=f"{seconds:.2f} s: {name}", memory_mib=told["memory"] >> 20
+    )
+    assert len(problems) >= fault.count.manifests
     assert [name for name, *_ in hostile() if not problems[name]] == [], "each is refused"
     wrong = [name for name, _, line in hostile() if line and line not in [found for found, _ in problems[name]]]
     assert wrong == [], "each at its line"
     assert all(line > 0 for found in problems.values() for line, _ in found)
     assert all(len(message) < 1000 for found in problems.values() for _, message in found)
     assert told["memory"] <= 200 << 20
-    assert told["slowest"][0] <= 1.0, told["slowest"]
+    assert seconds <= 1.0, name
 
 
-def test_the_api_refuses_them_too_and_makes_nothing(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+@pytest.mark.fault("22-api")
+def test_the_api_refuses_them_too_and_makes_nothing(
+    fault: Fault, farm: Farm, client: FarmClient, frozen: Frozen
+) -> None:
     client.upload(frozen.files)
     before = list(farm.artifacts.list_objects(""))
+    refused = 0
     for name, content, _ in hostile():
         # JSON carries text alone: what is no text ends at the client.
         text = content.decode(errors="ignore")
@@ -48,5 +61,8 @@ def test_the_api_refuses_them_too_and_makes_nothing(farm: Farm, client: FarmClie
         answer = client._transport._api.post("/v1/builds", json=submission)
         assert answer.status_code == 422, (name, answer.text)
         assert answer.json()["title"] in ("Manifest error", "Usage error"), name
+        refused += 1
+    fault.measured(refused=refused, builds=len(client.builds()))
+    assert refused >= fault.count.manifests
     assert list(farm.artifacts.list_objects("")) == before
     assert client.builds() == []

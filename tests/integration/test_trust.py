@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen
 from farm.errors import Conflict
 from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, succeed, url, work
+from tests.chaos.report import Fault
 
 CANARY = "canary-of-main"
 
@@ -178,10 +180,15 @@ def of_others(farm: Farm) -> dict[str, bytes]:
     }
 
 
-def test_nothing_of_another_namespace_is_read_or_changed(world: World, client: FarmClient) -> None:
+@pytest.mark.fault("24")
+def test_nothing_of_another_namespace_is_read_or_changed(fault: Fault, world: World, client: FarmClient) -> None:
     before = of_others(world.farm)
     builds = {build_id: (client.build(build_id), client.cells(build_id)) for build_id in (world.ended, world.running)}
     answers = {name: attack(world) for name, attack in ATTACKS.items()}
+    statuses = Counter(answer.status_code for answer in answers.values())
+    accepted = sum(count for status, count in statuses.items() if status < 400)
+    fault.measured(attacks=len(answers), accepted=accepted, changed=len(of_others(world.farm).items() ^ before.items()))
+    assert len(answers) >= fault.count.attacks
     assert {name: answer.status_code for name, answer in answers.items() if answer.status_code < 400} == {}
     assert {name: answer.status_code for name, answer in answers.items() if answer.status_code >= 500} == {}
     assert [name for name, answer in answers.items() if CANARY in answer.text] == []
