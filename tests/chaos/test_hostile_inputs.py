@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -18,6 +22,7 @@ from farm.runner.onnx_check import BadModel, check_onnx
 from tests.chaos.report import Fault
 from tests.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 
+T = TypeVar("T")
 REFUSALS = {FailureKind.BAD_MODEL, FailureKind.UNSUPPORTED_OPERATOR}
 
 
@@ -38,8 +43,17 @@ def search(compiler: str) -> list[str]:
     return [str(Path(migraphx.__file__).parent)]
 
 
-def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -> tuple[FailureKind | None, str, float]:
-    """Have a sealed child compile a model, as an attempt does; return the failure's kind, all it said, its seconds."""
+class Answer(NamedTuple):
+    """How a child ended: the failure's kind, all that it said, its seconds, and the files that it made."""
+
+    kind: FailureKind | None
+    said: str
+    seconds: float
+    made: bytes
+
+
+def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -> Answer:
+    """Have a sealed child compile a model, as an attempt does."""
     (folder / "made").mkdir(exist_ok=True)
     log = folder / "log.txt"
     log.unlink(missing_ok=True)
@@ -69,7 +83,23 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
     )
     failure = classify(end)
     said = f"{failure}{end.result}{log.read_text(errors='replace')}"
-    return failure.kind if failure else None, said, time.monotonic() - start
+    made = b"".join(file.read_bytes() for file in (folder / "made").rglob("*") if file.is_file())
+    return Answer(failure.kind if failure else None, said, time.monotonic() - start, made)
+
+
+def ask_all(cases: Iterable[T], folder: Path, ask_one: Callable[[T, Path], Answer]) -> Iterator[tuple[T, Answer]]:
+    """Ask a child for each case, as many at once as there are cores, each in a folder of its own."""
+
+    def in_folder(numbered: tuple[int, T]) -> tuple[T, Answer]:
+        number, case = numbered
+        own = folder / str(number)
+        own.mkdir()
+        answer = ask_one(case, own)
+        shutil.rmtree(own)
+        return case, answer
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(in_folder, enumerate(cases))
 
 
 @pytest.mark.parametrize(("compiler", "device"), compilers("20"))
@@ -77,24 +107,26 @@ def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, com
     """What the check refuses is refused there with the same kind; what it lets through ends in a failure of its own."""
     corpus = list(malformed(mutations=fault.count.mutations))
     random.Random(1).shuffle(corpus)
-    path = tmp_path / "model" / "model.onnx"
-    path.parent.mkdir()
-    kinds: Counter[str] = Counter()
-    slowest = 0.0
-    for name, content, words in islice(corpus, fault.count.models):
+
+    def compile_one(case: tuple[str, bytes, str], folder: Path) -> Answer:
+        name, content, words = case
+        path = folder / "model" / "model.onnx"
+        path.parent.mkdir()
         path.write_bytes(content)
         try:
             check_onnx(path)
             sound = True
         except BadModel:
             sound = False
-        kind, said, seconds = ask(tmp_path, path, compiler, device)
-        slowest = max(slowest, seconds)
-        kinds[kind or "compiled"] += 1
-        assert sound or kind in REFUSALS, (name, said[:500])
-        assert words in said, name
-        assert kind not in (FailureKind.TIME_LIMIT, FailureKind.INTERNAL), (name, said[:500])
-    fault.measured(**kinds, slowest=slowest)
+        answer = ask(folder, path, compiler, device)
+        assert sound or answer.kind in REFUSALS, (name, answer.said[:500])
+        assert words in answer.said, name
+        assert answer.kind not in (FailureKind.TIME_LIMIT, FailureKind.INTERNAL), (name, answer.said[:500])
+        return answer
+
+    answers = [answer for _, answer in ask_all(islice(corpus, fault.count.models), tmp_path, compile_one)]
+    slowest = max(answer.seconds for answer in answers)
+    fault.measured(**Counter(answer.kind or "compiled" for answer in answers), slowest=slowest)
     assert slowest < 30
 
 
@@ -102,23 +134,26 @@ def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, com
 @pytest.mark.migraphx
 def test_damaged_programs_in_migraphxs_child(fault: Fault, tmp_path: Path) -> None:
     """A program is loaded to be measured; damage ends as a failure, and where ours reads it, as bad_model."""
-    model = tmp_path / "model" / "model.onnx"
-    model.parent.mkdir()
-    kinds: Counter[str] = Counter()
-    corpus = list(malformed_programs(tmp_path, mutations=fault.count.programs))
+    (tmp_path / "sound").mkdir()
+    corpus = list(malformed_programs(tmp_path / "sound", mutations=fault.count.programs))
     random.Random(1).shuffle(corpus)
-    for name, content in corpus[: fault.count.programs]:
-        program = model.parent / f"program{'.json' if '.json' in name else '.mxr'}"
+
+    def load_one(case: tuple[str, bytes], folder: Path) -> Answer:
+        name, content = case
+        program = folder / "model" / f"program{'.json' if '.json' in name else '.mxr'}"
+        program.parent.mkdir()
         program.write_bytes(content)
         part = {"compiler": "migraphx", "device": "ref", "program": str(program), "outputs": ["y"], "session": None,
                 "inputs": {"x": {"dtype": "float32", "shape": [1, 3]}}, "batch": None, "options": {},
                 "model": {"format": "onnx"}, "samples": {"generate": 1, "seed": 0, "ranges": {}}}  # fmt: skip
-        kind, said, seconds = ask(
-            tmp_path, model, "migraphx", "ref", action="bench", programs=[part], rounds=1, seconds=0.1, first=1
-        )
-        assert kind is not None, name
-        assert seconds < 30, (name, said[:300])
-        kinds[kind] += 1
+        bench = {"action": "bench", "programs": [part], "rounds": 1, "seconds": 0.1, "first": 1}
+        return ask(folder, program.with_name("model.onnx"), "migraphx", "ref", **bench)
+
+    kinds: Counter[str] = Counter()
+    for (name, _), answer in ask_all(corpus[: fault.count.programs], tmp_path, load_one):
+        assert answer.kind is not None, name
+        assert answer.seconds < 30, (name, answer.said[:300])
+        kinds[answer.kind] += 1
     fault.measured(**kinds)
 
 
@@ -126,11 +161,11 @@ def test_damaged_programs_in_migraphxs_child(fault: Fault, tmp_path: Path) -> No
 def test_escapes_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: str, device: str) -> None:
     """Refused before the compiler is imported, and the secret is in no program, log or answer."""
     names = random.Random(1).sample(sorted(ESCAPES), min(fault.count.escapes, len(ESCAPES)))
-    for number, name in enumerate(names):
-        folder = tmp_path / str(number)
-        path = escape(name, folder)
-        kind, said, _ = ask(folder, path, compiler, device)
-        assert kind is FailureKind.BAD_MODEL, (name, said[:500])
-        made = b"".join(file.read_bytes() for file in (folder / "made").rglob("*") if file.is_file())
-        assert CANARY not in made + said.encode(), name
+
+    def compile_one(name: str, folder: Path) -> Answer:
+        return ask(folder, escape(name, folder), compiler, device)
+
+    for name, answer in ask_all(names, tmp_path, compile_one):
+        assert answer.kind is FailureKind.BAD_MODEL, (name, answer.said[:500])
+        assert CANARY not in answer.made + answer.said.encode(), name
     fault.measured(refused=len(names))
