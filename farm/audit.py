@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
-from farm.artifacts import BLOBS, ArtifactStore, Object, artifacts_prefix, sidecar_key
+from farm.artifacts import BLOBS, ArtifactStore, artifacts_prefix, sidecar_key
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
@@ -77,16 +77,19 @@ class Auditor:
         self.counts["artifacts"] = self.counts.get("artifacts", 0) + len(entries)
         settled, whole = datetime.now(UTC) - SETTLED, set()
         with ThreadPoolExecutor(THREADS) as pool:
-            read = pool.map(self._artifacts.get_object, [entry.key for entry in entries])
-            for entry, found in zip(entries, read, strict=True):
-                # A document that is gone since the listing was removed by retention.
-                if found and (problem := self._broken(namespace, found, sizes)):
+            problems = pool.map(lambda entry: self._problem_of(namespace, entry.key, sizes), entries)
+            for entry, problem in zip(entries, problems, strict=True):
+                if problem:
                     yield Finding(entry.key, problem, "the next build that wants it makes it again")
-                elif found and entry.modified < settled:
+                elif problem is not None and entry.modified < settled:
                     whole.add(entry.key.rpartition("/")[2].removesuffix(".json"))
         yield from self._index_of(namespace, whole)
 
-    def _broken(self, namespace: str, found: Object, sizes: Mapping[str, int]) -> str:
+    def _problem_of(self, namespace: str, place: str, sizes: Mapping[str, int]) -> str | None:
+        """Say what is wrong with an artifact; None where retention has removed it since the listing."""
+        found = self._artifacts.get_object(place)
+        if found is None:
+            return None
         try:
             sidecar = sidecars.read(found.data)
         except ValueError as error:
@@ -144,13 +147,16 @@ class Auditor:
             build_id, _, name = key.removeprefix(prefix).partition("/")
             there.setdefault(build_id, set()).add(name)
         open_builds = {key.removeprefix(marks) for key in self._artifacts.list_objects(marks)}
-        self.counts["reports"] = sum("report.json" in names for names in there.values())
+        reported = [build_id for build_id, names in there.items() if "report.json" in names]
+        self.counts["reports"] = len(reported)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for findings in pool.map(lambda build_id: list(self._report(namespace, build_id)), reported):
+                yield from findings
         for build_id, names in there.items():
-            where = f"build {build_id}"
-            if "report.json" in names:
-                yield from self._report(namespace, build_id)
-            elif "plan.json" in names and build_id not in open_builds and not self._ended_since(namespace, build_id):
-                yield Finding(where, "it was never acknowledged: it has neither a report nor a mark", "submit it again")
+            unknown = "plan.json" in names and "report.json" not in names and build_id not in open_builds
+            if unknown and not self._ended_since(namespace, build_id):
+                never = "it was never acknowledged: it has neither a report nor a mark"
+                yield Finding(f"build {build_id}", never, "submit it again")
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
         """Whether a build was reported while we looked."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -269,19 +270,23 @@ class Rig:
         """
         sums: Counter[str] = Counter()
         keys = set()
-        for build_id in self.builds:
-            cells = self.wait(build_id)
-            plan = json.loads(self.artifacts.get_object(f"ns/main/builds/{build_id}/plan.json").data)
-            assert len(plan["cells"]) == len(cells), "a cell was lost"
-            states = Counter(cell["state"] for cell in cells)
-            assert set(states) <= ENDED, states
-            sums.update(states)
-            sums["accepted"] += len(cells)
-            keys |= {cell["key"] for cell in cells if cell["state"] == "succeeded"}
+
+        def accepted(build_id: str) -> int:
+            return len(json.loads(self.artifacts.get_object(f"ns/main/builds/{build_id}/plan.json").data)["cells"])
+
+        with ThreadPoolExecutor(8) as pool:
+            for count, cells in zip(pool.map(accepted, self.builds), pool.map(self.wait, self.builds), strict=True):
+                assert count == len(cells), "a cell was lost"
+                states = Counter(cell["state"] for cell in cells)
+                assert set(states) <= ENDED, states
+                sums.update(states)
+                sums["accepted"] += count
+                keys |= {cell["key"] for cell in cells if cell["state"] == "succeeded"}
+            there = pool.map(lambda key: self.artifacts.lookup(["main"], key), keys)
+            absent = [key for key, artifact in zip(keys, there, strict=True) if not artifact]
+        assert not absent, f"succeeded, and not there: {absent}"
         twice = {key: count for key, count in self.published().items() if count > 1 + (key in rebuilt)}
         assert not twice, f"published more than once: {twice}"
-        for key in keys:
-            assert self.artifacts.lookup(["main"], key), f"{key} succeeded, and is not there"
         assert list(Auditor(self.store, self.artifacts, deep=True).findings()) == []
         sums["lost"] = sums["accepted"] - sum(sums[state] for state in ENDED)
         sums["published_twice"] = len(twice)
