@@ -152,7 +152,7 @@ def _sum(day: Day) -> dict[str, Any]:
 def _described(database: TuningDatabase) -> dict[str, Any]:
     found, waiting = _empty(database), database.waiting()
     try:
-        head = database.head()
+        head = database.check()
     except ArtifactGone as error:
         return {**found, "waiting": len(waiting), "damaged": error.message}
     if head:

@@ -45,6 +45,9 @@ def ls(as_json: output.Json = False) -> None:
         rows.append((item["name"], held, item["moved"], waiting))
     for line in render.align(rows):
         output.say(line)
+    for item in items:
+        if item.get("damaged"):
+            output.note(f"{item['name']} is damaged: {item['damaged']}")
     if not items:
         output.note("no tuning databases yet: a pool has them once a worker serves it")
 
@@ -62,7 +65,7 @@ def stats(
 
     with connect() as client:
         items = client.tuning()
-        names = [choose(items, database)] if database else [item["name"] for item in items if _holds(item)]
+        names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if _holds(item)]
         found = [client.tuning_stats(name) for name in names]
     days = _by_day(found)
     if pictures:
@@ -184,7 +187,7 @@ def merge(
 
     with connect() as client:
         items = client.tuning()
-        names = [choose(items, database)] if database else [item["name"] for item in items if item["waiting"]]
+        names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if item["waiting"]]
         found = {name: client.tuning_merge(name) for name in names}
     if as_json:
         output.emit(found)
@@ -274,6 +277,14 @@ def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
     if not matching:
         raise NotFound(f"no tuning database matches {text!r}", hint="`farm tuning ls` lists them")
     raise UsageError(f"{text!r} matches {len(matching)} tuning databases", hint="\n".join(matching[:10]))
+
+
+def _sound(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the databases that can be read, and say which cannot."""
+    for item in items:
+        if item.get("damaged"):
+            output.note(f"left out: {item['name']} is damaged: {item['damaged']}")
+    return [item for item in items if not item.get("damaged")]
 
 
 def _holds(item: Mapping[str, Any]) -> bool:

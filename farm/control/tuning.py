@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from farm.artifacts import ArtifactStore
-from farm.errors import ArtifactGone
+from farm.errors import ArtifactGone, FarmFault
 from farm.logging import get_logger
 from farm.tuning.database import databases
 
@@ -16,14 +16,14 @@ INTERVAL = 60.0
 
 
 def merge_tuning(artifacts: ArtifactStore) -> int:
-    """Merge where enough has gathered; return how many databases that were."""
+    """Merge where enough has gathered; return how many databases that were. One that cannot be keeps no other."""
     merged = 0
     for database in databases(artifacts, artifacts.list_folders("ns/")):
         try:
             if database.merge_due(datetime.now(UTC)):
                 database.merge()
                 merged += 1
-        except ArtifactGone as error:
-            # One damaged database must not keep the others; its deltas stay.
-            log.error("tuning cannot be merged", database=database.name, error=error.message)
+        except (ArtifactGone, FarmFault) as error:
+            where = {"namespace": database.namespace, "database": database.name}
+            log.error("tuning cannot be merged; its deltas stay", **where, error=error.message, hint=error.hint)
     return merged

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from farm.artifacts import ArtifactStore, Entry, readable
+from farm.artifacts import ArtifactStore, Entry, blob_key, readable
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
 from farm.logging import get_logger
 from farm.spec import Device
@@ -41,6 +42,8 @@ MOVES = 64
 
 READERS = 8
 """Deltas read at once."""
+
+HEAD_SCHEMA = 1
 
 MERGE_SECONDS = 600.0
 """Age of a delta at which it is merged, however small; an attempt finds it before that, only more slowly."""
@@ -149,15 +152,30 @@ class TuningDatabase:
             return None
         try:
             document = json.loads(found.data)
+            if document["schema"] != HEAD_SCHEMA:
+                raise ValueError(f"its schema is {document['schema']}, this farm reads {HEAD_SCHEMA}")
             fields = {
                 name: document[name] for name in ("generation", "snapshot", "size", "previous", "moved", "records")
             }
+            blob_key(fields["snapshot"])
             return Head(**fields, etag=found.etag)
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactGone(
-                f"the head {found.key} cannot be read: {error!r}",
-                hint=f"`farm tuning prune {self.name} --all` begins the database anew",
-            ) from None
+            raise self._unreadable(f"head {found.key}", text.told(error)) from None
+
+    def check(self) -> Head | None:
+        """Return what `head` does; raises ArtifactGone where the snapshot that it names is of no use either."""
+        head = self.head()
+        if head and not self._artifacts.has_blob(head.snapshot, head.size):
+            raise self._unreadable(f"snapshot {head.snapshot}", "it is gone, or cut")
+        if head and (problem := _problem(self._artifacts.read_blob, head.snapshot)):
+            raise self._unreadable(f"snapshot {head.snapshot}", problem)
+        return head
+
+    def _unreadable(self, what: str, why: str) -> ArtifactGone:
+        return ArtifactGone(
+            f"the {what} cannot be read: {why}",
+            hint=f"a newer farm may read it; `farm tuning prune {self.name} --all` begins the database anew",
+        )
 
     def exists(self) -> bool:
         """Whether anything is there, be it readable or not."""
@@ -256,10 +274,12 @@ class TuningDatabase:
                 return head, Snapshot()
             try:
                 return head, text.unpack(self._artifacts.read_blob(head.snapshot, SNAPSHOT_LIMIT))
-            except ArtifactGone:
+            except UsageError as error:
+                raise self._unreadable(f"snapshot {head.snapshot}", error.message) from None
+            except ArtifactGone as error:
                 # Retention may have taken a snapshot that the head has left meanwhile.
                 if turn or self.head() == head:
-                    raise
+                    raise self._unreadable(f"snapshot {head.snapshot}", error.message) from None
         raise AssertionError("unreachable")
 
     def _move(self, change: Callable[[Snapshot], Snapshot]) -> Merged:
@@ -296,7 +316,7 @@ class TuningDatabase:
             records=snapshot.counts(),
             etag="",
         )
-        document = {"schema": 1, **asdict(new)}
+        document = {"schema": HEAD_SCHEMA, **asdict(new)}
         del document["etag"]
         self._artifacts.put_object(
             f"{self._prefix}head.json",
@@ -310,6 +330,16 @@ class TuningDatabase:
 def _digest(key: str) -> str:
     """Return the digest in a delta's object key."""
     return key.rpartition("/")[2].removesuffix(".gz")
+
+
+@lru_cache(maxsize=1024)
+def _problem(read_blob: Callable[[str, int], bytes], digest: str) -> str:
+    """Return why a blob is no snapshot, or "". A blob never changes, so each is looked into once."""
+    try:
+        text.unpack(read_blob(digest, SNAPSHOT_LIMIT))
+    except UsageError as error:
+        return error.message
+    return ""
 
 
 def databases(artifacts: ArtifactStore, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:

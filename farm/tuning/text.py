@@ -82,7 +82,12 @@ def read(data: bytes) -> Snapshot:
         sources = {str(number): Source(*fields) for number, fields in enumerate(document["sources"])}
         return Snapshot(dict(_table(part, sources) for part in parts), _log(document))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise UsageError(f"not a snapshot of a tuning database: {error!r}") from None
+        raise UsageError(f"not a snapshot of a tuning database: {told(error)}") from None
+
+
+def told(error: Exception) -> str:
+    """Return what an error says; one that names only a field says more with its type."""
+    return str(error) if isinstance(error, ValueError) else repr(error)
 
 
 def check(snapshot: Snapshot) -> None:

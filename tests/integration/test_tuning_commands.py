@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -17,7 +19,7 @@ from farm.control.tuning import merge_tuning
 from farm.errors import ExitCode
 from farm.pools import Pool, Target
 from farm.spec import Device
-from farm.tuning.database import TuningDatabase, device_name
+from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
 from tests.api_farm import farm, serving
 from tests.tuning_writers import delta
 
@@ -150,6 +152,56 @@ def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "model.onnx").write_bytes(b"x")
     assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
     assert "model.onnx is no tuning database" in capsys.readouterr().err
+
+
+HEADS: dict[str, Callable[[Farm, dict[str, Any]], dict[str, Any]]] = {
+    "head of a newer farm": lambda farm, head: {**head, "schema": 2},
+    "names no blob": lambda farm, head: {**head, "snapshot": "../head.json"},
+    "snapshot is gone": lambda farm, head: {**head, "snapshot": "0" * 64},
+    "snapshot of a newer farm": lambda farm, head: {**head, **newer(farm, head["snapshot"])},
+}
+
+
+def newer(farm: Farm, digest: str) -> dict[str, Any]:
+    """Write the snapshot as a farm with another schema would."""
+    text = gzip.decompress(farm.artifacts.read_blob(digest, 1 << 20)).replace(b'"schema": 1', b'"schema": 2')
+    digest, size = farm.artifacts.put_blob_bytes(gzip.compress(text))
+    return {"snapshot": digest, "size": size}
+
+
+@pytest.mark.parametrize("how", HEADS)
+def test_one_damaged_database_is_told_and_keeps_no_other(
+    farm: Farm, database: TuningDatabase, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read is not written over: a farm that can may come back."""
+    database.commit(delta(1))
+    database.merge()
+    place = f"ns/main/tuning/{QUICK}/head.json"
+    found = farm.artifacts.get_object(place)
+    assert found
+    damaged = json.dumps(HEADS[how](farm, json.loads(found.data))).encode()
+    farm.artifacts.put_object(place, damaged)
+    for number in range(MERGE_COUNT):
+        database.commit(delta(number))
+    # Databases are looked at in the order of their names: one before this, and one after.
+    others = [TuningDatabase(farm.artifacts, "main", GPU.name, device_name(GPU.device), mode) for mode in ("a", "z")]
+    for other in others:
+        other.commit(delta(1))
+
+    assert merge_tuning(farm.artifacts) == 2
+    assert [len(other.waiting()) for other in others] == [0, 0]
+    assert len(database.waiting()) == MERGE_COUNT
+    left = farm.artifacts.get_object(place)
+    assert left and left.data == damaged
+
+    assert main(["tuning", "ls"]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(rf"{re.escape(QUICK)} +damaged", out)
+    assert f"{QUICK} is damaged: the " in err and "cannot be read" in err
+    for other in others:
+        other.commit(delta(2))
+    assert said(["merge"], capsys).count("1 delta merged") == 2
+    assert said(["stats"], capsys).count("sessions") == 2
 
 
 def test_a_damaged_database_is_listed_and_can_be_begun_anew(
