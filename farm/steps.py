@@ -186,7 +186,7 @@ class Steps:
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
-        self.texts = {when: self.program.parent / f"program-{when}.txt" for when in ("before", "after")}
+        self.texts = texts_beside(self.program)
         """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
@@ -262,13 +262,12 @@ class Steps:
     ) -> dict[str, Any]:
         """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`.
 
-        Where it compiles the cell's program, it also says what `debug` wants to know.
+        Where it compiles the whole model, it also says what `debug` wants to know.
         """
-        debug = self.order.get("debug", {})
-        if request["action"] != "compile" or request["program"] != str(self.program):
-            debug = {}
-        elif debug:
-            kept = {when: str(path) for when, path in self.texts.items()} if debug.get("print") else {}
+        debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
+        if debug:
+            texts = texts_beside(Path(request["program"])) if debug.get("print") else {}
+            kept = {when: str(path) for when, path in texts.items()}
             request = {**request, "debug": {"level": debug.get("log_level", ""), **kept}}
         start = self.children.log_path.stat().st_size if debug else 0
         debugging = COMPILERS[self.order["spec"]["compiler"]["name"]].debugging.environment(debug)
@@ -320,6 +319,11 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
+
+
+def texts_beside(program: Path) -> dict[str, Path]:
+    """Return where a program's text is kept, by when: `before` and `after` its compilation."""
+    return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
 
 
 LONGEST_NAME = 128

@@ -171,7 +171,9 @@ class Tuner:
         record = evaluate(compiled, self)
         is_faster = self.prove(compiled, samples)
         if not is_faster:
-            self.untuned.replace(self.steps.program)
+            # With what lies beside it: its texts, where they are asked for.
+            shutil.rmtree(self.steps.program.parent)
+            self.untuned.parent.rename(self.steps.program.parent)
             record = evaluate(self.untuned_compiled, None)
         record["tuning"] |= self.report(published=is_faster)
         record["tuning"]["conditions"] = [found for found in (before, after) if found]

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farm.comparison import Comparison
 from farm.compilers import COMPILERS
 from farm.jobs.attempt import Limits
 from farm.reproduction import MachineFile
-from farm.steps import Children, Steps
+from farm.steps import Children, Steps, slice_request
+from farm.tuner import Tuner, slice_key
+from farm.tuning.database import ForOneRun, Restored
+from farm.tuning.files import write_folder
+from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.compiling import PNET, inputs_of
 
 
 def compiled(folder: Path, compiler: str, debug: dict[str, Any], path: str = "") -> tuple[Steps, dict[str, Any], str]:
     """Compile a small net for the CPU; return the steps, what the sidecar would have of the compile, and the log."""
+    steps, _ = steps_of(folder, compiler, debug, path)
+    return steps, steps.compile(PNET, None), steps.children.log_path.read_text()
+
+
+def steps_of(
+    folder: Path, compiler: str, debug: dict[str, Any], path: str = "", *, mode: str = "off"
+) -> tuple[Steps, dict[str, Any]]:
+    """Return the steps of a small net for the CPU, and its spec."""
     spec = {
         "compiler": {"name": compiler},
         "options": COMPILERS[compiler].resolve_options({}),
         "inputs": inputs_of(PNET, input_1=[1, 24, 24, 3]),
         "batch": 1,
+        "toolchain": "onnxruntime",
         "precision": "fp32",
+        "verification": None,
         "quantization": {},
-        "tuning": {"mode": "off"},
+        "tuning": {"mode": mode},
         "calibration": None,
         "env": {},
     }
     order = {"identifier": "net", "target": f"{compiler}/cpu", "spec": spec, "model": {"format": "onnx"}}
     limits = Limits(time=120.0, memory=0)
     machine = MachineFile(migraphx_path=path)
+    folder.mkdir(exist_ok=True)
     children = Children(folder, machine, limits, lambda *_: None, threading.Event())
-    steps = Steps({**order, **({"debug": debug} if debug else {})}, children)
-    return steps, steps.compile(PNET, None), children.log_path.read_text()
+    return Steps({**order, **({"debug": debug} if debug else {})}, children), spec
 
 
 def test_onnxruntime_says_more_and_keeps_its_graphs(tmp_path: Path) -> None:
@@ -48,6 +64,41 @@ def test_without_debug_nothing_is_kept(tmp_path: Path) -> None:
     assert "onnxruntime:" not in log
     assert "passes" not in found
     assert not any(path.exists() for path in steps.texts.values())
+
+
+class Knows(ForOneRun):
+    """A tuning database that knows one thing of every slice."""
+
+    def __init__(self, records: Mapping[Store, str], keys: Sequence[str]) -> None:
+        found = [Record(store, "", key, value, Source("")) for store, value in records.items() for key in keys]
+        self.snapshot = Snapshot.of(found)
+
+    def restore(self, folder: Path) -> Restored:
+        write_folder(self.snapshot, folder)
+        return Restored(self.snapshot, 1, 0)
+
+
+def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both programs are compiled by ONNX Runtime; only which of them was faster is made up."""
+    untuned, _, _ = compiled(tmp_path / "untuned", "onnxruntime", {"print": True})
+    steps, spec = steps_of(tmp_path / "tuned", "onnxruntime", {"print": True}, mode="quick")
+    folder = tmp_path / "slices"
+    found = steps.ask(slice_request(steps.order, PNET, folder), read=[PNET.parent], write=[folder])
+    keys = [slice_key(spec, piece["signature"]) for piece in found["slices"]]
+    known = {Store.ONNXRUNTIME: '{"all/1":1.0,"basic/1":2.0}', Store.SLICES: '{"operations":1,"seconds":1.0}'}
+    monkeypatch.setattr("farm.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
+    texts = []
+
+    def evaluate(*_: object) -> dict[str, Any]:
+        texts.append(steps.texts["after"].read_text())
+        return {"tuning": {}, "measurements": {}}
+
+    record = Tuner(steps, Knows(known, keys), session="one").make(PNET, None, None, evaluate)
+    assert record["tuning"]["published"] == "untuned"
+    assert texts == [texts[0], untuned.texts["after"].read_text()]
+    assert texts[0] != texts[1]
+    assert steps.texts["after"].read_text() == texts[1]
+    assert steps.program.exists()
 
 
 @pytest.mark.migraphx
