@@ -446,9 +446,32 @@ class FarmClient:
         """Return the tags of the refs."""
         return [str(tag) for tag in self._transport.items("/v1/refs")]
 
+    def ref(self, tag: str) -> Document:
+        """Return a ref: `generation`, `snapshot`, `previous`, `moved`, and the `cells` it names. Raises NotFound."""
+        return self._transport.get(f"/v1/refs/{_named('ref', tag)}")
+
+    def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Document:
+        """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
+
+        `generation` makes it conditional: only where the ref is of that one (0: where there is none).
+
+        Raises NotFound without such a source, Conflict where the condition does not hold.
+        """
+        if previous and source == tag and generation is None:
+            # Else a request that is repeated, because its answer was lost, would roll forward again.
+            generation = int(self.ref(tag)["generation"])
+        body = {"source": source, "previous": previous}
+        path = f"/v1/refs/{_named('ref', tag)}"
+        moved: Document = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
+        return moved
+
+    def delete_tag(self, tag: str, *, generation: int | None = None) -> None:
+        """Forget a ref; the artifacts that it names stay. Raises as `tag`."""
+        self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
+
     def ls(self, ref: str = "latest") -> list[Document]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound."""
-        cells: Mapping[str, Document] = self._transport.get(f"/v1/refs/{_named('ref', ref)}")["cells"]
+        cells: Mapping[str, Document] = self.ref(ref)["cells"]
         return sorted(cells.values(), key=lambda cell: str(cell["identifier"]))
 
     def fetch(
@@ -542,6 +565,10 @@ def _build(build_id: str) -> str:
     if not re.fullmatch(r"@latest|(b-)?[0-9a-f]{1,16}", build_id):
         raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
+
+
+def _condition(generation: int | None) -> Document:
+    return {} if generation is None else {"generation": generation}
 
 
 def _tuning(database: str) -> str:

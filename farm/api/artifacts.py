@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader
+from farm.api.auth import FarmDep, Reader, Submitter
 from farm.artifacts import sidecar_key
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Ref, Refs
 from farm.errors import ArtifactGone, NotFound
 
 router = APIRouter(tags=["artifacts"])
+
+Tag = Annotated[str, Path(pattern=schemas.TAG)]
+Generation = Annotated[
+    int | None, Query(ge=0, description="Only where the ref is of this generation; 0: where there is none. Else 409.")
+]
 
 
 @router.get("/artifacts/{key}")
@@ -36,11 +41,35 @@ def refs(caller: Reader, farm: FarmDep) -> schemas.Items[str]:
 
 
 @router.get("/refs/{tag}")
-def ref(tag: Annotated[str, Path(pattern=schemas.TAG)], caller: Reader, farm: FarmDep) -> schemas.Document:
-    """Return a ref's snapshot: the cells that it names, with their cache keys and programs."""
-    snapshot = Refs(farm.artifacts).read(caller.namespace, tag)
-    if snapshot is None:
+def ref(tag: Tag, caller: Reader, farm: FarmDep) -> schemas.Document:
+    """Return where a ref points, and its snapshot: the cells that it names, with their cache keys and programs."""
+    refs = Refs(farm.artifacts)
+    found = refs.find(caller.namespace, tag)
+    if found is None:
         raise NotFound(
             f"no ref {tag} in namespace {caller.namespace}", hint="`latest` is there after the first build that passed"
         )
-    return {"tag": tag, **snapshot}
+    return {**_told(found), **refs.snapshot(found.snapshot)}
+
+
+@router.put("/refs/{tag}", response_model=schemas.Ref)
+def point(
+    tag: Tag, pointing: schemas.Pointing, caller: Submitter, farm: FarmDep, generation: Generation = None
+) -> schemas.Document:
+    """Let a ref point to what another names, or named before its last move.
+
+    Repeating it is harmless; of a ref that goes back to its own `previous` only with `generation`.
+    """
+    refs = Refs(farm.artifacts)
+    moved = refs.point(caller.namespace, tag, pointing.source, previous=pointing.previous, generation=generation)
+    return _told(moved)
+
+
+@router.delete("/refs/{tag}", status_code=204)
+def delete_ref(tag: Tag, caller: Submitter, farm: FarmDep, generation: Generation = None) -> None:
+    """Forget a ref; the artifacts that it names stay."""
+    Refs(farm.artifacts).delete(caller.namespace, tag, generation=generation)
+
+
+def _told(ref: Ref) -> schemas.Document:
+    return {name: getattr(ref, name) for name in schemas.Ref.model_fields}

@@ -131,6 +131,25 @@ class Retry(BaseModel):
     failed: bool = False
 
 
+class Pointing(BaseModel):
+    """Where a ref is to point: to what `source` names, or with `previous` named before its last move."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: Annotated[str, Field(pattern=TAG)]
+    previous: bool = False
+
+
+class Ref(BaseModel):
+    """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs."""
+
+    tag: str
+    generation: int
+    snapshot: str
+    previous: str | None
+    moved: str
+
+
 class Range(BaseModel):
     """The middle, and the range in which about 80 of 100 end."""
 

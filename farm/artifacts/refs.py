@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.artifacts import ArtifactStore, sidecar_key
-from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError
 from farm.logging import get_logger
 
 log = get_logger(__name__)
@@ -70,7 +70,7 @@ class Refs:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactGone(
-                f"the ref {found.key} cannot be read: {error!r}", hint="move it again with `farm tag`"
+                f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` forgets it"
             ) from None
 
     def read(self, namespace: str, tag: str) -> Snapshot | None:
@@ -79,26 +79,42 @@ class Refs:
         Raises ArtifactGone when the snapshot is missing or damaged.
         """
         ref = self.find(namespace, tag)
-        return self._snapshot(ref.snapshot) if ref else None
+        return self.snapshot(ref.snapshot) if ref else None
 
-    def move(self, namespace: str, tag: str, update: Callable[[Snapshot | None], Snapshot]) -> Ref:
+    def snapshot(self, digest: str) -> Snapshot:
+        """Return the snapshot with this digest. Raises ArtifactGone when it is missing or damaged."""
+        snapshot: Snapshot = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
+        return snapshot
+
+    def move(
+        self,
+        namespace: str,
+        tag: str,
+        update: Callable[[Snapshot | None], Snapshot],
+        *,
+        generation: int | None = None,
+    ) -> Ref:
         """Move a ref to what `update` makes of the snapshot it points to now (None: there is none yet).
 
-        `update` is called again when somebody else was faster, so that no move is lost. A snapshot that it
-        leaves as it is moves nothing. Raises StorageUnavailable when others never stop moving it.
+        `update` is called again when somebody else was faster, so that no move is lost; with `generation` (0: there is
+        no such ref) the move is made from there, or not at all. A snapshot that `update` leaves as it is moves nothing,
+        so that a move may be repeated.
+
+        Raises Conflict where the ref is of another generation, StorageUnavailable when others never stop moving it.
         """
         key = _ref_key(namespace, tag)
         for turn in range(MOVES):
             now = self.find(namespace, tag)
-            snapshot = update(self._snapshot(now.snapshot) if now else None)
+            snapshot = update(self.snapshot(now.snapshot) if now else None)
             digest, _ = self._artifacts.put_blob_bytes(_json({"schema": 1, **snapshot}))
             if now and now.snapshot == digest:
                 return now
-            generation, previous = (now.generation + 1, now.snapshot) if now else (1, None)
+            _require_generation(tag, now, generation)
+            number, previous = (now.generation + 1, now.snapshot) if now else (1, None)
             moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             document = {
                 "schema": 1,
-                "generation": generation,
+                "generation": number,
                 "snapshot": digest,
                 "previous": previous,
                 "moved": moved,
@@ -110,8 +126,8 @@ class Refs:
             except Conflict:
                 time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
                 continue
-            log.info("ref moved", ref=key, generation=generation, snapshot=digest)
-            return Ref(tag, generation, digest, previous, moved, etag)
+            log.info("ref moved", ref=key, generation=number, snapshot=digest)
+            return Ref(tag, number, digest, previous, moved, etag)
         raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
 
     def add_cells(self, namespace: str, tag: str, cells: Iterable[Mapping[str, Any]]) -> Ref:
@@ -132,21 +148,47 @@ class Refs:
 
         return self.move(namespace, tag, update)
 
-    def point(self, namespace: str, tag: str, snapshot: str) -> Ref:
-        """Let a tag point to the snapshot with this digest: how `prod` is promoted, and rolled back.
+    def point(
+        self, namespace: str, tag: str, source: str, *, previous: bool = False, generation: int | None = None
+    ) -> Ref:
+        """Let a tag point to what another points to now: how `prod` is promoted.
 
-        Raises ArtifactGone when there is no such snapshot.
+        With `previous` to what that one pointed to before its last move: how `prod` is rolled back. `generation` as in
+        `move`. Only what a ref has named can be pointed to, so that nothing gets a name that passed no gate.
+
+        Raises NotFound without such a source, ArtifactGone when its snapshot is missing, Conflict.
         """
-        wanted = self._snapshot(snapshot)
-        return self.move(namespace, tag, lambda now: wanted)
+        found = self.find(namespace, source)
+        if found is None:
+            raise NotFound(f"no ref {source} in namespace {namespace}", hint="`farm ls refs` lists them")
+        digest = found.previous if previous else found.snapshot
+        if digest is None:
+            raise NotFound(f"{source} was never moved: there is nothing before it")
+        wanted = self.snapshot(digest)
+        return self.move(namespace, tag, lambda now: wanted, generation=generation)
 
-    def delete(self, namespace: str, tag: str) -> None:
-        """Forget a tag; what it pointed to stays until retention finds it unused."""
-        self._artifacts.delete_object(_ref_key(namespace, tag))
+    def delete(self, namespace: str, tag: str, *, generation: int | None = None) -> None:
+        """Forget a tag; what it pointed to stays for as long as others name it. `generation` as in `move`.
 
-    def _snapshot(self, digest: str) -> Snapshot:
-        snapshot: Snapshot = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
-        return snapshot
+        Raises NotFound, Conflict where it has moved on.
+        """
+        found = self._artifacts.get_object(_ref_key(namespace, tag))
+        if found is None:
+            raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
+        if generation is not None:
+            _require_generation(tag, self.find(namespace, tag), generation)
+        self._artifacts.delete_object(found.key, if_match=found.etag)
+        log.info("ref deleted", ref=found.key)
+
+
+def _require_generation(tag: str, now: Ref | None, generation: int | None) -> None:
+    there = now.generation if now else 0
+    if generation is not None and there != generation:
+        is_there = f"is of generation {there}" if now else "is not there"
+        raise Conflict(
+            f"{tag} {is_there}, not of generation {generation}: somebody moved it",
+            hint=f"`farm tag {tag}` says where it points now",
+        )
 
 
 def snapshot_cell(namespace: str, cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

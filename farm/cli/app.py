@@ -36,6 +36,7 @@ for command in (
     builds.resume,
     artifacts.fetch,
     artifacts.ls,
+    artifacts.tag,
     artifacts.inspect,
     optimize.optimize,
     bench.bench,

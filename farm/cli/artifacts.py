@@ -1,4 +1,4 @@
-"""Commands about artifacts: fetch, ls, inspect."""
+"""Commands about artifacts: fetch, ls, tag, inspect."""
 
 from __future__ import annotations
 
@@ -109,6 +109,40 @@ def ls(
             output.say(line)
     else:
         output.note(f"no {what} yet")
+
+
+def tag(
+    name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point it to what this ref names.")] = "",
+    previous: Annotated[bool, typer.Option("--previous", help="Point it to what it named before.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Forget it; the artifacts that it names stay.")] = False,
+    generation: Annotated[
+        int | None,
+        typer.Option("--generation", min=0, metavar="N", help="Only if it is of this one; 0: only if there is none."),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Say where a ref points, or move it.
+
+    `farm tag prod latest` lets `prod` name what `latest` names now; it stays there when `latest` moves on.
+    """
+    if sum(map(bool, (source, previous, delete))) > 1:
+        raise UsageError("one at a time: SOURCE, --previous or --delete")
+    if generation is not None and not (source or previous or delete):
+        raise UsageError("--generation is a condition of a move", hint="add SOURCE, --previous or --delete")
+    with connect() as client:
+        if delete:
+            client.delete_tag(name, generation=generation)
+            output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is forgotten")
+            return
+        if source or previous:
+            client.tag(name, source or name, previous=previous, generation=generation)
+        found = client.ref(name)
+    if as_json:
+        output.emit(found)
+        return
+    cells = render.plural(len(found["cells"]), "cell")
+    output.say(f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}")
 
 
 def inspect(

@@ -266,6 +266,31 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
         assert json.loads(capsys.readouterr().out)["key"] == key
 
 
+def test_a_ref_is_promoted_rolled_back_and_forgotten(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    assert main(["tag", "prod"]) == 4
+    capsys.readouterr()
+    assert main(["tag", "prod", "latest"]) == 0
+    assert capsys.readouterr().out.startswith("prod: 2 cells, generation 1, moved 2")
+    Path("more.yaml").write_text(MANIFEST.replace("name: net", "name: more"))
+    assert main(["submit", "more.yaml"]) == 0
+    assert main(["fetch", "more@prod", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 4
+    assert main(["tag", "prod", "latest", "--generation", "1"]) == 0
+    assert main(["fetch", "more@prod", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
+    capsys.readouterr()
+    assert main(["tag", "prod", "--delete", "--generation", "1"]) == 2
+    assert "is of generation 2, not of generation 1" in capsys.readouterr().err
+    assert main(["tag", "prod", "--previous", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["generation"], len(found["cells"])) == (3, 2)
+    assert main(["tag", "prod", "--delete"]) == 0
+    assert main(["ls", "refs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.partition("\n")[2]) == {"items": ["latest"]}
+    assert main(["tag", "prod", "latest", "--delete"]) == 2
+
+
 def test_exit_codes_of_fetch(
     farm: Farm,
     worker: list[Outcome],

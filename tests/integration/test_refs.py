@@ -12,7 +12,7 @@ import pytest
 from farm.artifacts import blob_key
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.errors import ArtifactGone, StorageUnavailable, UsageError
+from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError
 
 
 @pytest.fixture
@@ -109,11 +109,11 @@ def test_sixteen_that_move_one_ref_lose_nothing(refs: Refs) -> None:
 
 def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
     good = refs.add_cells("main", "latest", [make_cell("a")])
-    refs.point("main", "prod", good.snapshot)
-    bad = refs.add_cells("main", "latest", [make_cell("b")])
-    moved = refs.point("main", "prod", bad.snapshot)
+    refs.point("main", "prod", "latest")
+    refs.add_cells("main", "latest", [make_cell("b")])
+    moved = refs.point("main", "prod", "latest")
     assert moved.previous == good.snapshot
-    refs.point("main", "prod", moved.previous)
+    refs.point("main", "prod", "prod", previous=True)
     assert names(refs.read("main", "prod")) == {"a"}
     assert names(refs.read("main", "latest")) == {"a", "b"}
     assert list(refs.list("main")) == ["latest", "prod"]
@@ -121,10 +121,39 @@ def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
     assert list(refs.list("main")) == ["latest"]
 
 
-def test_a_name_cannot_point_to_what_is_not_there(refs: Refs) -> None:
+def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) -> None:
+    with pytest.raises(NotFound, match="no ref latest"):
+        refs.point("main", "prod", "latest")
+    first = refs.add_cells("main", "latest", [make_cell("a")])
+    with pytest.raises(NotFound, match="nothing before"):
+        refs.point("main", "latest", "latest", previous=True)
+    store.delete_object(blob_key(first.snapshot))
     with pytest.raises(ArtifactGone):
-        refs.point("main", "prod", "0" * 64)
+        refs.point("main", "prod", "latest")
     assert refs.find("main", "prod") is None
+
+
+def test_of_two_that_promote_from_one_generation_one_is_told(refs: Refs) -> None:
+    refs.add_cells("main", "latest", [make_cell("a")])
+    assert refs.point("main", "prod", "latest", generation=0).generation == 1
+    refs.add_cells("main", "latest", [make_cell("b")])
+    refs.point("main", "prod", "latest", generation=1)
+    assert refs.point("main", "prod", "latest", generation=1).generation == 2, "a repetition finds its move made"
+    refs.add_cells("main", "latest", [make_cell("c")])
+    for stale in (0, 1):
+        with pytest.raises(Conflict, match="is of generation 2"):
+            refs.point("main", "prod", "latest", generation=stale)
+        with pytest.raises(Conflict, match="is of generation 2"):
+            refs.delete("main", "prod", generation=stale)
+    refs.delete("main", "prod", generation=2)
+    with pytest.raises(Conflict, match="is not there"):
+        refs.point("main", "prod", "latest", generation=2)
+
+
+def test_a_ref_that_cannot_be_read_is_forgotten_when_that_is_asked(refs: Refs, store: S3Store) -> None:
+    store.put_object("ns/main/refs/latest.json", b"{")
+    refs.delete("main", "latest")
+    assert refs.find("main", "latest") is None
 
 
 def test_a_lost_snapshot_is_an_error_and_not_an_empty_one(refs: Refs, store: S3Store) -> None:
