@@ -373,7 +373,24 @@ _FREEZING: dict[str, Any] = {
 """Matches a model that is converted to a frozen graph."""
 
 
-class ModelEntry(_Entry):
+class _Layer(_Entry):
+    """Settings that are laid over those of everything more general, field by field."""
+
+    options: Options = {}
+    """Options of the compilers and of their quantizers, laid over those that are set more generally."""
+    env: Env = {}
+    """Environment variables of the compilers, laid over those that are set more generally."""
+    tuning: TuningUse = Tuning()
+    """`off`, or how much to tune; laid over what is set more generally."""
+    verify: VerifyUse = Verify()
+    """`off`, or tolerances and what follows from them; laid over what is set more generally."""
+    limits: Limits = Limits()
+    """Time and memory of an attempt, laid over what is set more generally."""
+    debug: Debug = Debug()
+    """What the compiler shall say of its work, laid over what is set more generally."""
+
+
+class ModelEntry(_Layer):
     """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
 
     model_config = ConfigDict(
@@ -429,18 +446,6 @@ class ModelEntry(_Entry):
     """Replaces the manifest's."""
     precisions: tuple[Precision, ...] = Field(default=(), strict=False, min_length=1)
     """Replaces the manifest's."""
-    options: Options = {}
-    """Laid over the manifest's."""
-    env: Env = {}
-    """Laid over the manifest's."""
-    tuning: TuningUse = Tuning()
-    """Laid over the manifest's."""
-    verify: VerifyUse = Verify()
-    """Laid over the manifest's."""
-    limits: Limits = Limits()
-    """Laid over the manifest's."""
-    debug: Debug = Debug()
-    """Laid over the manifest's."""
     priority: Priority = 0
     """Replaces the manifest's; larger runs earlier."""
     salt: Salt = ""
@@ -528,7 +533,7 @@ class ExpectedEntry(SelectorEntry):
     """Last day on which that is accepted."""
 
 
-class IncludeEntry(_Entry):
+class IncludeEntry(_Layer):
     """Extends the cells that it names, or adds cells where there are none. Fields that are left out mean all."""
 
     model: Name = ""
@@ -543,18 +548,6 @@ class IncludeEntry(_Entry):
     """Sizes of named dimensions."""
     batches: BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
-    options: Options = {}
-    """Laid over those of the cells."""
-    env: Env = {}
-    """Laid over those of the cells."""
-    tuning: TuningUse = Tuning()
-    """Laid over that of the cells."""
-    verify: VerifyUse = Verify()
-    """Laid over that of the cells."""
-    limits: Limits = Limits()
-    """Laid over those of the cells."""
-    debug: Debug = Debug()
-    """Laid over that of the cells."""
     priority: Priority = 0
     """Replaces that of the cells."""
     salt: Salt = ""
@@ -568,25 +561,13 @@ class IncludeEntry(_Entry):
         return ({"batch": self.batches} if self.batches else {}) | self.dims
 
 
-class OverrideEntry(_Entry):
+class OverrideEntry(_Layer):
     """Settings for the cells that it selects, laid over all others; of several entries the later wins."""
 
     select: SelectEntry
     """Which cells."""
-    options: Options = {}
-    """Laid over those of the cells."""
-    env: Env = {}
-    """Laid over that of the cells."""
-    tuning: TuningUse = Tuning()
-    """Laid over that of the cells."""
     calibration: DataUse = None
     """Replaces that of the cells."""
-    verify: VerifyUse = Verify()
-    """Laid over that of the cells."""
-    limits: Limits = Limits()
-    """Laid over those of the cells."""
-    debug: Debug = Debug()
-    """Laid over that of the cells."""
     reason: Reason = ""
     """Why; shown to people."""
 
