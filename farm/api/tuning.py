@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from farm.api import schemas
 from farm.api.auth import FarmDep, Reader, Submitter
 from farm.app import Farm
+from farm.compilers import COMPILERS
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.pools import Pool
 from farm.tuning import text
@@ -19,9 +20,6 @@ from farm.tuning.importing import fitting
 from farm.tuning.records import Day, Record, Snapshot, Source
 
 router = APIRouter(tags=["tuning"])
-
-MODES = ("quick", "exhaustive", "full")
-"""Modes that have a database; `off` learns nothing."""
 
 Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
 
@@ -44,12 +42,11 @@ There = Annotated[TuningDatabase, Depends(_there)]
 
 @router.get("/tuning", response_model=schemas.Items[schemas.TuningDatabase])
 def tuning_databases(caller: Reader, farm: FarmDep) -> dict[str, list[schemas.Document]]:
-    """List the namespace's tuning databases, and those that it could have: one for each known pool and mode."""
+    """List the namespace's tuning databases, and those that it could have: one for each mode of a known pool."""
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
-        for mode in MODES:
-            name = pool.name, device_name(pool.device), mode
-            database = TuningDatabase(farm.artifacts, caller.namespace, *name)
+        for device, mode in _possible(pool):
+            database = TuningDatabase(farm.artifacts, caller.namespace, pool.name, device, mode)
             found.setdefault(database.name, _empty(database))
     return {"items": [found[name] for name in sorted(found)]}
 
@@ -83,9 +80,8 @@ def tuning_import(
 ) -> schemas.Document:
     """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name."""
     pool = next((pool for pool in _pools(farm) if pool.name == database.pool), None)
-    if pool is None or database.mode not in MODES:
-        known = "`farm tuning ls` lists the databases"
-        raise NotFound(f"no pool {database.pool} with the mode {database.mode} is known", hint=known)
+    if pool is None or (database.device, database.mode) not in _possible(pool):
+        raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     offered = text.unpack(snapshot)
     text.check(offered)
     known_now = database.read().snapshot
@@ -143,6 +139,16 @@ def tuning_prune(
 
 def _pools(farm: Farm) -> list[Pool]:
     return [Pool.from_dict(row["pool"]) for row in farm.store.workers.pools()]
+
+
+def _possible(pool: Pool) -> list[tuple[str, str]]:
+    """Return the databases that a pool's jobs can tune into: device and mode of each."""
+    compiler = COMPILERS[pool.target.compiler]
+    kind = compiler.device(pool.target.device)
+    if kind is None or pool.untuned:
+        return []
+    family = pool.cpu_family if compiler.tuning_binds else None
+    return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
 
 
 def _sum(day: Day) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from farm.errors import ExitCode
 from farm.pools import Pool, Target
 from farm.spec import Device
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
-from tests.api_farm import farm, serving
+from tests.api_farm import POOL, farm, serving
 from tests.tuning_writers import delta
 
 __all__ = ["farm"]
@@ -152,6 +153,24 @@ def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "model.onnx").write_bytes(b"x")
     assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
     assert "model.onnx is no tuning database" in capsys.readouterr().err
+
+
+def test_only_databases_that_a_pool_can_have_are_listed(farm: Farm, capsys: pytest.CaptureFixture[str]) -> None:
+    """An untuned pool has none, and what ONNX Runtime learns is of one family of CPUs."""
+    cpu = Device("cpu")
+    others = [
+        Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-00000000", cpu, 1, cpu_family="x86-64-v3"),
+        Pool(Target("migraphx", "ref"), GPU.toolchain, cpu, 1),
+        replace(GPU, toolchain="rocm7.2-migraphx2.15-cross-1a2b3c4d", untuned=True),
+    ]
+    worker = {"id": "w3", "node": "n3", "slots": 1, "pools": [pool.as_dict() for pool in others]}
+    farm.store.workers.register(worker, ttl=600)
+    listed = [line.split()[0] for line in said(["ls"], capsys).splitlines()]
+    expected = [f"{GPU.name}/{device_name(GPU.device)}/{mode}" for mode in ("exhaustive", "full", "quick")]
+    expected += [f"{others[0].name}/cpu-x86-64-v3/{mode}" for mode in ("exhaustive", "quick")]
+    assert [name for name in listed if not name.startswith(POOL.name)] == expected
+    Path("cache.json").write_text(json.dumps([[CONV, "v4:1"]]))
+    assert main(["tuning", "import", f"{others[0].name}/cpu-x86-64-v3/full", "cache.json"]) == ExitCode.NOTHING_MATCHED
 
 
 HEADS: dict[str, Callable[[Farm, dict[str, Any]], dict[str, Any]]] = {
