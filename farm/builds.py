@@ -619,7 +619,7 @@ class Builds:
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live, "followed_by": self._follower(build_id)})
-        build["outlook"] = outlook(cells, self._store.workers.pools())
+        build["outlook"] = outlook(cells, self._store.workers.pools(), paused=bool(row["paused"]))
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
     def _stored_report(self, namespace: str, build_id: str) -> Document:

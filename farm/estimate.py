@@ -29,7 +29,12 @@ FARTHEST = 4.0
 SPREAD = 0.5
 """Standard deviation of the logarithm of a model's durations, where too few are known to tell: about half to double."""
 
-SHARED_ERROR = 0.25
+DOUBT = 1
+"""For how many compiles `SPREAD` counts where more are known. Those of one build resemble each other (the same hour, the
+same load) more than the next build's will: three that took 8.2, 8.3 and 8.4 s promise nothing to a tenth of a second.
+"""
+
+SHARED_ERROR = 0.5
 """How much of the cells' errors goes the same way: a busy node, or a new toolchain, is slower for all of them."""
 
 _T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.363, 1.356, 1.350, 1.345, 1.341)
@@ -101,7 +106,7 @@ def _slope(samples: Sequence[Sample]) -> float:
 def _range(logs: Sequence[float], by: str, fitted: int = 0) -> Estimate:
     """The prediction interval of a normal sample (of logarithms), whose mean and deviation are estimates themselves.
 
-    `fitted` is how many more parameters were taken from the same sample.
+    The deviation is the sample's, with `DOUBT`; `fitted` is how many more parameters were taken from the same sample.
     """
     count = len(logs)
     middle = sum(logs) / count
@@ -109,7 +114,8 @@ def _range(logs: Sequence[float], by: str, fitted: int = 0) -> Estimate:
     if count < FEWEST or freedom < 1:
         deviation, reach = SPREAD, _NORMAL90
     else:
-        deviation = math.sqrt(sum((value - middle) ** 2 for value in logs) / freedom)
+        squares = DOUBT * SPREAD**2 + sum((value - middle) ** 2 for value in logs)
+        deviation = math.sqrt(squares / (DOUBT + freedom))
         reach = _T90[freedom - 1] if freedom <= len(_T90) else _NORMAL90
     half = reach * deviation * math.sqrt(1 + 1 / count)
     return Estimate(math.exp(middle - half), math.exp(middle), math.exp(middle + half), by)
@@ -118,14 +124,16 @@ def _range(logs: Sequence[float], by: str, fitted: int = 0) -> Estimate:
 # --- a build --------------------------------------------------------------------------------------------------------
 
 
-def outlook(cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any]]) -> Document:
+def outlook(
+    cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any]], *, paused: bool = False
+) -> Document:
     """Return when a build's live cells will be done, and what they cost beside what was spent.
 
     Cells are `{"state", "pool", "job" or "key", "estimate", "elapsed", "spent"}` (seconds; planned ones have only
     some), pools those of the store. Answers `{"eta", "slot_seconds", "gpu_hours", "spent_seconds", "spent_gpu_hours",
     "unknown", "unserved"}`: `eta` (seconds from now) and the costs to come are `{"low", "expected", "high"}` of the
     cells that can be estimated, None where there are none; `unknown` counts the cells without a comparable compile,
-    `unserved` are the pools that take no jobs now, for which nobody knows when.
+    `unserved` are the pools that take no jobs now, for which nobody knows when; nor does anybody of a `paused` build.
     """
     known_pools = {pool["name"]: pool for pool in pools}
     left: dict[str, list[Estimate]] = defaultdict(list)
@@ -149,7 +157,7 @@ def outlook(cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any
         left[cell["pool"]].append(rest)
         if on_gpu:
             gpu_share.append(rest)
-    slots = {name: int((known_pools.get(name) or {}).get("slots") or 0) for name in left}
+    slots = {name: _slots(known_pools.get(name, {})) for name in left}
     unserved = sorted(name for name, count in slots.items() if not count)
     times = [
         _time(rests, slots[name], _others(known_pools[name], len(rests))) for name, rests in left.items() if slots[name]
@@ -161,7 +169,7 @@ def outlook(cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any
         else None
     )
     return {
-        "eta": _plain(eta) if not unserved else None,
+        "eta": None if unserved or paused else _plain(eta),
         "slot_seconds": _plain(_total(everything)),
         "gpu_hours": _plain(_total(gpu_share), 3600.0),
         "spent_seconds": round(spent, 1),
@@ -172,6 +180,11 @@ def outlook(cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any
 
 
 _LIVE = frozenset({State.QUEUED, State.RUNNING, "miss", "joined"})
+
+
+def _slots(pool: Mapping[str, Any]) -> int:
+    """How many slots take its jobs now."""
+    return 0 if pool.get("paused") else int(pool.get("slots") or 0)
 
 
 def _plain(estimate: Estimate | None, unit: float = 1.0) -> Document | None:

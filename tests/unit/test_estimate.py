@@ -34,7 +34,7 @@ def test_a_range_holds_about_80_of_100_other_models(count: int, spread: float) -
             total += 1
             inside += found.low <= new.seconds <= found.high
     assert total > 300
-    assert 0.72 <= inside / total <= 0.9
+    assert 0.72 <= inside / total <= (0.95 if count > 10 else 1.0), "where few are known it is wider, never narrower"
 
 
 @pytest.mark.parametrize("count", [3, 8, 50])
@@ -46,7 +46,29 @@ def test_a_range_holds_about_80_of_100_of_the_same_model(count: int) -> None:
         found = estimate(NEW, 10**7, past)
         assert found
         inside += found.low <= new.seconds <= found.high
-    assert 0.75 <= inside / 600 <= 0.86
+    assert 0.75 <= inside / 600 <= (0.9 if count > 10 else 1.0)
+
+
+@pytest.mark.parametrize(("builds", "cells"), [(1, 3), (3, 4), (20, 6)])
+def test_a_range_holds_where_all_of_a_build_is_faster_or_slower(builds: int, cells: int) -> None:
+    """As on a machine that is busy at one time and idle at another."""
+    random_ = random.Random(builds)
+    inside = finished = 0
+    for _ in range(400):
+        *past, new = [a_build(random_, cells) for _ in range(builds + 1)]
+        found = estimate(NEW, 10**7, [sample for build in past for sample in build])
+        assert found
+        inside += sum(found.low <= sample.seconds <= found.high for sample in new)
+        rows = [cell(None, estimate=found.as_dict()) for _ in new]
+        together = outlook(rows, [pool(1)])["slot_seconds"]
+        finished += together["low"] <= sum(sample.seconds for sample in new) <= together["high"]
+    assert 0.72 <= inside / (400 * cells) <= 0.95
+    assert finished / 400 >= 0.65
+
+
+def a_build(random_: random.Random, cells: int) -> list[Sample]:
+    load = random_.gauss(0, 0.25)
+    return [Sample(NEW, 10**7, 10 * math.exp(load + random_.gauss(0, 0.12))) for _ in range(cells)]
 
 
 def test_the_same_model_is_nearer_than_others() -> None:
@@ -103,7 +125,7 @@ def test_slots_share_the_work_and_the_longest_bounds_it() -> None:
 def test_many_cells_have_a_narrower_range_than_one() -> None:
     one, many = (outlook([cell(100.0) for _ in range(count)], [pool(1)])["slot_seconds"] for count in (1, 100))
     assert one["high"] / one["expected"] == pytest.approx(2)
-    assert 1.4 < many["high"] / many["expected"] < 1.6, "their errors go the same way in part"
+    assert 1.6 < many["high"] / many["expected"] < 1.8, "their errors go the same way in part"
 
 
 def test_what_runs_is_counted_with_what_is_left_of_it() -> None:
@@ -141,6 +163,9 @@ def test_what_nobody_knows_is_said() -> None:
     assert (found["unknown"], found["eta"]["expected"]) == (1, 10)
     found = outlook([cell(10.0)], [pool(0)])
     assert (found["eta"], found["unserved"]) == (None, ["cpu"])
+    found = outlook([cell(10.0)], [pool(1, paused=True)])
+    assert (found["eta"], found["unserved"]) == (None, ["cpu"])
+    assert outlook([cell(10.0)], [pool(1)], paused=True)["eta"] is None
     assert outlook([], []) == {
         "eta": None, "slot_seconds": None, "gpu_hours": None, "spent_seconds": 0, "spent_gpu_hours": 0, "unknown": 0,
         "unserved": [],
