@@ -394,7 +394,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.BUILDS: lambda build: (
         str(build["id"]),
         str(build["name"]),
-        str(build["state"]),
+        f"{build['state']}, paused" if build.get("paused") else str(build["state"]),
         str((build["verdict"] or {}).get("text", "")),
     ),
     Listing.WORKERS: lambda worker: (
@@ -408,6 +408,8 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         str(pool["name"]),
         render.plural(int(pool["live_workers"]), "live worker"),
         render.plural(int(pool["slots"]), "slot"),
+        f"{pool['running']} running",
         f"{pool['waiting']} waiting",
+        "paused" if pool["paused"] else "",
     ),
 }

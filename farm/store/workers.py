@@ -137,7 +137,7 @@ class Workers:
         return sorted(pools, key=lambda pool: pool["name"])
 
     def pause_pool(self, pool: str, *, paused: bool) -> None:
-        """Hand out nothing of a pool any more, or hand it out again. What runs, or lies in the broker, goes on."""
+        """Let no more jobs of a pool start, or let them again. What runs goes on."""
         self._link.ask("SADD" if paused else "SREM", key("paused"), pool)
 
     def pool_names(self) -> Names:

@@ -155,6 +155,26 @@ def test_a_waiting_job_says_why(store: Store) -> None:
     assert not facts["handed_out"]
 
 
+def test_what_lies_in_the_broker_does_not_start_while_it_is_paused(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, *cells("aa"))
+    (first, second) = store.jobs.hand_out(POOL.name, 2)
+
+    def claim(job: str, attempt: int) -> str:
+        return store.jobs.claim(job, attempt, nonce="n", worker="w1", node="n1").answer
+
+    store.builds.pause(build_id, paused=True)
+    assert claim(*first) == "elsewhere"
+    store.builds.pause(build_id, paused=False)
+    store.workers.pause_pool(POOL.name, paused=True)
+    assert claim(*second) == "elsewhere"
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    store.workers.pause_pool(POOL.name, paused=False)
+    assert sorted(store.jobs.hand_out(POOL.name, 2)) == sorted([first, second]), (
+        "the same attempts: nothing was charged"
+    )
+
+
 def test_a_paused_build_hands_out_nothing_and_others_go_on(store: Store) -> None:
     join_pool(store)
     paused = submit(store, *cells("aa"))

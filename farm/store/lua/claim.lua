@@ -1,13 +1,22 @@
 -- A worker asks for the attempt that a message names.
 -- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers, worker:<worker>,
---   node:<node>, build:<build> with :states :flying :events, wake:pools
+--   node:<node>, build:<build> with :states :flying :events, wake:pools, paused
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests)
+--   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests; or the job is paused)
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
+
+-- Whether its pool is paused since it was handed out, or every build that wants it.
+local function paused(job, cells)
+  if call("SISMEMBER", key("paused"), job.pool) == 1 then return true end
+  for _, cell in ipairs(cells) do
+    if cell.live and call("HGET", key("build", cell.build), "paused") ~= "1" then return false end
+  end
+  return any_live(cells)
+end
 
 local function run()
   local answer = {"run", job.token, call("HGET", key("job", id), "order"), job.time, job.memory, job.namespace, job.key,
@@ -24,6 +33,10 @@ if job.state == "running" and job.nonce == nonce then return run() end
 if job.where ~= "handed" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
 
 local cells = cells_of(job)
+if paused(job, cells) then
+  put_back(job, cells, 0)
+  return {"elsewhere"}
+end
 if rests(worker, node) ~= "" then
   put_back(job, cells, AGAIN)
   return {"elsewhere"}

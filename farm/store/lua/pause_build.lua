@@ -1,4 +1,5 @@
--- Hand out no more jobs of a build, or hand them out again. What runs, or lies in the broker, goes on.
+-- Hand out no more jobs of a build, or hand them out again. What runs goes on; what lies in the broker is
+-- put back when a worker claims it.
 -- keys: build:<build> with :pools :events, wake:pools
 -- arguments: build, paused
 --   paused: 1 or 0
