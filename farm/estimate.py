@@ -30,8 +30,8 @@ SPREAD = 0.5
 """Standard deviation of the logarithm of a model's durations, where too few are known to tell: about half to double."""
 
 DOUBT = 1
-"""For how many compiles `SPREAD` counts where more are known. Those of one build resemble each other (the same hour, the
-same load) more than the next build's will: three that took 8.2, 8.3 and 8.4 s promise nothing to a tenth of a second.
+"""For how many compiles `SPREAD` counts where more are known. Those of one build, at the same hour and load,
+resemble each other more than the next build's will: 8.2, 8.3 and 8.4 s promise nothing to a tenth of a second.
 """
 
 SHARED_ERROR = 0.5
