@@ -2,6 +2,7 @@
 
 A request's `step` says how the compile goes (`evaluate` and `reference` are only quick):
 
+    say         what it prints first
     seconds     how long it takes
     wait        it goes on once this file exists
     die         the name of a signal to die by
@@ -37,6 +38,7 @@ def do_reference(request: dict, messages) -> dict:
 def do_compile(request: dict, messages) -> dict:
     messages.phase("compiling")
     step = request["step"]
+    print(step.get("say", ""), flush=True)
     if step.get("hang"):
         subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
         signal.pause()

@@ -43,11 +43,16 @@ def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if "fault" in getattr(item, "funcargs", {}) and (report.failed or report.when == "call"):
-        item.funcargs["fault"].ended(passed=report.passed, why=str(report.longrepr or "").strip().splitlines()[-1:])
+        why = call.excinfo.exconly().partition("\n")[0][:300] if report.failed and call.excinfo else ""
+        item.funcargs["fault"].ended(passed=report.passed, why=why)
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    folder, faults = session.config.getoption("chaos_report"), session.config.stash[FAULTS]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Write the report after each test: a run that is ended early has the figures so far."""
+    done = yield
+    folder, faults = item.config.getoption("chaos_report"), item.config.stash[FAULTS]
     if folder and faults:
-        write_report(folder, faults, share=session.config.getoption("chaos"))
+        write_report(folder, faults, share=item.config.getoption("chaos"))
+    return done

@@ -55,10 +55,10 @@ class Fault:
             self.measured(recoveries=len(seconds), recovery_median=middle, recovery_max=max(seconds))
         assert all(value <= limit for value in seconds), f"recovered after {max(seconds):.1f} s, not {limit} s"
 
-    def ended(self, *, passed: bool, why: Sequence[str]) -> None:
-        """Note how the test ended; a failure stays one."""
+    def ended(self, *, passed: bool, why: str) -> None:
+        """Note how the test ended, and why it failed; a failure stays one."""
         self.passed = passed and not self.why
-        self.why = self.why or ("" if passed else " ".join(why))
+        self.why = self.why or why
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import junitparser
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -136,3 +138,57 @@ def test_no_secret_is_in_any_log_or_error(
     found = {name: text[max(0, text.index(secret) - 300) : text.index(secret)]
              for name, secret in secrets.items() for text in texts if secret in text}  # fmt: skip
     assert found == {}
+
+
+PRINTED = (
+    "\x1b[31mred", "\x1b[2J\x1b[Hcleared", "\x1b]0;a title\x07named", "\x1b]52;c;cm0gLXJmIC8=\x07clipboard",
+    "\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "\x1bPq#0;2;0;0;0\x1b\\sixel", "\x1b]0;without an end",
+    "\x1bcreset", "\x1b(0lqk", "\x9b31mof one byte", "over\rwritten", "back\b\b\bspace", "bell\x07 nul\x00",
+    "re\u202eversed", "::set-output name=a::b", "::stop-commands::x", "##vso[task.setvariable variable=a]b",
+    "##teamcity[buildStatus text='a']", "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>',
+    "]]></failure><testcase name='a'/>", "&lt;!ENTITY % a&gt;",
+)  # fmt: skip
+"""What a hostile model may make a compiler print."""
+
+DRIVES = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|^\s*::\w|##(vso|teamcity)?\[", re.MULTILINE
+)
+"""What drives a terminal or a CI server."""
+
+
+@pytest.mark.fault("25-logs")
+def test_what_compilers_print_is_inert(
+    fault: Fault,
+    rig: Callable[..., Rig],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    farm = rig()
+    client = farm.serve()
+    texts = PRINTED[-fault.count.texts :]
+    farm.script({str(batch): [{"say": text, "exit": 42}] for batch, text in enumerate(texts, 1)})
+    farm.workers("n0")
+    build_id = farm.submit(client, len(texts))
+    cells = farm.wait(build_id, timeout=300)
+    for name, value in {**farm.settings.environment(), "FARM_API_URL": client.url}.items():
+        monkeypatch.setenv(name, value)
+    junit = tmp_path / "junit.xml"
+    commands = [["logs", build_id, cell["identifier"]] for cell in cells]
+    commands += [["status", build_id], ["watch", build_id, "--junit", str(junit)]]
+    shown = ""
+    for command in commands:
+        main(command)
+        shown += "".join(capsys.readouterr())
+    headers = {"Authorization": f"Bearer {farm.settings.api_token.get_secret_value()}"}
+    raw = [httpx.get(f"{client.url}/v1/jobs/{cell['job']}/log", headers=headers) for cell in cells]
+    drives = [shown[max(0, found.start() - 50) : found.end() + 50] for found in DRIVES.finditer(shown)]
+    (suite,) = junitparser.JUnitXml.fromfile(str(junit))
+    fault.measured(texts=len(texts), commands=len(commands), kilobytes=len(shown) // 1000, active=len(drives))
+    assert all(text.encode() in log.content for text, log in zip(texts, raw, strict=True)), "they did print it"
+    assert "cleared" in shown or "<script>" in shown
+    assert drives == []
+    assert (suite.tests, suite.failures + suite.errors) == (len(cells), len(cells))
+    for log in raw:
+        kind = log.headers["Content-Type"].partition(";")[0]
+        assert (kind, log.headers["X-Content-Type-Options"]) == ("text/plain", "nosniff")
