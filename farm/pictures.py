@@ -63,7 +63,8 @@ def shares(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str
     axes.set_ylim(0, 1.02)
     axes.set_xlim(left=0)
     if axes.lines:
-        axes.legend(frameon=False, fontsize="small")
+        # Below the axes: its lines are long, and steps go everywhere.
+        figure.legend(loc="outside lower left", frameon=False, fontsize="small")
     return _written(figure, path)
 
 
