@@ -1,7 +1,7 @@
 """Health port: a worker's health over HTTP, for systemd, Kubernetes and whoever watches.
 
     GET /live     200 as long as the worker sees to its slots: starting it again would help where this is 503
-    GET /ready    200 when every kind of slot takes jobs; 503 while one starts, rests, drains, or is fenced
+    GET /ready    200 when every kind of slot takes jobs; 503 while one starts, rests, drains, is fenced or has no store
 
 Both carry the same document. It holds nothing secret, and nothing can be changed here.
 """

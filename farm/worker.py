@@ -276,7 +276,7 @@ class Worker:
             "id": self._id,
             "kind": self._kind.name,
             "pools": [pool.name for pool in self._kind.pools],
-            "consuming": consuming is not None and not self._draining,
+            "consuming": consuming is not None and not self._draining and self._reaches_store,
             "consuming_for": consuming and round(consuming, 3),
             "draining": self._draining,
             "fenced": self._fenced,

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from tests.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
 SUCCESS = Outcome.success({"latency": 0.001})
 
 
-def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> float:
-    """Seconds from now until every worker has begun a job; there are new ones for it until all have."""
+def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> list[float]:
+    """Seconds from now until each worker has begun a job; there are new ones for it until all have."""
     since = time.time()
     nodes, begun = {worker.node for worker in farm.started}, dict[str, float]()
     while begun.keys() < nodes:
@@ -46,7 +47,7 @@ def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> float:
             for one in farm.attempts(cell):
                 begun[one["node"]] = min(begun.get(one["node"], one["started_at"]), one["started_at"])
         assert time.time() - since < 180, f"only {sorted(begun)} take work"
-    return max(begun.values()) - since
+    return [at - since for at in begun.values()]
 
 
 def insist(call: Callable[[], Any], timeout: float = 120.0) -> Any:
@@ -95,19 +96,19 @@ def test_valkey_dies_while_builds_are_submitted(fault: Fault, rig: Rigs) -> None
         thread.start()
     faults = ["stop", "kill"] * max(fault.count.stops, fault.count.kills)
     faults = faults[: fault.count.stops + fault.count.kills]
-    recoveries = []
+    recoveries: list[float] = []
     share = fault.count.submits / (len(faults) + 1)
     for number, kind in enumerate(faults):
         due = share * (number + 0.5)
         wait_until(lambda due=due: len(acknowledged) >= due, timeout=600, message="builds are acknowledged")
         farm.restart_valkey() if kind == "stop" else farm.kill_valkey()
-        recoveries.append(seconds_until_at_work(farm, client))
+        recoveries += seconds_until_at_work(farm, client)
     for thread in threads:
         thread.join()
     farm.valkey.stop()
     pause(fault.count.away_seconds)
     farm.start_valkey()
-    recoveries.append(seconds_until_at_work(farm, client))
+    recoveries += seconds_until_at_work(farm, client)
     with ThreadPoolExecutor(8) as pool:
         plans = pool.map(lambda one: farm.artifacts.get_object(f"ns/main/builds/{one}/plan.json"), acknowledged)
         lost = sum(plan is None for plan in plans)
@@ -120,35 +121,45 @@ def test_valkey_dies_while_builds_are_submitted(fault: Fault, rig: Rigs) -> None
 
 @pytest.mark.fault("10")
 def test_a_black_hole(fault: Fault, rig: Rigs) -> None:
-    """One worker reaches Valkey through a line that swallows everything; connections of before stay dead afterwards."""
+    """Each worker has a line of its own that swallows everything; connections of before stay dead afterwards."""
     farm = rig()
     client = farm.serve()
     place = urlsplit(farm.valkey.url)
-    reds, recoveries = [], []
-    with Proxy(str(place.hostname), int(place.port or 0)) as line:
-        through = farm.valkey.url.replace(f":{place.port}", f":{line.port}")
-        settings = load_settings({}, **{**farm.settings.model_dump(), "redis_url": through})
-        farm.workers("n1", settings=settings)
-        farm.wait(farm.submit(client, 2))
-        for _ in range(fault.count.holes):
-            farm.script({"": [{"seconds": 1.0}]})
-            build_id = farm.submit(client, 6)
-            wait_until(lambda b=build_id: farm.running(b), message="it is at work")
+    ports = embedded._free_ports(fault.count.holes)
+    with ExitStack() as stack:
+        lines = [stack.enter_context(Proxy(str(place.hostname), int(place.port or 0))) for _ in ports]
+        for port, line in zip(ports, lines, strict=True):
+            through = farm.valkey.url.replace(f":{place.port}", f":{line.port}")
+            told = {**farm.settings.model_dump(), "redis_url": through, "health_port": port}
+            farm.workers(f"n{port}", settings=load_settings({}, **told))
+        farm.script({"": [{"seconds": 1.0}]})
+        build_id = farm.submit(client, 6 * fault.count.holes)
+        wait_until(
+            lambda: len({cell["node"] for cell in farm.running(build_id)}) == fault.count.holes,
+            message="all are at work",
+        )
+        for line in lines:
             line.hole = True
-            start = time.monotonic()
-            wait_until(lambda: not farm.store.workers.list(), timeout=90, message="it counts as dead")
-            reds.append(time.monotonic() - start)
-            pause(max(0.0, fault.count.seconds - reds[-1]))
+        start = time.monotonic()
+        wait_until(lambda: not farm.store.workers.list(), timeout=90, message="they count as dead")
+        unknown = time.monotonic() - start
+        wait_until(lambda: not any(map(is_ready, ports)), timeout=90, message="they say that they are not ready")
+        red = time.monotonic() - start
+        pause(max(0.0, fault.count.seconds - red))
+        for line in lines:
             line.hole = False
-            start = time.monotonic()
-            probe = farm.submit(client, 1)
-            wait_until(lambda b=probe: farm.running(b) or farm.ended(b), timeout=120, message="it takes work")
-            recoveries.append(time.monotonic() - start)
-            farm.wait(build_id, timeout=120)
-        fault.measured(seconds_until_red=[round(red, 1) for red in reds], **farm.ledger())
+        recoveries = seconds_until_at_work(farm, client)
+        wait_until(lambda: all(map(is_ready, ports)), timeout=60, message="they say that they are ready")
+        farm.wait(build_id, timeout=120)
+        fault.measured(not_live_after=unknown, not_ready_after=red, **farm.ledger())
         farm.stop_workers()
-    assert max(reds) <= 60
+    assert max(unknown, red) <= 60
     fault.recovered(recoveries, 60.0)
+
+
+def is_ready(port: int) -> bool:
+    """Whether a worker says on its health port that it takes jobs."""
+    return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=10).status_code == 200
 
 
 @pytest.mark.fault("11")
