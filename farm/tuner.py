@@ -390,6 +390,7 @@ class Tuner:
             log.info("slice cannot be tuned", slice=piece.key, reason=ended.failure.message)
             self.work += Work(untunable=piece.operations)
         else:
+            self._begun -= 1  # The attempt's own slot does it again.
             raise ended
 
     def _leave(self, piece: Slice) -> None:
@@ -466,10 +467,11 @@ class Tuner:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _say(self, operations: int) -> None:
-        done = self.work.known + self.work.tuned + self.work.untunable
-        detail = f"slice {self._begun} of {self._count}: {operations} operations; {done} done, {self.work.known} known"
+        known, done = self.work.known, self.work.known + self.work.tuned + self.work.untunable
+        detail = f"slice {self._begun} of {self._count}: {operations} operations; {done} done, {known} known before"
         if self._fan_out.slots > 1:
-            detail += f"; in {self._fan_out.slots} slots"
+            kind = "GPUs" if self.children.slot.gpu else "slots"
+            detail += f"; {self._fan_out.slots} {kind} at work"
         self.children.on_phase(Phase.TUNING, (self._begun - 1) / self._count, detail)
 
     def _tidy(self, lane: Lane) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -14,19 +15,38 @@ from typing import Any
 
 import pytest
 
+from farm.app import Farm
 from farm.artifacts.s3 import S3Store
+from farm.client import freeze
 from farm.jobs.state import Phase
 from farm.settings import Settings, load_settings
 from farm.slots import FreeSlots, Slot
 from farm.steps import StepEnded
 from farm.tuner import Tuner
 from farm.tuning.records import Store
+from tasks.slots import Slots
+from tests.api_farm import POOL, farm
 from tests.benchmarks.tuning_kills import kill_at_random
 from tests.helpers import wait_until
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, Begun, begun, database, save_model, tuner_for, worked
+from tests.transformer import save_encoder
+
+__all__ = ["farm"]
 
 OPERATIONS = [f"conv-{index}" for index in range(24)]
 SLICES = OPERATIONS[::PER_SLICE]
+ENCODER = """
+version: 1
+name: encoder
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+tuning: quick
+models:
+  - name: encoder
+    source: {path: net.onnx}
+    inputs: {ids: {shape: [batch, seq], range: [0, 99]}}
+    dims: {batch: [1], seq: [8]}
+"""
 
 
 @pytest.fixture
@@ -94,7 +114,7 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
     assert Counter(each.slice for each in begun(gate)) == Counter(SLICES)
     assert (tuner.work.tuned, tuner.work.known, tuner.work.untunable) == (24, 0, 0)
     assert worked(model) == 24 * CANDIDATES
-    assert any(detail.endswith("; in 3 slots") for detail in told)
+    assert any(detail.endswith("; 3 GPUs at work") for detail in told)
     assert "slices that were tuned on GPU-1:" in tuner.children.log_path.read_text()
 
     alone = tuner_for(artifacts, farm_settings, tmp_path, "alone", mode="full")
@@ -217,3 +237,27 @@ def test_attempts_on_two_nodes_leave_slices_to_each_other(
     assert [each.gpu for each in begun(gate)].count("GPU-far") == 1
     assert (slow.work.known, slow.work.tuned) == (20, 4)
     assert slow.work.saved > 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two slots with CPUs of their own need two CPUs")
+def test_slots_with_cpus_of_their_own_tune_a_real_model_together(farm: Farm, tmp_path: Path) -> None:
+    """As a worker runs it, with ONNX Runtime: what each slot measured is in the program's choice and the database."""
+    save_encoder(tmp_path / "net.onnx", layers=2)
+    (tmp_path / "farm.yaml").write_text(ENCODER)
+    frozen = freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache")
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.submit("main", frozen.submission, by="test")
+    ((job, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    slots = [Slot(cpus=(cpu,)) for cpu in cpus]
+    assert farm.executor
+    Slots(farm.store, farm.executor, farm.settings, slots, worker="w1", node="n1").run(job, number)
+    (cell,) = farm.store.builds.cells(frozen.submission["build_id"])
+    assert cell["state"] == "succeeded", cell
+    found = farm.artifacts.get_object(cell["facts"]["sidecar"])
+    assert found
+    sidecar = json.loads(found.data)
+    tuning, log = sidecar["tuning"], farm.artifacts.read_blob(sidecar["blobs"]["log"]["digest"], 1 << 20).decode()
+    assert (tuning["tuned"], tuning["untunable"], tuning["finished"]) == (tuning["operations"], 0, True)
+    assert f"slices that were tuned on CPUs {cpus[1]}:" in log
