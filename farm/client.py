@@ -36,7 +36,7 @@ from farm.fetching import (
     write_artifact,
     write_family,
 )
-from farm.transport import Document, Transport
+from farm.transport import Document, Transport, older_farm
 
 if TYPE_CHECKING:
     import httpx
@@ -193,6 +193,8 @@ class FarmClient:
         for start in range(0, len(names), BLOBS_AT_ONCE):
             lot = [{"digest": digest, "size": sizes[digest]} for digest in names[start : start + BLOBS_AT_ONCE]]
             uploads += self._transport.post("/v1/blobs", {"blobs": lot})["missing"]
+        if not all("puts" in upload for upload in uploads):
+            raise older_farm(self.url, "it does not tell how a blob is sent in parts")
         puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
         total, sent, lock = sum(int(put["size"]) for put, _ in puts), 0, Lock()
 

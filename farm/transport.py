@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farm import errors
+from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -213,10 +213,21 @@ def _checked(response: httpx.Response) -> httpx.Response:
         detail = str(document["detail"])
     except (ValueError, KeyError, TypeError):
         document, detail = {}, f"{response.url} answers {response.status_code} {response.reason_phrase}"
+    if response.status_code in (404, 405) and document.get("type") == "about:blank":
+        # Our servers name an error's class, but for a route that they do not have.
+        raise older_farm(response.url.join("/"), f"it does not know {response.request.method} {response.url.path}")
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
     if kind is errors.ManifestError:
         raise errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
     raise kind(detail, hint=str(document.get("hint", "")))
+
+
+def older_farm(url: Any, lacks: str) -> UsageError:
+    """Return the error for a farm that lacks what this client was written for."""
+    return UsageError(
+        f"the farm at {url} is older than this client ({__version__}): {lacks}",
+        hint="upgrade the farm, or install the client that came with it: /v1/health tells the farm's version",
+    )
 
 
 def _tree(kind: type[FarmError]) -> dict[str, type[FarmError]]:
