@@ -7,7 +7,6 @@ the model's reference as a record. The cell's model is the converted file: what 
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.child import Limits, Seal, classify, run_child
+from farm.client_cache import adopt
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
 from farm.models import Span, UnreadableModel, file_reference
@@ -104,9 +104,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
                 Seal(read=[path.resolve()], write=[output.parent]),
             )
             (output.parent / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
-            if place.exists():
-                shutil.rmtree(place)
-            output.parent.rename(place)
+            adopt(output.parent, place, model)
     return model, {**record, "key": key, "name": path.name}
 
 

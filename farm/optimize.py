@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.bench import Contestant, Measured, measure, original_of, program_of
+from farm.client_cache import default_cache
 from farm.comparison import compare
 from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.conversion import convert, kind_of
@@ -34,7 +35,7 @@ from farm.nodes.share import one_slot
 from farm.nodes.usage import Usage, conditions, watch
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.sources import Inputs, default_cache, freeze
+from farm.sources import Inputs, freeze
 from farm.steps import Children, OnPhase, Steps
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun

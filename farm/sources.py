@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.client_cache import default_cache, note_use
 from farm.conversion import convert, kind_of
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
@@ -43,11 +44,6 @@ class Inputs:
     files: dict[str, Path] = field(default_factory=dict)
     """Digest of every blob, and a local file that has its bytes."""
     problems: list[Problem] = field(default_factory=list)
-
-
-def default_cache() -> Path:
-    """Return the folder for downloads and for data made canonical."""
-    return Path.home() / ".cache" / "migraphx-farm"
 
 
 def resolve(
@@ -98,6 +94,8 @@ def read_inputs(
     """
     reader = _Reader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
     reader.read()
+    if not quick:
+        note_use(reader.cache, reader.found.files.values())
     return reader.found
 
 

@@ -119,16 +119,19 @@ def _artifacts(text: str, settings: Settings) -> list[Artifact]:
 
 def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
     """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
+    from farm.client_cache import default_cache, note_use
+
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
         if not _is_whole(folder / str(blob["path"]), blob["digest"]):
             folder.mkdir(parents=True, exist_ok=True)
             client.download(blob, folder)
+    note_use(default_cache(), [folder])
     return Artifact(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
 def _cache(sidecar: Mapping[str, Any]) -> Path:
-    from farm.sources import default_cache
+    from farm.client_cache import default_cache
 
     return default_cache() / "artifacts" / str(sidecar["key"])
 

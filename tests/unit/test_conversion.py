@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farm.authoring import lint
-from farm.conversion import kind_of
+from farm.conversion import convert, kind_of
 from farm.errors import ManifestError
-from farm.manifest import parse_manifest
+from farm.manifest import ModelEntry, parse_manifest
 from farm.models import UnreadableModel
 from tests.unit.test_models_sources import write_text
 
@@ -49,6 +53,31 @@ def test_an_old_pickle_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / "net.pt").write_bytes(b"\x80\x02cos\nsystem\n(S'touch /tmp/pwned'\ntR.")
     with pytest.raises(UnreadableModel, match="is a pickle"):
         kind_of(tmp_path / "net.pt", "torch")
+
+
+def test_two_clients_that_convert_one_model_at_once_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The converter is played: it waits until both are at it."""
+    both = threading.Barrier(2, timeout=30)
+
+    def played(request: Mapping[str, Any], *_: object) -> dict[str, Any]:
+        if request["action"] == "convert":
+            both.wait()
+            output = Path(request["output"])
+            output.write_bytes(b"model")
+            output.with_name("weights").write_bytes(b"weights")
+            both.wait()
+        return {"libraries": {"torch": "2.9"}}
+
+    monkeypatch.setattr("farm.conversion._ask", played)
+    archive(tmp_path / "net.pt2", "archive_format", "models/model.json")
+    entry = ModelEntry.model_validate({"name": "net", "source": {"path": "net.pt2"}, "format": "torch"})
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: convert(tmp_path / "net.pt2", entry, tmp_path / "cache", {}), range(2)))
+    (model,) = {path for path, _ in made}
+    assert (model.read_bytes(), model.with_name("weights").read_bytes()) == (b"model", b"weights")
+    assert [path.name for path in (tmp_path / "cache" / "conversions").iterdir()] == [model.parent.name]
 
 
 def test_lint_looks_without_converting(tmp_path: Path) -> None:

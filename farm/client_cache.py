@@ -1,0 +1,72 @@
+"""The client's cache: downloads, converted models, canonical data and fetched artifacts, bounded in size.
+
+`~/.cache/migraphx-farm/<shelf>/<entry>`: an entry is a file, or a folder that comes and goes as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+LIMIT = 20 * 10**9
+"""Bytes to which the cache is kept."""
+
+IN_USE = 86_400.0
+"""Seconds after its last use in which an entry stays, whatever its size: another command may be reading it."""
+
+
+def default_cache() -> Path:
+    """Return the folder of the user's cache."""
+    return Path.home() / ".cache" / "migraphx-farm"
+
+
+def adopt(made: Path, place: Path, whole: Path) -> None:
+    """Give a finished folder its place in the cache, of which `whole` is a file that is there when all is.
+
+    Where somebody else was faster his folder stays: it was made of the same. Raises OSError.
+    """
+    if place.exists() and not whole.is_file():
+        place.rename(made.with_name(f"{made.name}.broken"))
+    try:
+        made.rename(place)
+    except OSError:
+        if not whole.is_file():
+            raise
+
+
+def note_use(cache: Path, files: Iterable[Path], limit: int = LIMIT) -> None:
+    """Note that files, of which some are in the cache, are used now; remove what was not for longest beyond `limit`."""
+    for entry in {_entry(cache, file) for file in files if file.is_relative_to(cache)}:
+        with suppress(PermissionError):  # A cache that is only read keeps its times.
+            os.utime(entry)
+    entries = []
+    for entry in cache.glob("*/*"):
+        with suppress(FileNotFoundError):  # Another command was faster to remove it.
+            entries.append((entry, entry.stat().st_mtime, _size(entry)))
+    excess = sum(size for _, _, size in entries) - limit
+    for entry, used, size in sorted(entries, key=lambda found: found[1]):
+        if excess <= 0 or used > time.time() - IN_USE:
+            return
+        _remove(entry)
+        excess -= size
+
+
+def _entry(cache: Path, file: Path) -> Path:
+    return cache.joinpath(*file.relative_to(cache).parts[:2])
+
+
+def _size(entry: Path) -> int:
+    files = entry.rglob("*") if entry.is_dir() else [entry]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _remove(entry: Path) -> None:
+    """Take an entry away as a whole, under another name first: half a folder must not be found."""
+    going = entry.with_name(f"{entry.name}.part")
+    with suppress(OSError):  # Another command removes it too, or it is not ours to remove.
+        entry.rename(going)
+        shutil.rmtree(going) if going.is_dir() else going.unlink()
