@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,14 @@ def _put(path: Path, document: Any) -> None:
 
 _RUN = """\
 #!/bin/sh
-# Reruns the attempt; PYTHON is an interpreter (3.11 or newer) with numpy, onnx and the compiler.
-cd "$(dirname "$0")" && exec "${PYTHON:-python3}" -m farm.reproduction "$@"
+# Reruns the attempt. PYTHON is a Python (3.11 or newer) with numpy, onnx and the compiler, python3 where it is unset.
+cd "$(dirname "$0")" || exit 2
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "$python is no Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
+  exit 2
+fi
+exec "$python" -m farm.reproduction "$@"
 """
 
 _README = """\
@@ -146,7 +153,7 @@ The attempt behind cache key `{key}`, recorded by farm {farm}. It reruns alone, 
 
 The interpreter (Python 3.11 or newer) needs numpy, onnx and the compiler; `sh run.sh --help` lists what can be told,
 such as where MIGraphX is. The program, the log and `result.json` are in `work/` afterwards. Exit code 0: a program was
-made and measured; 1: it failed; 2: an input is not the one that the attempt had.
+made and measured; 1: it failed; 2: an input is not the one that the attempt had, or the interpreter lacks something.
 
 | file | what it is |
 | --- | --- |
@@ -167,14 +174,20 @@ class WrongInput(Exception):
     """An input is not the one that the attempt had."""
 
 
+class WrongPython(Exception):
+    """The interpreter has not what the attempt needs."""
+
+
 def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool = False) -> Document:
     """Take the attempt's steps again, in `folder`/work, and say how it ended.
 
     The answer has `key` (of `spec.json`), `expected_key`, `toolchain` (of the compiler here), `ended` (`{"kind",
     "message", "detail"}`, None for a success), `program` and `record` (what a sidecar says of it).
 
-    Raises WrongInput, OSError.
+    Raises WrongInput, WrongPython, OSError.
     """
+    if missing := [name for name in ("numpy", "onnx") if find_spec(name) is None]:
+        raise WrongPython(f"{sys.executable} has no {' and no '.join(missing)}: pip install {' '.join(missing)}")
     document = json.loads((folder / "reproduction.json").read_text())
     spec = json.loads((folder / "spec.json").read_text())
     order = {**document["order"], "spec": spec}
@@ -206,9 +219,10 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         "record": None,
     }
     try:
-        found["toolchain"] = children.ask({"action": "probe", "compiler": compiler, "device": device}).get(
-            "toolchain", ""
-        )
+        here = children.ask({"action": "probe", "compiler": compiler, "device": device})
+        if not here["available"]:
+            raise WrongPython(f"{here['reason']}; the attempt had {spec['toolchain']}")
+        found["toolchain"] = here["toolchain"]
         reference = places.get("reference")
         if not reference:
             reference = work / "reference" / "reference.npz"
@@ -284,8 +298,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         found = rerun(folder, machine, gpu=given.gpu, unlimited=given.unlimited)
-    except (WrongInput, OSError) as error:
+    except (WrongInput, WrongPython, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, WrongPython):
+            print("  or name another interpreter: PYTHON=/path/to/python sh run.sh", file=sys.stderr)  # noqa: T201
         return 2
     print(json.dumps(found, indent=1) if given.json else "\n".join(report(document, found)))  # noqa: T201
     return 1 if found["ended"] else 0

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ models:
 """
 
 
-def rerun(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def rerun(folder: Path, *arguments: str, python: str = sys.executable) -> tuple[int, dict[str, Any], str]:
     """Run the folder the way a stranger does: no farm installed, none of its settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTHON"))}
     done = subprocess.run(
         ["sh", str(folder / "run.sh"), *arguments],
-        env={**environment, "PYTHON": sys.executable},
+        env={**environment, "PYTHON": python},
         cwd="/",
         capture_output=True,
         text=True,
@@ -85,6 +86,14 @@ def test_an_attempt_again_without_the_farm(folders: dict[str, tuple[dict[str, An
     assert result["record"]["verification"]["errors"] == pytest.approx(cell["facts"]["errors"], abs=1e-6)
     assert Path(result["program"]).stat().st_size == cell["facts"]["program"]["size"]
     assert result["toolchain"] == result["expected_toolchain"]
+
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    code, _, said = rerun(folder, python=str(bare / "bin" / "python"))
+    assert (code, "bin/python has no numpy and no onnx: pip install numpy onnx" in said) == (2, True), said
+    assert "PYTHON=/path/to/python sh run.sh" in said
+    code, _, said = rerun(folder, python="/bin/false")
+    assert (code, "/bin/false is no Python 3.11 or newer: PYTHON=" in said) == (2, True), said
 
     cell, folder = folders["int8"]
     code, result, said = rerun(folder)
