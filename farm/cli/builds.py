@@ -175,10 +175,9 @@ def status(
     if found["build"]["state"] == "reported":
         _say_all(render.outcome(found["build"], cells))
         return
-    rows = [render.activity(cell) for cell in cells if cell["state"] != "succeeded"]
     _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
     _say_all(render.outlook(found["build"].get("outlook")))
-    _say_all([*render.align(rows, "  "), *render.waiting(cells), *render.failures(cells, found["build"]["id"])])
+    _say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"])])
 
 
 def logs(

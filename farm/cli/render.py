@@ -24,7 +24,7 @@ STYLES = {
 }
 """Colours of state words; the words say the same without them."""
 
-PLAN_ROWS = 40
+ROWS = 40
 FAILURES = 20
 DETAIL_LINES = 2
 
@@ -106,18 +106,22 @@ def plan(document: Document) -> list[str]:
         *([f"{counts['joined']} joined"] if counts["joined"] else []),
     ]
     lines = [f"{document['name']}: {plural(len(cells), 'cell')}, {', '.join(parts)}"]
-    to_do = [cell for cell in cells if cell["state"] != "hit"]
-    rows = [(cell["state"], cell["identifier"], _why(cell)) for cell in to_do[:PLAN_ROWS]]
-    lines += align(rows, "  ")
-    if len(to_do) > PLAN_ROWS:
-        lines.append(f"  and {len(to_do) - PLAN_ROWS} more (--json has all)")
+    lines += _first([(cell["state"], cell["identifier"], _why(cell)) for cell in cells if cell["state"] != "hit"])
     lines += outlook(document.get("outlook"))
     for name, conversion in document.get("conversions", {}).items():
         made_by = ", ".join(f"{library} {version}" for library, version in conversion["libraries"].items())
         source, kind, to = conversion["name"], conversion["kind"], conversion["options"]["to"]
         lines.append(f"{name}: converted from {source} ({kind}) to {to} by {made_by}")
-    lines += [f"warning: {text}" for text in document["warnings"]]
+    warnings = document["warnings"]
+    lines += [f"warning: {text}" for text in warnings[:ROWS]]
+    if len(warnings) > ROWS:
+        lines.append(f"warning: {len(warnings) - ROWS} more warnings (--json has all)")
     return lines
+
+
+def _first(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    more = [f"  and {len(rows) - ROWS} more (--json has all)"] if len(rows) > ROWS else []
+    return [*align(rows[:ROWS], "  "), *more]
 
 
 def _why(cell: Document) -> str:
@@ -186,6 +190,12 @@ def activity(cell: Document) -> tuple[str, str, str, str, str]:
         phase = str(cell.get("kind") or "")
     elapsed = "hit" if cell.get("hit") else clock(cell["elapsed"]) if cell.get("elapsed") else ""
     return str(cell["identifier"]), str(cell["state"]), phase, elapsed, where
+
+
+def under_way(cells: Iterable[Document]) -> list[str]:
+    """Return a line for each cell that has not succeeded, those that run first."""
+    rows = [cell for cell in cells if cell["state"] != "succeeded"]
+    return _first([activity(cell) for cell in sorted(rows, key=lambda cell: cell["state"] != "running")])
 
 
 # --- what came out --------------------------------------------------------------------------------------------------
@@ -432,9 +442,20 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
 
 
 def waiting(cells: Sequence[Document]) -> list[str]:
-    """Return why queued cells wait, one sentence for each reason."""
-    reasons = Counter(str(cell["waiting"]) for cell in cells if cell["state"] == "queued" and cell.get("waiting"))
-    return [f"{plural(count, 'cell')} waiting: {reason}" for reason, count in reasons.most_common(10)]
+    """Return why queued cells wait, one sentence for each reason; how many are ahead as a range."""
+    queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued"]
+    reasons: dict[str, list[int]] = {}
+    for text in filter(None, queued):
+        number = re.match(r"\d+(?= jobs ahead)", text)
+        reasons.setdefault(text[number.end() :] if number else text, []).append(int(number[0]) if number else -1)
+    lines = []
+    for reason, ahead in reasons.items():
+        least, most = min(ahead), max(ahead)
+        numbers = "" if most < 0 else f"{least} to {most}" if least < most else f"{least}"
+        lines.append(f"{plural(len(ahead), 'cell')} waiting: {numbers}{reason}")
+    if lines and (more := queued.count("")):
+        lines.append(f"{plural(more, 'cell')} waiting behind them")
+    return lines
 
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")

@@ -204,7 +204,7 @@ def test_plan_shows_misses_with_their_reason() -> None:
 def test_a_long_plan_is_cut_and_says_so() -> None:
     cells = [{**_planned("miss"), "identifier": f"m{number}"} for number in range(100)]
     lines = render.plan({"name": "demo", "cells": cells, "warnings": []})
-    assert len(lines) == render.PLAN_ROWS + 2
+    assert len(lines) == render.ROWS + 2
     assert "and 60 more" in lines[-1]
 
 
@@ -269,6 +269,23 @@ def test_durations(seconds: float | None, text: str) -> None:
 def test_waiting_says_why_once_for_each_reason() -> None:
     cells = [cell("fp32", "queued", waiting="no live worker serves p")] * 3 + [cell("int8", "running", waiting="")]
     assert render.waiting(cells) == ["3 cells waiting: no live worker serves p"]
+
+
+def test_waiting_in_a_queue_is_one_line_however_long_it_is() -> None:
+    ahead = [cell("fp32", "queued", waiting=f"{number} jobs ahead for 2 slots of p") for number in range(3, 23)]
+    assert render.waiting([*ahead, *[cell("fp16", "queued", waiting="")] * 9000]) == [
+        "20 cells waiting: 3 to 22 jobs ahead for 2 slots of p",
+        "9000 cells waiting behind them",
+    ]
+    assert render.waiting(ahead[:1]) == ["1 cell waiting: 3 jobs ahead for 2 slots of p"]
+
+
+def test_what_is_under_way_is_cut_where_it_would_fill_screens() -> None:
+    cells = [cell("fp32", "queued")] * 500 + [cell("int8", "running")] + [cell("fp16", "succeeded")]
+    lines = render.under_way(cells)
+    assert len(lines) == render.ROWS + 1
+    assert "running" in lines[0]
+    assert lines[-1] == f"  and {501 - render.ROWS} more (--json has all)"
 
 
 HOSTILE = [
