@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,31 @@ def curves(
         axes.set_ylim(bottom=0)
     if len(drawn) > 1:
         axes.legend(frameon=False)
+    return _written(figure, path)
+
+
+def totals(path: Path | None, *, title: str, y: str, series: Mapping[str, Mapping[date, float]]) -> bytes:
+    """Draw what amounts come to in all by each day, from nothing on the day before the first. As `curves` otherwise.
+
+    One day has to be there at least.
+
+    Raises UsageError where matplotlib is not installed.
+    """
+    figure, axes = _figure(title, "day (UTC)", y)
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    known = {day for amounts in series.values() for day in amounts}
+    first, last = min(known), max(known)
+    days = [first + timedelta(number) for number in range((last - first).days + 1)]
+    for name, amounts in series.items():
+        sums = accumulate((amounts.get(day, 0.0) for day in days), initial=0.0)
+        axes.plot([first - timedelta(1), *days], list(sums), label=_literal(name))
+    axes.set_ylim(bottom=0)
+    # No tick between two days.
+    locator = AutoDateLocator(minticks=min(3, len(days)), maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.legend(frameon=False)
     return _written(figure, path)
 
 

@@ -50,9 +50,9 @@ def duration(seconds: float | None) -> str:
     """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min`, `2 h 10 min`."""
     if seconds is None:
         return ""
-    if seconds < 1e-3:
+    if 0 < seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
@@ -181,11 +181,13 @@ def change(cell: Document) -> str:
 
 
 def activity(cell: Document) -> tuple[str, str, str, str, str]:
-    """Return a cell's line of the live display: identifier, state, phase, elapsed, worker."""
+    """Return a cell's line of the live display: identifier, state, phase, elapsed, worker; of tuning how far it is."""
     phase = cell.get("phase") or "" if cell["state"] == "running" else ""
     if phase and cell.get("progress") is not None:
         phase = f"{phase} {cell['progress']:.0%}"
     where = str(cell.get("worker") or "") if cell["state"] == "running" else ""
+    if cell.get("phase") == "tuning" and where and cell.get("detail"):
+        where += f"  {one_line(cell['detail'])}"
     if cell["state"] == "failed":
         phase = str(cell.get("kind") or "")
     elapsed = "hit" if cell.get("hit") else clock(cell["elapsed"]) if cell.get("elapsed") else ""
@@ -322,22 +324,30 @@ def tuned(work: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _tuned_line(facts: Sequence[Document]) -> str:
-    """Return what tuning came to in all cells of a build that were tuned in it."""
-    works = [each["tuning"] for each in facts if each.get("tuning")]
+def tunings(cells: Sequence[Document]) -> list[str]:
+    """Return what tuning came to in the cells of a build that were tuned in it, in all and in each."""
+    made = [cell for cell in cells if (cell.get("facts") or {}).get("tuning") and not cell.get("hit")]
+    if len(made) < 2:
+        return [f"tuning: {_tuning(cell['facts'])}" for cell in made]
     names = ("operations", "known", "tuned", "untunable", "seconds", "saved")
+    works = [cell["facts"]["tuning"] for cell in made]
     total = {name: sum(work.get(name) or 0 for work in works) for name in names}
-    cut = sum(not work.get("finished", True) for work in works)
-    return f"tuning: {tuned(total)}" + (f"; cut short by its budget in {plural(cut, 'cell')}" if cut else "")
+    return [f"tuning: {tuned(total)}", *align([(f"  {cell['identifier']}", _tuning(cell["facts"])) for cell in made])]
+
+
+def _tuning(facts: Mapping[str, Any]) -> str:
+    work = facts["tuning"]
+    text = tuned(work) + ("" if work.get("finished", True) else ", cut short by its budget")
+    if facts.get("ratio"):
+        text += f"; {facts['ratio']:.2f}x the untuned program"
+        text += ", which is the one published" if work.get("published") == "untuned" else ""
+    return text
 
 
 def legend(cells: Sequence[Document]) -> list[str]:
     """Return what the table's remarks mean, for those that it has."""
     facts = [cell["facts"] for cell in cells if cell.get("facts")]
     lines = []
-    made = [cell["facts"] for cell in cells if cell.get("facts") and not cell.get("hit")]
-    if any(each.get("tuning") for each in made):
-        lines.append(_tuned_line(made))
     if count := sum((each.get("tuning") or {}).get("carried") is False for each in facts):
         lines.append(
             f"not carried: without the tuning databases the programs of {plural(count, 'cell')} are slower, "
@@ -410,7 +420,8 @@ def compared(build: Document, cells: Sequence[Document]) -> list[str]:
     for cell in cells if build.get("follows") else ():
         if against := (cell.get("facts") or {}).get("against"):
             low, high = against["interval"]
-            named = "now what `latest` names" if against["verdict"] == "faster" else "`latest` stays"
+            faster = "`latest` names this one now, or what came after the other"
+            named = faster if against["verdict"] == "faster" else "`latest` stays"
             lines.append(
                 f"{cell['identifier']}: {against['ratio']:.2f}x the program of {build['follows']} "
                 f"({low:.2f} to {high:.2f}), {against['verdict']}: {named}"
@@ -422,6 +433,7 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
     """Return everything that the end of a build has to say."""
     blocks = [
         table(cells),
+        tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(cells),
         failures(cells, str(build["id"])),

@@ -26,6 +26,8 @@ Database = Annotated[
 
 ENVIRONMENT = "tuning.env"
 README = "README.md"
+OPERATIONS, HOURS = "operations.svg", "hours.svg"
+"""The pictures of `stats`."""
 
 
 @commands.command()
@@ -42,7 +44,8 @@ def ls(as_json: output.Json = False) -> None:
     for item in items:
         waiting = f"{render.plural(item['waiting'], 'delta')} not merged" if item["waiting"] else ""
         held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
-        rows.append((item["name"], held, item["moved"], waiting))
+        merged = f"merged {item['moved'][:16].replace('T', ' ')} UTC" if item["moved"] else ""
+        rows.append((item["name"], held, merged, waiting))
     for line in render.align(rows):
         output.say(line)
     for item in items:
@@ -68,7 +71,7 @@ def stats(
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if _holds(item)]
         found = [client.tuning_stats(name) for name in names]
     days = _by_day(found)
-    if pictures:
+    if pictures and days:
         with output.writing(pictures):
             pictures.mkdir(parents=True, exist_ok=True)
             draw(days, pictures)
@@ -87,6 +90,9 @@ def stats(
         )
     if not found:
         output.note("no tuning database holds anything yet")
+    elif pictures:
+        drawn = f"drawn: {pictures / OPERATIONS}, {pictures / HOURS}"
+        output.note(drawn if days else "nothing is drawn: no job has tuned into it yet")
 
 
 @commands.command()
@@ -113,6 +119,9 @@ def export(
         known = text.read(client.tuning_snapshot(name))
     # What the farm keeps for itself says nothing to MIGraphX and MIOpen.
     snapshot = known.only(record for record in known if record.store not in OBJECTS)
+    if not snapshot:
+        hint = "`farm tuning stats` says what is in it; how ONNX Runtime runs a tuned program best is in its sidecar"
+        raise NotFound(f"{name} has nothing that MIGraphX or MIOpen could read", hint=hint)
     if sqlite and not any(store is Store.PROBLEM_CACHE and file for store, file in snapshot.tables):
         raise UsageError(f"{name} has no problem cache that names devices", hint="only that form can be SQLite")
     cache = "problem_cache.db" if sqlite else PROBLEM_CACHE
@@ -156,9 +165,9 @@ def import_(
 
     read = read_files(paths, Source(""))
     if not len(read.snapshot):
-        raise UsageError(
-            f"nothing to import in {', '.join(map(str, paths))}: {_left_out(read.dropped.nulls, read.dropped.broken)}"
-        )
+        left_out = read.dropped.nulls, read.dropped.broken
+        why = _left_out(*left_out) if any(left_out) else "no database of MIOpen's or MIGraphX's is there"
+        raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}")
     with connect() as client:
         name = choose(client.tuning(), database)
         found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)
@@ -326,26 +335,24 @@ def _by_day(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
-    """Draw what tuning came to, summed up over the days, into `operations.svg` and `hours.svg`."""
+    """Draw what tuning came to by the end of each day into `operations.svg` and `hours.svg`."""
     from datetime import date
 
-    from farm.pictures import curves
+    from farm.pictures import totals
 
-    sums = dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0)
-    points: dict[str, list[tuple[float, float]]] = {name: [] for name in sums}
-    first = date.fromisoformat(min(days)) if days else date(1970, 1, 1)
-    for day, work in days.items():
-        for name in sums:
-            sums[name] += work[name]
-            points[name].append(((date.fromisoformat(day) - first).days, sums[name]))
-    axis = f"days since {first}"
-    operations = {"tuned": points["tuned"], "taken from the database": points["known"]}
-    curves(folder / "operations.svg", title="Operations tuned over time", x=axis, y="operations", series=operations)
-    hours = {
-        name: [(x, seconds / 3600) for x, seconds in points[kind]]
-        for name, kind in (("spent tuning", "seconds"), ("saved", "saved"))
+    def by_day(kind: str) -> dict[date, float]:
+        return {date.fromisoformat(day): work[kind] for day, work in days.items()}
+
+    operations = {"tuned": by_day("tuned"), "taken from the database": by_day("known")}
+    totals(folder / OPERATIONS, title="Operations tuned, in all", y="operations", series=operations)
+    spent, saved = by_day("seconds"), by_day("saved")
+    # Small figures in their own unit: a first day of 0.02 hours says nothing.
+    size, unit = (60, "minutes") if max(sum(spent.values()), sum(saved.values())) < 2 * 3600 else (3600, "hours")
+    series = {
+        name: {day: seconds / size for day, seconds in sums.items()}
+        for name, sums in (("spent", spent), ("saved", saved))
     }
-    curves(folder / "hours.svg", title="Hours of tuning spent and saved", x=axis, y="hours", series=hours)
+    totals(folder / HOURS, title="Time spent on tuning and saved by it, in all", y=unit, series=series)
 
 
 def _readme(name: str, snapshot: Snapshot, cache: str) -> str:

@@ -117,7 +117,8 @@ def test_ls_stats_merge_and_pictures(
     assert "5 problem_cache" in out
     assert "2 sessions: operations 0 from the database, 6 tuned, 0 not tunable" in out
     assert b"<svg" in (tmp_path / "pictures" / "operations.svg").read_bytes()
-    assert b"hours" in (tmp_path / "pictures" / "hours.svg").read_bytes()
+    assert b"minutes" in (tmp_path / "pictures" / "hours.svg").read_bytes()
+    assert main(["tuning", "stats", "gfx942 full", "--pictures", "none"]) == ExitCode.NOTHING_MATCHED
 
 
 def test_the_control_plane_merges_by_itself(farm: Farm, database: TuningDatabase) -> None:

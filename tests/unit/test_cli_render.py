@@ -260,10 +260,48 @@ def test_live_display_fits_the_terminal(width: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.00082, "820 µs"), (0.00431, "4.31 ms"), (12.0, "12 s"), (240, "4 min"), (7800, "2 h 10 min"), (None, "")],
+    [
+        (0.00082, "820 µs"),
+        (0.00431, "4.31 ms"),
+        (12.0, "12 s"),
+        (240, "4 min"),
+        (7800, "2 h 10 min"),
+        (None, ""),
+        (0, "0 s"),
+    ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert render.duration(seconds) == text
+
+
+TUNED = {"operations": 26, "known": 0, "tuned": 26, "untunable": 0, "seconds": 19.0, "saved": 0.0, "finished": True}
+
+
+def test_what_tuning_came_to_is_said_of_each_cell_that_was_tuned() -> None:
+    """A hit was tuned in another build."""
+    known = {**TUNED, "known": 20, "tuned": 4, "untunable": 2, "seconds": 3.0, "saved": 15.0, "finished": False}
+    first = cell("fp32", facts=facts(1, 1.0, 0.0, tuning={**TUNED, "published": "untuned"}, ratio=0.9))
+    second = cell("fp16", facts=facts(1, 1.0, 0.0, tuning={**known, "published": "tuned"}, ratio=1.2))
+    hit = {**first, "hit": True}
+    assert render.tunings([hit, cell("int8", facts=facts(1, 1.0, 0.0, tuning=None))]) == []
+    words = "26 operations, 26 tuned in 19 s; 0.90x the untuned program, which is the one published"
+    assert render.tunings([first, hit]) == [f"tuning: {words}"]
+    assert render.tunings([first, second]) == [
+        "tuning: 52 operations, 20 known (saved 15 s), 30 tuned in 22 s, 2 not tunable",
+        f"  magika/onnxruntime-cpu/fp32/b1  {words}",
+        "  magika/onnxruntime-cpu/fp16/b1  26 operations, 20 known (saved 15 s), 4 tuned in 3 s, 2 not tunable, "
+        "cut short by its budget; 1.20x the untuned program",
+    ]
+
+
+def test_how_far_tuning_is_shows_while_it_runs() -> None:
+    running = cell("fp32", "running", phase="tuning", progress=0.8, detail="slice 13 of 15: 4 operations; 46 done")
+    assert render.activity(running)[2:] == (
+        "tuning 80%",
+        "0:03",
+        "node1.42  slice 13 of 15: 4 operations; 46 done",
+    )
+    assert render.activity({**running, "phase": "compiling"})[4] == "node1.42"
 
 
 def test_waiting_says_why_once_for_each_reason() -> None:

@@ -1,9 +1,10 @@
 """Pictures of measured curves and distributions."""
 
+from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
-from farm.pictures import curves, shares
+from farm.pictures import curves, shares, totals
 
 
 def texts(picture: bytes) -> set[str]:
@@ -29,6 +30,17 @@ def test_names_are_drawn_as_they_stand() -> None:
 def test_the_same_picture_has_the_same_bytes() -> None:
     drawn = {curves(None, title="t", x="x", y="y", series={"a": [(0, 1), (1, 2)]}) for _ in range(2)}
     assert len(drawn) == 1
+
+
+def test_totals_are_drawn_over_days_from_nothing_on() -> None:
+    """Days without anything are days, too: the amounts stay what they were."""
+    picture = totals(
+        None, title="Tuned", y="operations", series={"tuned": {date(2026, 11, 14): 3, date(2026, 11, 18): 1}}
+    )
+    assert {"Tuned", "operations", "tuned", "day (UTC)", "13", "14", "16", "18", "2026-Nov", "4.0"} <= texts(picture)
+    alone = totals(None, title="Tuned", y="operations", series={"tuned": {date(2026, 11, 14): 3}})
+    assert {"13", "14"} <= texts(alone)
+    assert not any(":" in text for text in texts(alone) if len(text) < 6), "no hours between two days"
 
 
 def test_a_distribution_names_its_middle_and_its_end() -> None:
