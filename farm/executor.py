@@ -276,7 +276,7 @@ class _Run:
         record = tuner.make(model, calibration, samples, evaluate)
         if self.kernels and tuner.measured:
             record["measurements"]["first_run_warm"] = tuner.first_run_warm()
-        if tuner.cut:
+        if tuner.search.cut:
             self.key = keys_of(self.order, self.attempt.key)[-1]
             record["spec"] = cut_short(self.order["spec"], self.order["budget"])
         return record

@@ -13,8 +13,9 @@ from farm.comparison import Comparison
 from farm.compilers import COMPILERS
 from farm.jobs.attempt import Limits
 from farm.reproduction import MachineFile
+from farm.search import slice_key
 from farm.steps import Children, Steps, slice_request
-from farm.tuner import Tuner, slice_key
+from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.files import write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store

@@ -112,7 +112,7 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
             open_gates(gate, ["GPU-0", "GPU-1", "GPU-2"])
             ended.result(60)
     assert Counter(each.slice for each in begun(gate)) == Counter(SLICES)
-    assert (tuner.work.tuned, tuner.work.known, tuner.work.untunable) == (24, 0, 0)
+    assert (tuner.search.work.tuned, tuner.search.work.known, tuner.search.work.untunable) == (24, 0, 0)
     assert worked(model) == 24 * CANDIDATES
     assert any(detail.endswith("; 3 GPUs at work") for detail in told)
     assert "slices that were tuned on GPU-1:" in tuner.children.log_path.read_text()
@@ -126,7 +126,7 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
             for found in (many, one)
         ]
         assert values[0] == values[1]
-    assert many.log.total().work == tuner.work
+    assert many.log.total().work == tuner.search.work
 
 
 def test_an_attempt_that_comes_waits_for_one_slice_at_most(
@@ -179,7 +179,7 @@ def test_a_child_that_is_killed_in_a_lent_slot_costs_its_slice(
     found = Counter(each.slice for each in begun(gate))
     assert found == Counter([*SLICES, lent.slice])
     assert [each.gpu for each in begun(gate)].count("GPU-1") == 1
-    assert tuner.work.tuned == 24
+    assert tuner.search.work.tuned == 24
     assert worked(model) == 24 * CANDIDATES
 
 
@@ -209,7 +209,7 @@ def test_a_budget_ends_in_all_slots(artifacts: S3Store, farm_settings: Settings,
         assert own
         tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free, budget=2.0)
         tuner.compile(save_model(tmp_path, OPERATIONS, gate=gate), None)
-    assert tuner.cut
+    assert tuner.search.cut
     report = tuner.report(published=True)
     assert (report["finished"], report["operations"], report["tuned"]) == (False, 24, 0)
     assert {each.gpu for each in begun(gate)} == {"GPU-0", "GPU-1"}
@@ -235,8 +235,8 @@ def test_attempts_on_two_nodes_leave_slices_to_each_other(
         open_gates(gate, ["GPU-far"])
         ended.result(60)
     assert [each.gpu for each in begun(gate)].count("GPU-far") == 1
-    assert (slow.work.known, slow.work.tuned) == (20, 4)
-    assert slow.work.saved > 0
+    assert (slow.search.work.known, slow.search.work.tuned) == (20, 4)
+    assert slow.search.work.saved > 0
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two slots with CPUs of their own need two CPUs")

@@ -41,12 +41,12 @@ def test_a_second_attempt_tunes_nothing_again(artifacts: S3Store, farm_settings:
     model = save_model(tmp_path, OPERATIONS)
     first = tuner_for(artifacts, farm_settings, tmp_path, "first")
     first.compile(model, None)
-    assert (first.work.known, first.work.tuned, first.work.untunable) == (0, 10, 0)
+    assert (first.search.work.known, first.search.work.tuned, first.search.work.untunable) == (0, 10, 0)
     assert worked(model) == 10 * CANDIDATES
     second = tuner_for(artifacts, farm_settings, tmp_path, "second")
     second.compile(model, None)
-    assert (second.work.known, second.work.tuned) == (10, 0)
-    assert second.work.saved == pytest.approx(first.work.seconds, abs=0.01)
+    assert (second.search.work.known, second.search.work.tuned) == (10, 0)
+    assert second.search.work.saved == pytest.approx(first.search.work.seconds, abs=0.01)
     assert worked(model) == 10 * CANDIDATES
     assert database(artifacts).read().snapshot.log.total().work.tuned == 10
 
@@ -135,7 +135,7 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     model = save_model(tmp_path, OPERATIONS, slowest=0.04)
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "short", budget=3.0)
     tuner.compile(model, None)
-    assert tuner.cut
+    assert tuner.search.cut
     report = tuner.report(published=True)
     assert (report["finished"], report["operations"]) == (False, 10)
     assert 0 < report["known"] + report["tuned"] < 10
@@ -145,8 +145,8 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     assert "MIOPEN_FIND_ENFORCE" not in environments(tuner)["compile"]
     longer = tuner_for(artifacts, farm_settings, tmp_path, "longer", budget=600.0)
     longer.compile(model, None)
-    assert not longer.cut
-    assert longer.work.known >= report["tuned"]
+    assert not longer.search.cut
+    assert longer.search.work.known >= report["tuned"]
     assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 10
 
 
@@ -158,8 +158,8 @@ def test_a_slice_that_the_compiler_refuses_is_not_tunable(
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
     with pytest.raises(StepEnded, match="No solutions provided"):
         tuner.compile(model, None)
-    assert (tuner.work.tuned, tuner.work.untunable) == (4, 1)
-    assert database(artifacts).read().snapshot.log.total().work == tuner.work
+    assert (tuner.search.work.tuned, tuner.search.work.untunable) == (4, 1)
+    assert database(artifacts).read().snapshot.log.total().work == tuner.search.work
 
 
 def test_deaths_lose_the_slice_in_hand_at_most(farm_settings: Settings, tmp_path: Path) -> None:

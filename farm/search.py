@@ -1,0 +1,334 @@
+"""Search: tunes the slices of one model into the database, each in a child, in the attempt's slot and in spare ones.
+
+Each slot has a private folder. A minute's work at most lies in these folders alone: what is new goes to the database
+while children run and when they have ended, however they ended.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from farm.compilers import COMPILERS
+from farm.errors import FarmFault
+from farm.fan_out import FanOut
+from farm.jobs.state import FailureKind, Phase
+from farm.logging import get_logger
+from farm.slots import FreeSlots, Slot
+from farm.spec import digest_of
+from farm.steps import StepEnded, Steps, slice_request, tune_request, tuning_mode
+from farm.tuning.collecting import Collector
+from farm.tuning.database import Learning
+from farm.tuning.files import read_folder, write_folder
+from farm.tuning.records import Source, Work
+
+log = get_logger(__name__)
+
+COLLECT_SECONDS = 60.0
+"""Between two looks for what a running child has learnt."""
+
+REFUSED = frozenset(
+    {
+        FailureKind.BAD_MODEL,
+        FailureKind.UNSUPPORTED_OPERATOR,
+        FailureKind.BAD_CALIBRATION,
+        FailureKind.NOTHING_QUANTIZED,
+        FailureKind.COMPILER_ERROR,
+    }
+)
+"""What a compiler may say of one slice without the whole being wrong."""
+
+
+def slice_key(spec: Mapping[str, Any], signature: str) -> str:
+    """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
+
+    64 hex digits. Names and weights are no part of it, so equal layers of different models share one.
+    """
+    fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
+    extra = {name: value for name, value in spec["tuning"].items() if name != "mode"}
+    return digest_of({"schema": 1, "signature": signature, **fields, **extra})
+
+
+class Slice(NamedTuple):
+    """A part of the model: its name in the database, how many operations all its copies have, and what was cut."""
+
+    key: str
+    operations: int
+    cut: Mapping[str, Any]
+
+
+@dataclass
+class Lane:
+    """A slot that tunes for the attempt: its steps, its folder, and how many records were learnt there."""
+
+    steps: Steps
+    folder: Path
+    learnt: int = 0
+
+
+class Search:
+    """Looks for what the database does not have of one model, within a budget, and keeps what is learnt."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        database: Learning,
+        free: FreeSlots,
+        *,
+        session: str,
+        worker: str,
+        job: str,
+        budget: float,
+        collect_seconds: float,
+    ) -> None:
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none. Slots that are `free` help."""
+        self.steps, self.children, self.order = steps, steps.children, steps.order
+        self.spec: Mapping[str, Any] = steps.order["spec"]
+        self.mode = tuning_mode(self.order)
+        self.folder = self.children.folder / "tuning"
+        """The private folder of the attempt's own slot."""
+        self.work = Work()
+        """What was done so far."""
+        self.cut = False
+        """Whether the budget ended before the tuning did."""
+        self.left_over = 0
+        """Operations that were left untuned then."""
+        self.slices: list[dict[str, Any]] = []
+        """The model's slices, `{key, count}`."""
+        compiler = COMPILERS[self.spec["compiler"]["name"]]
+        enforce = self.spec["tuning"].get("miopen_find_enforce")
+        self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
+        self._deadline = time.monotonic() + budget if budget else None
+        self._database = database
+        self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
+        self._collect_seconds = collect_seconds
+        self._fan_out = FanOut(free, self.children.slot, self._tune_slice)
+        self._begun, self._count = 0, 0
+        self._lock = threading.RLock()
+        """Held by who counts work, or talks to the collector."""
+        self._lanes = {self.children.slot: Lane(self.steps, self.folder)}
+        """By slot, the attempt's own first."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Restore the database; commit what children learn while the block runs and when it ends, however it ends."""
+        restored = self._database.restore(self.folder)
+        self._collector = Collector(
+            self._database, self.folder, restored, toolchain=self.spec["toolchain"], **self._session
+        )
+        ended = threading.Event()
+
+        def collect() -> None:
+            while not ended.wait(self._collect_seconds):
+                with self._lock:
+                    for lane in self._lanes.values():
+                        self._collect(lane)
+
+        thread = threading.Thread(target=collect, name="collect", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            with self._patiently():
+                self._collector.finish(self.work)
+
+    def tune(self, model: Path, inputs: Sequence[Path]) -> None:
+        """Tune each slice of a model that is not known; `inputs` are what its compile reads. Raises StepEnded."""
+        missing = []
+        for cut in self._cut(model, inputs):
+            piece = Slice(slice_key(self.spec, cut["signature"]), cut["operations"] * cut["count"], cut)
+            self.slices.append({"key": piece.key, "count": cut["count"]})
+            if not self._is_known(piece):
+                missing.append(piece)
+        # In an order of its own, an attempt that tunes the same slices elsewhere meanwhile leaves most of them to us.
+        missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
+        self._count = len(missing)
+        try:
+            self._fan_out.run(missing)
+        finally:
+            self._gather_logs()
+
+    def ask(self, request: Mapping[str, Any], *, read: Sequence[Path], write: Sequence[Path]) -> dict[str, Any] | None:
+        """Ask for the whole in a child that tunes what is left; None where the budget is over, before or meanwhile.
+
+        All that is known by now is in `folder` then. Raises StepEnded.
+        """
+        own = self._lanes[self.children.slot]
+        with self._lock:
+            self._prepare(own)
+            self._tidy(own)
+        if self.cut:
+            return None
+        try:
+            return self._ask(own, request, read=read, write=write)
+        except StepEnded as ended:
+            if not self._was_cut(ended):
+                raise
+            self.cut = True
+            return None
+
+    def _is_known(self, piece: Slice) -> bool:
+        """Say whether the database has a slice by now; count it where it does."""
+        entry = self._collector.slices.get(piece.key)
+        if entry:
+            self.work += Work(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
+        return entry is not None
+
+    def _cut(self, model: Path, inputs: Sequence[Path]) -> list[dict[str, Any]]:
+        """Return the model's slices; none where it cannot be cut, which is then tuned as a whole."""
+        if self.order["model"]["format"] != "onnx":
+            return []
+        folder = self.folder.with_name("slices")
+        folder.mkdir()
+        try:
+            found = self.steps.ask(slice_request(self.order, model, folder), read=inputs, write=[folder])
+        except StepEnded as ended:
+            if ended.failure is None or ended.failure.kind not in REFUSED:
+                raise
+            log.warning("model cannot be cut into slices, tuning it as a whole", reason=ended.failure.message)
+            return []
+        slices: list[dict[str, Any]] = found["slices"]
+        return slices
+
+    def _tune_slice(self, slot: Slot, piece: Slice) -> None:
+        """Tune a slice in a slot; called by a thread for each slot."""
+        with self._lock:
+            lane = self._lane(slot)
+            self._begun += 1
+            self._prepare(lane)
+            if self._is_known(piece):
+                return
+            if self._out_of_budget():
+                self._leave(piece)
+                return
+            self._say(piece.operations)
+            anything, before = bool(self._collector.slices), lane.learnt
+        request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key)
+        ended: StepEnded | None = None
+        began = time.monotonic()
+        try:
+            self._ask(lane, request, read=[Path(piece.cut["path"]).parent], quiet=True)
+        except StepEnded as error:
+            ended = error
+        seconds = round(time.monotonic() - began, 3)
+        finished = {} if ended else {piece.key: {"operations": piece.operations, "seconds": seconds}}
+        with self._lock:
+            self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
+            self._collect(lane, finished)
+            if ended:
+                self._tidy(lane)
+                self._judge(piece, ended)
+            elif lane.learnt > before:
+                self.work += Work(tuned=piece.operations)
+            elif anything:
+                self.work += Work(known=piece.operations)  # Slices of another cut had the same operations.
+            else:
+                self.work += Work(untunable=piece.operations)
+
+    def _judge(self, piece: Slice, ended: StepEnded) -> None:
+        """Count a slice that was not tuned to its end. Raises StepEnded where the whole cannot go on."""
+        if self._was_cut(ended):
+            self._leave(piece)
+        elif ended.failure is not None and ended.failure.kind in REFUSED:
+            log.info("slice cannot be tuned", slice=piece.key, reason=ended.failure.message)
+            self.work += Work(untunable=piece.operations)
+        else:
+            self._begun -= 1  # The attempt's own slot does it again.
+            raise ended
+
+    def _leave(self, piece: Slice) -> None:
+        """Leave a slice untuned: the budget is over."""
+        self.cut = True
+        self.left_over += piece.operations
+
+    def _lane(self, slot: Slot) -> Lane:
+        """Return what tunes in a slot."""
+        if slot not in self._lanes:
+            steps = self.steps.beside(slot, self.children.folder / f"beside-{len(self._lanes)}")
+            self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
+        return self._lanes[slot]
+
+    def _gather_logs(self) -> None:
+        """Add what children in borrowed slots said to the attempt's log."""
+        with self.children.log_path.open("ab") as whole:
+            for slot, lane in [*self._lanes.items()][1:]:
+                whole.write(f"\nslices that were tuned on {_place(slot)}:\n".encode())
+                with lane.steps.children.log_path.open("rb") as log_:
+                    shutil.copyfileobj(log_, whole)
+
+    def _ask(
+        self,
+        lane: Lane,
+        request: Mapping[str, Any],
+        *,
+        read: Sequence[Path],
+        write: Sequence[Path] = (),
+        quiet: bool = False,
+    ) -> dict[str, Any]:
+        """Ask a child that tunes into a lane's folder, within the budget."""
+        return lane.steps.ask(
+            request,
+            {**self.mode.searching(str(lane.folder)), **self._overrides},
+            read=read,
+            write=[*write, lane.folder],
+            seconds=max(self._deadline - time.monotonic(), 0.001) if self._deadline else 0.0,
+            quiet=quiet,
+        )
+
+    def _out_of_budget(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _was_cut(self, ended: StepEnded) -> bool:
+        """Whether it is the budget that ended a child."""
+        is_time_limit = ended.failure is not None and ended.failure.kind is FailureKind.TIME_LIMIT
+        return is_time_limit and self._out_of_budget()
+
+    def _say(self, operations: int) -> None:
+        known, done = self.work.known, self.work.known + self.work.tuned + self.work.untunable
+        detail = f"slice {self._begun} of {self._count}: {operations} operations; {done} done, {known} known before"
+        if self._fan_out.slots > 1:
+            kind = "GPUs" if self.children.slot.gpu else "slots"
+            detail += f"; {self._fan_out.slots} {kind} at work"
+        self.children.on_phase(Phase.TUNING, (self._begun - 1) / self._count, detail)
+
+    def _tidy(self, lane: Lane) -> None:
+        """Write a folder anew where a child left something broken or undecided, on which the next would trip."""
+        found = read_folder(lane.folder, Source(""))
+        if found.dropped.nulls or found.dropped.broken:
+            for path in lane.folder.iterdir():
+                if path.is_file():
+                    path.unlink()
+            write_folder(found.snapshot, lane.folder)
+
+    def _prepare(self, lane: Lane) -> None:
+        """Bring what other slots and other attempts learnt into a lane's folder."""
+        with self._patiently():
+            self._collector.follow()
+        self._collector.prepare(lane.folder)
+
+    def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
+        """Commit what is new in a lane's folder, and which slices were finished there."""
+        lane.learnt += self._collector.look(lane.folder, self.work, finished)
+        with self._patiently():
+            self._collector.commit(self.work)
+
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        """Go on where storage is away: that costs nothing yet, the next call does the same again."""
+        try:
+            yield
+        except FarmFault as error:
+            log.warning("the tuning database is away, going on without it", error=error.message)
+
+
+def _place(slot: Slot) -> str:
+    return slot.gpu or f"CPUs {', '.join(map(str, slot.cpus))}"
