@@ -250,7 +250,7 @@ class Rig:
 
     def compilers(self) -> list[int]:
         """Process ids of compilers of this farm, guards included."""
-        return [one.pid for one in self.processes() if any("chaos/compiler.py" in word for word in words_of(one))]
+        return [one.pid for one in self.processes() if is_compiler(one)]
 
     def processes(self) -> list[psutil.Process]:
         """Processes whose command or environment names this farm's folder, but for Valkey and ourselves."""
@@ -291,6 +291,11 @@ class Rig:
         sums["lost"] = sums["accepted"] - sum(sums[state] for state in ENDED)
         sums["published_twice"] = len(twice)
         return dict(sums)
+
+
+def is_compiler(process: psutil.Process) -> bool:
+    """Whether this is a scripted compiler, or the guard of one."""
+    return any("chaos/compiler.py" in word for word in words_of(process))
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> list[float]
     return [at - since for at in begun.values()]
 
 
-def insist(call: Callable[[], Any], timeout: float = 120.0) -> Any:
-    """Repeat what the farm cannot do for now."""
+def insist(call: Callable[[], Any], timeout: float = 120.0, *, every: float = 0.1) -> Any:
+    """Repeat what the farm cannot do for now, after so many seconds each time."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -59,7 +60,7 @@ def insist(call: Callable[[], Any], timeout: float = 120.0) -> Any:
         except FarmFault:
             if time.monotonic() > deadline:
                 raise
-            pause(0.1)
+            pause(every)
 
 
 @pytest.mark.fault("9")
@@ -181,6 +182,7 @@ def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.Mon
         fates["heard"] += 1
         return answer
 
+    again = partial(insist, every=0.0)
     join_pool(store, slots=16)
     jobs = fault.count.transitions // 4
     monkeypatch.setattr(store._link, "run", flaky)
@@ -188,25 +190,25 @@ def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.Mon
     builds = []
     for lot in lots:
         build = {"id": f"b-{secrets.token_hex(8)}", "namespace": "main", "name": "test", "cells": len(lot)}
-        insist(lambda build=build, lot=lot: store.builds.create(build, [lot]))
+        again(lambda build=build, lot=lot: store.builds.create(build, [lot]))
         builds.append(build["id"])
     moves, ends = 0, Counter[str]()
-    while store.jobs.pending(POOL.name) or insist(lambda: store.jobs.strays(POOL.name, 0)):
-        insist(lambda: store.jobs.hand_out(POOL.name, 2))
-        for job_id, number in insist(lambda: store.jobs.strays(POOL.name, 0)):
+    while store.jobs.pending(POOL.name) or again(lambda: store.jobs.strays(POOL.name, 0)):
+        again(lambda: store.jobs.hand_out(POOL.name, 2))
+        for job_id, number in again(lambda: store.jobs.strays(POOL.name, 0)):
             moves += 1
             nonce = f"{job_id}.{number}"
-            claim = insist(
+            claim = again(
                 lambda j=job_id, n=number, nonce=nonce: store.jobs.claim(j, n, nonce=nonce, worker="w1", node="n1")
             )
             if claim.answer != "run":
                 continue
-            assert insist(lambda c=claim, j=job_id: store.jobs.renew(c.token, j, phase="compiling")) == "ok"
+            assert again(lambda c=claim, j=job_id: store.jobs.renew(c.token, j, phase="compiling")) == "ok"
             outcome = SUCCESS if chance.random() < 0.8 else Outcome.released()
-            assert insist(lambda j=job_id, c=claim, o=outcome: store.jobs.finish(j, c.token, o)) == "ok"
+            assert again(lambda j=job_id, c=claim, o=outcome: store.jobs.finish(j, c.token, o)) == "ok"
             ends[outcome.end.value] += 1
             moves += 3
-        insist(store.jobs.promote)
+        again(store.jobs.promote)
     monkeypatch.undo()
     cells = [cell for build_id in builds for cell in store.builds.cells(build_id)]
     twice = sum(
