@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from farm.errors import ManifestError, Problem
-from farm.manifest import load_manifest
+from farm.manifest import read_manifest
 from farm.models import BATCH, FrozenModel, Tensor, read_model
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
@@ -27,10 +27,13 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     from farm.sources import Inputs, read_inputs
 
     try:
-        manifest = load_manifest(path)
+        manifest, problems = read_manifest(path)
+        if manifest is None:
+            return problems
         with tempfile.TemporaryDirectory() as cache:
             found = read_inputs(manifest, Path(path).parent, cache=Path(cache), quick=True) if models else Inputs()
-        problems = [*found.problems, *check(manifest, found.models, found.data)]
+        # What the matrix would be without an unknown field is not what was meant.
+        problems += [*found.problems, *(() if problems else check(manifest, found.models, found.data))]
     except ManifestError as error:
         problems = error.problems
     return sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))

@@ -18,7 +18,7 @@ from farm.manifest.entries import (
     Tuning,
     Verify,
 )
-from farm.manifest.reading import load_manifest, parse_manifest
+from farm.manifest.reading import load_manifest, parse_manifest, read_manifest
 from farm.manifest.schema import manifest_schema
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "load_manifest",
     "manifest_schema",
     "parse_manifest",
+    "read_manifest",
 ]

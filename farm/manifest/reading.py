@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterable
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +29,18 @@ def load_manifest(path: str | Path) -> Manifest:
 
     Raises ManifestError with everything that is wrong in it, UsageError where there is no such file.
     """
+    manifest, problems = read_manifest(path)
+    return _required(manifest, problems)
+
+
+def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
+    """Read a manifest from a file, and return all that is wrong in it.
+
+    Where nothing but unknown fields is wrong there is a manifest, without them: its files can be looked at.
+
+    Raises ManifestError where the text is no YAML, or a pattern of files cannot be used, UsageError where there is no
+    such file.
+    """
     try:
         with Path(path).open("rb") as stream:
             # Never more of a huge file than what shows that it is too large.
@@ -40,28 +54,50 @@ def load_manifest(path: str | Path) -> Manifest:
 
 def parse_manifest(text: str, file: str = "manifest") -> Manifest:
     """Read a manifest from its text; `file` names it in messages. Raises ManifestError."""
-    return _build(read_document(text, file))
+    manifest, problems = _build(read_document(text, file))
+    return _required(manifest, problems)
 
 
-def _build(document: Document) -> Manifest:
-    problems: list[Problem] = []
-    manifest: Manifest | None = None
+def _required(manifest: Manifest | None, problems: list[Problem]) -> Manifest:
+    if manifest is None or problems:
+        raise ManifestError(problems)
+    return manifest
+
+
+def _build(document: Document) -> tuple[Manifest | None, list[Problem]]:
+    manifest, wrong = _validated(document.data)
+    unknown = [details["loc"] for details in wrong if details["type"] == "extra_forbidden"]
+    if wrong and len(unknown) == len(wrong):
+        # What is wrong without them may be wrong for want of them: it is not said.
+        manifest, _ = _validated(_without(document.data, unknown))
+    problems = [_explain(details, document) for details in wrong]
+    if disagreements := list(cross_checks(document)):
+        manifest, problems = None, problems + disagreements
+    if manifest is not None:
+        manifest._document = document
+        manifest = _with_globs(manifest, document)
+    return manifest, sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
+
+
+def _validated(data: Any) -> tuple[Manifest | None, list[ErrorDetails]]:
     try:
-        manifest = Manifest.model_validate(document.data)
+        return Manifest.model_validate(data), []
     except ValidationError as error:
         # A list is also called too short when its entries are wrong.
-        found = [
-            details
-            for details in error.errors(include_url=False)
-            if details["type"] != "too_short" or not details["input"]
-        ]
-        problems = [_explain(details, document) for details in found]
-    problems += cross_checks(document)
-    if manifest is None or problems:
-        unique = dict.fromkeys(problems)
-        raise ManifestError(sorted(unique, key=lambda problem: (problem.line, problem.column)))
-    manifest._document = document
-    return _with_globs(manifest, document)
+        found = error.errors(include_url=False)
+        return None, [details for details in found if details["type"] != "too_short" or not details["input"]]
+
+
+def _without(data: Any, paths: Iterable[tuple[str | int, ...]]) -> Any:
+    """Return a copy of a manifest's data without the fields at these paths."""
+    left = deepcopy(data)
+    for *parents, name in paths:
+        holder = left
+        with suppress(LookupError, TypeError):  # A short form that was read as a mapping is none in the data.
+            for part in parents:
+                holder = holder[part]
+            del holder[name]
+    return left
 
 
 def _with_globs(manifest: Manifest, document: Document) -> Manifest:

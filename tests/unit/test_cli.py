@@ -251,9 +251,21 @@ def test_lint_shows_all_problems_with_their_places(tmp_path: Path, capsys: pytes
     assert out.endswith("2 errors\n")
 
 
+def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One look tells all; what the matrix would be without a field that is meant to be there is not judged."""
+    file = manifest(tmp_path, GOOD.replace("precisions", "precisons"))
+    assert main(["lint", file]) == 2
+    out = capsys.readouterr().out
+    assert f"{file}:4:1: unknown field `precisons`" in out
+    assert f"{file}:7:20: there is no file {tmp_path / 'net.onnx'}" in out
+    assert out.endswith("2 errors\n")
+    assert main(["lint", file, "--no-models"]) == 2
+    assert capsys.readouterr().out.endswith("1 error\n")
+
+
 def test_lint_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = manifest(tmp_path, GOOD + "unknown: 1\n")
-    assert main(["lint", file, "--json"]) == 2
+    assert main(["lint", file, "--json", "--no-models"]) == 2
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert err == ""
@@ -263,7 +275,7 @@ def test_lint_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_lint_for_github_stays_within_what_github_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = manifest(tmp_path, GOOD + "".join(f"unknown{number}: 1\n" for number in range(30)))
-    assert main(["lint", file, "--format", "github"]) == 2
+    assert main(["lint", file, "--format", "github", "--no-models"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert lines[0].startswith(f"::error file={file},line=8,col=1::unknown field")
