@@ -488,11 +488,13 @@ class FarmClient:
         toolchain: str = "",
         log: bool = False,
         with_kernels: bool = False,
+        sample: bool = False,
     ) -> Fetched:
         """Write a compiled program and its sidecar (`artifact.json`) into `folder`, checked byte by byte.
 
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
-        that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`.
+        that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`,
+        `sample` one input with its right outputs beside the program.
 
         Raises NotFound where nothing matches, UsageError where several do or where the folder holds another artifact,
         ArtifactGone where the bytes are not those that the ref names.
@@ -505,7 +507,12 @@ class FarmClient:
         )
         found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log)
         packed = sidecar["blobs"].get("kernel_cache") if with_kernels else None
-        return replace(found, kernels=place_kernels(self.download, packed, folder)) if packed else found
+        inputs = sidecar["blobs"].get("sample") if sample else None
+        return replace(
+            found,
+            kernels=place_kernels(self.download, packed, folder) if packed else None,
+            sample=self.download(inputs, folder) if inputs else None,
+        )
 
     def fetch_family(
         self,

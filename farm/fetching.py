@@ -32,6 +32,8 @@ class Fetched:
     """The program's text before and after compilation, where the log was asked for and a manifest's `debug` kept it."""
     kernels: Path | None = None
     """The folder of MIOpen's kernel binaries, where they were asked for and the artifact has some."""
+    sample: Path | None = None
+    """One input with its right outputs, an `.npz` with arrays by their names, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def fetch(
     toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; else the newest.")] = "",
     log: Annotated[bool, typer.Option("--log", help="The compiler's log too, and what `debug` kept.")] = False,
     with_kernels: Annotated[bool, typer.Option("--with-kernels", help="MIOpen's kernel binaries too.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="One input with its right outputs too.")] = False,
     family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -48,8 +49,8 @@ def fetch(
     """
     model, _, ref = name.partition("@")
     if family:
-        if shape or with_kernels:
-            raise UsageError("--family is every shape: leave out --shape and --with-kernels")
+        if shape or with_kernels or sample:
+            raise UsageError("--family is every shape: leave out --shape, --with-kernels and --sample")
         with connect() as client:
             made = client.fetch_family(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
@@ -74,10 +75,11 @@ def fetch(
             toolchain=toolchain,
             log=log,
             with_kernels=with_kernels,
+            sample=sample,
         )
     if as_json:
-        files = {"program": found.program, "sidecar": found.sidecar, "log": found.log, "kernels": found.kernels}
-        paths = {name: str(path) if path else None for name, path in files.items()}
+        names = ("program", "sidecar", "log", "kernels", "sample")
+        paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
         output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"]})
         return
     program = found.artifact["blobs"]["program"]
@@ -87,6 +89,10 @@ def fetch(
         output.say(str(found.log))
     for text in found.texts:
         output.say(str(text))
+    if found.sample:
+        output.say(f"{found.sample}  one input with its right outputs")
+    elif sample:
+        output.note("the artifact has no sample: it was not verified")
     if found.kernels:
         output.say(f"{found.kernels}  set MIOPEN_CUSTOM_CACHE_DIR to it, and the first run builds no kernels")
     elif with_kernels:

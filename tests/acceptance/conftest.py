@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    @contextmanager
+    def up(self) -> Iterator[None]:
+        """Keep a farm running meanwhile."""
+        process = self.start("up")
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if "http://" in line:
+                    break
+            yield
+        finally:
+            process.send_signal(2)
+            process.communicate(timeout=30)
 
     def json(self, *arguments: str) -> Any:
         """Run to the end and return the JSON on standard output."""
@@ -97,11 +112,5 @@ def quickstart(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     runner = command(tmp_path_factory.mktemp("quickstart"))
     done = runner("run", str(QUICKSTART))
     assert done.returncode == 0, done.stdout + done.stderr
-    up = runner.start("up")
-    assert up.stdout is not None
-    for line in up.stdout:
-        if "http://" in line:
-            break
-    yield runner
-    up.send_signal(2)
-    up.communicate(timeout=30)
+    with runner.up():
+        yield runner

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
 
@@ -143,6 +144,39 @@ models:
     )
     report = farm.json("run", str(manifest))
     assert report["cells"][0]["facts"]["weak"] is True
+
+
+def test_external_data_in_several_files_comes_through_a_worker(farm: Command) -> None:
+    """Two tensors in files of their own, one in a folder below the model's: uploaded, brought and used."""
+    rng = np.random.default_rng(0)
+    weights = {"weights.bin": rng.normal(size=(4, 3)), "parts/bias.bin": rng.normal(size=3)}
+    (farm.folder / "parts").mkdir()
+    tensors = []
+    for (location, values), name in zip(weights.items(), ("w", "b"), strict=True):
+        tensor = numpy_helper.from_array(values.astype(np.float32), name)
+        (farm.folder / location).write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=location)
+        tensors.append(tensor)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 3))]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["xw"]), helper.make_node("Add", ["xw", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (farm.folder / "net.onnx").write_bytes(model.SerializeToString())
+    (farm.folder / "farm.yaml").write_text(
+        "version: 1\nname: split\ntargets: [onnxruntime/cpu]\nmodels:\n  - {name: net, source: {path: net.onnx}}\n"
+    )
+    with farm.up():
+        (cell,) = farm.json("submit", "farm.yaml")["cells"]
+        assert cell["state"] == "succeeded", cell["message"]
+        found = farm.json("fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp32", "-o", "out", "--sample")
+    sample = np.load(farm.folder / found["sample"])
+    right = sample["x"] @ weights["weights.bin"] + weights["parts/bias.bin"]
+    np.testing.assert_allclose(sample["y"].reshape(1, 3), right.reshape(1, 3), rtol=1e-4)
+    session = onnxruntime.InferenceSession(str(farm.folder / found["program"]))
+    (made,) = session.run(None, {"x": sample["x"].reshape(1, 4)})
+    np.testing.assert_allclose(made, right.reshape(1, 3), rtol=1e-4)
 
 
 def test_keys_are_the_same_on_every_farm_and_in_every_namespace(demo_data: Path, tmp_path: Path) -> None:

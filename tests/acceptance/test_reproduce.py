@@ -53,12 +53,7 @@ def folders(farm: Command, tmp_path: Path) -> dict[str, tuple[dict[str, Any], Pa
     )
     (tmp_path / "farm.yaml").write_text(MANIFEST)
     farm = Command(tmp_path, farm.environ | {"FARM_MEASURE_SECONDS": "0.1"})
-    up = farm.start("up")
-    assert up.stdout is not None
-    try:
-        for line in up.stdout:
-            if "http://" in line:
-                break
+    with farm.up():
         report = farm.json("submit", "farm.yaml")
         found = {}
         for cell in report["cells"]:
@@ -68,9 +63,6 @@ def folders(farm: Command, tmp_path: Path) -> dict[str, tuple[dict[str, Any], Pa
         assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
         artifact = farm.json("reproduce", found["fp32"][0]["key"], "-o", "artifact")
         assert artifact["key"] == found["fp32"][0]["key"]
-    finally:
-        up.send_signal(2)
-        up.communicate(timeout=30)
     return found
 
 
