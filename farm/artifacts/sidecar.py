@@ -50,7 +50,6 @@ class Blobs(_Document):
 
     program: Blob
     log: Blob | None = None
-    report: Blob | None = None
     reproduction: Blob | None = None
     sample: Blob | None = None
     """One sample input with its expected output: an `.npz` with arrays by input and output name."""
@@ -64,7 +63,7 @@ class Blobs(_Document):
 
     def required(self) -> list[Blob]:
         """The blobs without which the artifact is broken."""
-        named = [self.program, self.log, self.report, self.reproduction, self.sample, self.before, self.after]
+        named = [self.program, self.log, self.reproduction, self.sample, self.before, self.after]
         return [blob for blob in named if blob is not None]
 
 
