@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from farm.cli import output
+from farm.cli.render import plural
 from farm.errors import FarmError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _workers(settings: Settings) -> Check:
     idle = {worker["node"]: worker["fenced"] or worker["resting"] for worker in workers}
     if reasons := [f"node {node} takes no jobs: {reason}" for node, reason in idle.items() if reason]:
         return Check("workers", "broken", "; ".join(reasons), "look at the node; `farm unfence NODE` lets it back")
-    return Check("workers", "ok", f"{len(workers)} live, on {len(idle)} nodes")
+    return Check("workers", "ok", f"{len(workers)} live, on {plural(len(idle), 'node')}")
 
 
 def _redis(settings: Settings) -> Check:
@@ -149,7 +150,7 @@ def _node(settings: Settings) -> list[Check]:
     gpus = [Check(f"GPU {gpu.index}", "ok", str(gpu)) for gpu in found.gpus]
     kinds = share_out(found.pools, found.gpus, settings, machine)
     served = [
-        f"{pool.name} ({kind.name}: {len(kind.slots)} of {kind.threads} threads)"
+        f"{pool.name} ({kind.name}: {plural(len(kind.slots), 'slot')} of {plural(kind.threads, 'thread')})"
         for kind in kinds
         for pool in kind.pools
     ]

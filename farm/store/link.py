@@ -139,14 +139,25 @@ class Link:
                 f"Redis at {self.address} refuses the password: {error}",
                 hint="check the user and password in redis_url",
             ) from None
-        except (ConnectionError, TimeoutError, BusyLoadingError) as error:
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT:g} s",
+                hint="it hangs, or the way to it is cut off: look at its log",
+            ) from error
+        except (ConnectionError, BusyLoadingError) as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} cannot be reached: {type(error).__name__}",
                 hint="start it, or set FARM_REDIS_URL to where it is",
             ) from error
         except (OutOfMemoryError, ReadOnlyError, MasterDownError, NoPermissionError) as error:
-            raise StoreUnavailable(f"Redis at {self.address} refuses: {error}") from error
+            raise self._refused(error) from error
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
-                raise StoreUnavailable(f"Redis at {self.address} refuses: {error}") from error
+                raise self._refused(error) from error
             raise
+
+    def _refused(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"Redis at {self.address} refuses: {error}",
+            hint="it is full (maxmemory), a replica, cannot write to its disk, or allows this user too little",
+        )

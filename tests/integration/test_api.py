@@ -197,6 +197,7 @@ def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tm
             os.kill(store.pid, signal.SIGSTOP)
             answer = httpx.get(f"{url}/v1/builds", timeout=10)
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+            assert "did not answer within 4 s" in answer.json()["detail"]
             os.kill(store.pid, signal.SIGCONT)
             assert httpx.get(f"{url}/v1/builds", timeout=10).json() == {"items": []}
     finally:
