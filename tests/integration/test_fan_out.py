@@ -207,7 +207,7 @@ def test_a_budget_ends_in_all_slots(artifacts: S3Store, farm_settings: Settings,
     free = gpus(2)
     with free.one(threading.Event()) as own:
         assert own
-        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free, budget=2.0)
+        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free, budget=5.0)
         tuner.compile(save_model(tmp_path, OPERATIONS, gate=gate), None)
     assert tuner.search.cut
     report = tuner.report(published=True)

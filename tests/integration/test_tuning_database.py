@@ -188,6 +188,21 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     assert (record.value, record.source.job, record.source.seconds) == ('"b"', "job-9", 6.0)
 
 
+def test_what_others_committed_is_read_once(database: TuningDatabase) -> None:
+    """Also where a merge took it into the head before it was seen."""
+    database.commit(delta(1))
+    seen = database.read().seen
+    database.commit(delta(2))
+    news = database.since(seen)
+    assert {record.source.job for record in news.snapshot} == {"job-2"}
+    assert not database.since(news.seen).snapshot
+    database.commit(delta(3))
+    database.merge()
+    news = database.since(news.seen)
+    assert len(news.snapshot) == 7
+    assert not database.since(news.seen).snapshot
+
+
 def test_devices_have_names_that_fit_into_object_keys() -> None:
     assert device_name(Device("gfx942:sramecc+:xnack-", 304, 8)) == "gfx942.sramecc-on.xnack-off-304cu-8xcc"
     assert device_name(Device("gfx1100", 48)) == "gfx1100-48cu"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farm.api.schemas import FILE_NAME
-from farm.steps import program_name, reference_recipe
+from farm.settings import load_settings
+from farm.slots import Slot
+from farm.steps import Children, program_name, reference_recipe
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:
@@ -34,3 +38,14 @@ def test_a_program_is_named_after_its_cell_within_what_the_api_takes_for_a_name(
     names = {program_name(f"{cell}{length}", ".json") for length in (128, 256)}
     assert len(names) == 2
     assert all(re.fullmatch(FILE_NAME, name) and name.endswith(".json") for name in names)
+
+
+def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) -> None:
+    """Else a log that grows in one slot would hide that a child hangs in the other."""
+    children = Children(tmp_path, load_settings({}), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
+    beside = children.beside(Slot("GPU-1"), tmp_path / "beside")
+    beside.memory.append(5)
+    children.memory.append(3)
+    assert (children.peak_memory, beside.peak_memory) == (5, 5)
+    assert (beside.began, beside.limits, beside.cancelled) == (children.began, children.limits, children.cancelled)
+    assert beside.log_path != children.log_path
