@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import redis
 from onnx import TensorProto, helper
@@ -16,8 +18,10 @@ from onnx import TensorProto, helper
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen, freeze
+from farm.comparison import Comparison
 from farm.control import retention
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
+from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
 from tests.api_farm import MANIFEST, POOL, client, farm, freeze_manifest, frozen, succeed, url, work
@@ -386,6 +390,53 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     farm.builds.finish(again["id"])
     assert farm.builds.get("main", again["id"])["followed_by"] is None
     assert latest_mode(farm) == named
+
+
+def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's executor and ONNX Runtime do all of it; only how the figures compare is made up."""
+    farm = Farm(farm.settings.model_copy(update={"measure_seconds": 0.1, "threads": 1}))
+    monkeypatch.setattr("farm.tuner.compare", lambda *_: Comparison(1.5, 1.4, 1.6, "faster"))
+
+    def execute(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        attempt = Attempt(job_id, 1, "token", order, Limits(time=0.0, memory=0), "main", key)
+        return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+
+    def sidecar(build_id: str) -> dict[str, Any]:
+        (cell,) = farm.builds.cells("main", build_id)
+        assert cell["state"] == "succeeded", cell["message"]
+        found = farm.artifacts.lookup(["main"], cell["facts"]["key"])
+        assert found
+        return dict(found.sidecar)
+
+    (tmp_path / "farm.yaml").write_text(BACKGROUND)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.1] * 16)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", value[:1], value[1:], [weights])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "net.onnx"
+    )
+    build = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert work(farm, execute) == 1
+    farm.builds.finish(build["id"])
+    follower = farm.builds.get("main", build["id"])["followed_by"]
+    quick = sidecar(build["id"])
+    assert (quick["tuning"]["mode"], quick["measurements"]["against"]) == ("quick", None)
+    assert latest_mode(farm) == "quick"
+
+    assert work(farm, execute) == 1
+    farm.builds.finish(follower)
+    deeper = sidecar(follower)
+    assert deeper["measurements"]["against"] == {
+        "key": quick["key"], "ratio": 1.5, "interval": [1.4, 1.6], "verdict": "faster"
+    }  # fmt: skip
+    assert (deeper["tuning"]["mode"], deeper["tuning"]["known"], deeper["tuning"]["tuned"]) == ("exhaustive", 0, 1)
+    assert latest_mode(farm) == "exhaustive"
+    again = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert work(farm) == 0
+    farm.builds.finish(again["id"])
+    assert latest_mode(farm) == "exhaustive"
 
 
 def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_path: Path) -> None:
