@@ -9,9 +9,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Slot:
     lock: str = ""
     cpus: tuple[int, ...] = ()
     bdf: str = ""
+    device: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What sidecars say of the GPU beside what it is called in the cache key."""
 
     def is_apart_from(self, other: Slot) -> bool:
         """Whether what runs here is timed as if nothing ran in the other slot: on a GPU, or on CPUs of its own."""

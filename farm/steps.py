@@ -291,7 +291,10 @@ class Steps:
             "conversion": self.order["model"].get("conversion"),
             "model_size": sum(file["size"] for file in self.order["model"]["files"]),
             "toolchain": spec["toolchain"],
-            "device": {"arch": spec["device"]["arch"], "compute_units": spec["device"]["compute_units"]},
+            "device": {
+                **{name: spec["device"][name] for name in ("arch", "compute_units")},
+                **self.children.slot.device,
+            },
             "inputs": [
                 {**port, "batch_axis": spec["inputs"].get(port["name"], {}).get("batch_axis")}
                 for port in compiled["inputs"]

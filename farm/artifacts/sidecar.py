@@ -68,16 +68,17 @@ class Blobs(_Document):
 
 
 class FoundDevice(_Document):
-    """The device as the worker found it. `clocks` in MHz, `memory` in bytes, `power_cap` in watts."""
+    """The device as the worker found it; how it was just then is in `conditions`.
+
+    `partition` is a mode such as `SPX`, `memory` in bytes, `driver` the version of amdgpu.
+    """
 
     arch: str
-    model: str = ""
+    model: str | None = None
     compute_units: int | None = None
-    partition: str = ""
-    clocks: dict[str, float] = {}
+    partition: str | None = None
     memory: int | None = None
-    power_cap: float | None = None
-    driver: str = ""
+    driver: str | None = None
 
 
 class Port(_Document):

@@ -278,7 +278,7 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
         ("key", sidecar["key"]),
         ("model", f"{spec['model'].get('format', '')} {spec['model'].get('digest', '')}".strip()),
         ("compiler", f"{spec['compiler'].get('name', '')}, {sidecar['toolchain']}"),
-        ("device", sidecar["device"].get("model") or sidecar["device"]["arch"]),
+        ("device", _device(sidecar["device"])),
         ("precision", spec["precision"]),
         *[("input", _port(port)) for port in sidecar.get("inputs", [])],
         *[("output", _port(port)) for port in sidecar.get("outputs", [])],
@@ -309,6 +309,19 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
     build = f", build {sidecar['build']}" if sidecar.get("build") else ""
     rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
     return [str(sidecar["identifier"]), *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    """Return a device as one line: `AMD Instinct MI300X, gfx942:sramecc+:xnack-, 304 CUs, SPX, 206 GB, driver 6.12`."""
+    words = [
+        device.get("model"),
+        device["arch"],
+        f"{device['compute_units']} CUs" if device.get("compute_units") else "",
+        device.get("partition"),
+        render.size(device["memory"]) if device.get("memory") else "",
+        f"driver {device['driver']}" if device.get("driver") else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from farm.nodes import amd_smi, kfd, rocminfo
 from farm.nodes.machine import Machine
@@ -38,7 +39,7 @@ class Gpu:
     """One GPU as found. `arch` is the full name with its feature bits where rocminfo told them.
 
     `index` is ROCr's, which counts the GPUs of the node that this process may see. `memory` is in bytes, `cpus` the
-    CPUs of its NUMA node as the kernel writes lists (`0-47,96-143`).
+    CPUs of its NUMA node as the kernel writes lists (`0-47,96-143`), `driver` the version of amdgpu.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Gpu:
     partition: str = ""
     bdf: str = ""
     cpus: str = ""
+    driver: str = ""
     alone: bool = True
     """Whether no other GPU of the node has its UUID, as partitions of one card do."""
 
@@ -58,6 +60,11 @@ class Gpu:
     def device(self) -> Device:
         """What of it changes a program."""
         return Device(arch=self.arch, compute_units=self.compute_units, xcc=self.xcc)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What sidecars say of it beside that: `{"model", "partition", "memory", "driver"}`; null is unknown."""
+        return {name: getattr(self, name) or None for name in ("model", "partition", "memory", "driver")}
 
     @property
     def pin(self) -> str:
@@ -211,6 +218,7 @@ def _usable(
         partition=_partition(machine, told) or told.partition,
         bdf=told.bdf,
         cpus=_cpus(machine, told),
+        driver=_driver(machine),
         alone=alone,
     )
     return gpu, notes
@@ -234,6 +242,12 @@ def _partition(machine: Machine, told: Told) -> str:
     folders = [f"/sys/class/drm/renderD{told.render}/device"] if told.render else []
     folders += [f"/sys/bus/pci/devices/{whole_card(told.bdf)}"] if told.bdf else []
     return next(filter(None, (machine.text(f"{folder}/current_compute_partition") for folder in folders)), "")
+
+
+def _driver(machine: Machine) -> str:
+    """Return the version of amdgpu; the one in the kernel has none but the kernel's."""
+    kernel = machine.text("/proc/sys/kernel/osrelease")
+    return machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else "")
 
 
 def _cpus(machine: Machine, told: Told) -> str:

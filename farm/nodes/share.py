@@ -58,7 +58,7 @@ def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tu
 
 def _gpu_slot(gpu: Gpu, usable: set[int], *, several: bool) -> Slot:
     near = cpu_list(gpu.cpus) & usable if several else set()
-    return Slot(gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)), bdf=gpu.bdf)
+    return Slot(gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)), bdf=gpu.bdf, device=gpu.described)
 
 
 def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:

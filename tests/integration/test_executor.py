@@ -22,11 +22,12 @@ from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages
+from farm.slots import ANYWHERE, Slot
 from farm.steps import measurements_of
 from tests.api_farm import MANIFEST, POOL, farm, freeze_manifest
 
 
-def run(farm: Farm, folder: Path) -> Outcome:
+def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE) -> Outcome:
     """Submit one cell of a model with a batch, and run its first attempt."""
     text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
     frozen = freeze_manifest(folder, text, batch="N")
@@ -35,17 +36,19 @@ def run(farm: Farm, folder: Path) -> Outcome:
     farm.builds.submit("main", frozen.submission, by="test")
     ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
-    attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key, slot=slot)
     return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 
 
-def test_the_sidecar_says_on_which_axis_samples_stack(farm: Farm, tmp_path: Path) -> None:
-    outcome = run(farm, tmp_path)
+def test_the_sidecar_says_on_which_axis_samples_stack_and_what_the_device_is(farm: Farm, tmp_path: Path) -> None:
+    card = {"model": "AMD Instinct MI300X", "partition": "SPX", "memory": 192 << 30, "driver": None}
+    outcome = run(farm, tmp_path, Slot(device=card))
     assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
     found = farm.artifacts.get_object(outcome.facts["sidecar"])
     assert found
     sidecar: dict[str, Any] = json.loads(found.data)
     assert [(port["name"], port["shape"], port["batch_axis"]) for port in sidecar["inputs"]] == [("x", [2, 4], 0)]
+    assert sidecar["device"] == {"arch": "cpu", "compute_units": None, **card}
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -7,6 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,24 @@ def test_a_mixed_node_serves_each_model_and_its_cpu_targets(
     assert kinds[1].slots == (Slot(gpus[1].uuid, gpus[1].uuid, far, gpus[1].bdf),)
     assert kinds[2].slots == (Slot(cpus=near), Slot(cpus=far))
     assert {kind.threads for kind in kinds} == {128 // 4}
+
+
+@pytest.mark.parametrize(
+    ("node", "device"),
+    [
+        ("mi300x-spx", {"model": "AMD Instinct MI300X", "partition": "SPX", "driver": "6.12.12"}),
+        ("rx7900xtx", {"model": "AMD Radeon RX 7900 XTX", "partition": None, "driver": "Linux 6.8.0-45"}),
+        ("rx6900xt", {"model": "AMD Radeon RX 6900 XT", "partition": None, "driver": None}),
+    ],
+)
+def test_a_slot_knows_what_sidecars_say_of_its_gpu(
+    tmp_path: Path, settings: Settings, node: str, device: dict[str, Any]
+) -> None:
+    """Also after its way to the worker process; what nothing tells is null."""
+    machine = recorded(node, tmp_path)
+    gpus, _ = look(machine)
+    kind, *_ = share_out(pools(gpus), gpus, settings, machine)
+    assert from_text(as_text(kind.slots))[0].device == {**device, "memory": gpus[0].memory}
 
 
 def test_cpu_slots_are_spread_over_numa_nodes(
