@@ -8,6 +8,16 @@ from farm.models import Input, Span
 from farm.pools import Target
 
 FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
+REFUSED = frozenset({"HardSigmoid", "HardSwish", "LayerNormalization", "Softplus"})
+"""ONNX operators of which MIGraphX's parser, the same for all targets, refuses a dynamic shape (measured, 2.16)."""
+
+REFUSED_ON_CPU = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Div", "Elu", "Erf", "Exp",
+    "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization", "LogSoftmax", "MatMul", "Max",
+    "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Softmax", "Sqrt", "Tanh",
+})  # fmt: skip
+"""Those of which its cpu target refuses one besides (measured, 2.16): most of what oneDNN does."""
+
 _TRUE = frozenset({"1", "enable", "enabled", "yes", "true"})
 
 
@@ -26,13 +36,27 @@ def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[s
     return ""
 
 
-def price(target: Target, precision: str, inputs: Iterable[Input]) -> str:
-    """Return what is to be known of a dynamic program before it is compiled; empty where there is nothing."""
+def price(target: Target, precision: str, inputs: Iterable[Input], operators: Iterable[str]) -> list[str]:
+    """Return what is to be known of a dynamic program before it is compiled; `operators` are the model's."""
     spans = [_spans(tensor) for tensor in inputs]
     if target.compiler != "migraphx" or not any(spans):
-        return ""
+        return []
+    return [text for text in (_refused(target, operators), _cost(target, precision, spans)) if text]
+
+
+def _refused(target: Target, operators: Iterable[str]) -> str:
+    on_cpu = target.device == "cpu"
+    found = sorted((REFUSED | REFUSED_ON_CPU if on_cpu else REFUSED) & set(operators))
+    names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
+    where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
+    # Of an operator whose shape does not depend on the range nothing is refused: that is not looked into.
+    what = "expect `compiler_error` where they depend on it, or build each size on its own"
+    return f"{where} refuses a range in {names}, which the model has: {what}" if found else ""
+
+
+def _cost(target: Target, precision: str, spans: list[list[Span]]) -> str:
     if target.device == "cpu":
-        return "MIGraphX's cpu target refuses dynamic dimensions in convolutions and other oneDNN operators"
+        return ""
     if target.device == "ref":
         eight_bit = precision.startswith(("int8", "fp8"))
         return "MIGraphX's ref target does not quantize programs with dynamic dimensions" if eight_bit else ""

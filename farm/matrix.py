@@ -202,7 +202,8 @@ class _Expansion:
                 message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
                 self.complain(message, self.place_of_size(combination, dynamic[0]))
                 return None
-            warnings = tuple(filter(None, [price(target, combination.precision, inputs)]))
+            operators = self.models[combination.model.name].operators
+            warnings = tuple(price(target, combination.precision, inputs, operators))
         identifier = combination.identifier
         spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
         # The same as spec.as_dict(), from parts that cells share.

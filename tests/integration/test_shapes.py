@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from farm.dynamic import REFUSED, REFUSED_ON_CPU
 from tests.compiling import PNET, Case, Refused
 from tests.kv_cache import HEAD, HEADS, HIDDEN, write_block
 
@@ -103,6 +107,47 @@ def test_one_program_is_checked_and_measured_at_the_ends_of_its_range_and_at_the
     assert [point["shapes"]["input_1"][0] for point in points] == [1, 3, 6]
     assert all(point["throughput"] == pytest.approx(point["batch"] / point["latency"]) for point in points)
     assert found["measurements"]["latency"] == points[-1]["latency"]
+
+
+WEIGHTS = {
+    "BatchNormalization": [(3,)] * 4, "Conv": [(4, 3, 3, 3)], "ConvTranspose": [(3, 4, 3, 3)], "Gemm": [(8, 4), (4,)],
+    "InstanceNormalization": [(3,), (3,)], "LayerNormalization": [(8,)], "MatMul": [(8, 4)],
+    **{name: [(1, 3, 8, 8)] for name in ("Add", "Div", "Max", "Mul", "Pow")},
+}  # fmt: skip
+"""Of operators with more than one input, the shapes of the others."""
+
+
+@MIGRAPHX
+@pytest.mark.parametrize(
+    ("device", "operator"),
+    [(device, name) for device, names in (("ref", REFUSED), ("cpu", REFUSED_ON_CPU)) for name in sorted(names)],
+)
+def test_what_a_plan_says_of_operators_and_ranges_is_so(device: str, operator: str, tmp_path: Path) -> None:
+    """The same operator compiles at a fixed size: it is the range that is refused."""
+    import migraphx
+
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.uniform(0.5, 1, shape).astype(np.float32), f"w{index}")
+        for index, shape in enumerate(WEIGHTS.get(operator, []))
+    ]
+    # What pairs the open batch with a fixed one is asked without it.
+    attributes = {"kernel_shape": [2, 2]} if operator in ("AveragePool", "MaxPool") else {}
+    attributes |= {"axis": 1} if operator == "Concat" else {}
+    names = ["x", "x"] if operator == "Concat" else ["x", *(tensor.name for tensor in weights)]
+    shape = ["n", 8] if operator == "Gemm" else ["n", 3, 8, 8]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", shape), ("y", None))
+    ]
+    node = helper.make_node(operator, names, ["y"], **attributes)
+    graph = helper.make_graph([node], "net", ports[:1], ports[1:], [] if operator == "Concat" else weights)
+    path = str(tmp_path / "net.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    migraphx.parse_onnx(path, default_dim_value=2).compile(migraphx.get_target(device))
+    with pytest.raises(RuntimeError, match=r"[Dd]ynamic shape"):
+        migraphx.parse_onnx(path, default_dyn_dim_value=migraphx.shape.dynamic_dimension(1, 4)).compile(
+            migraphx.get_target(device)
+        )
 
 
 @MIGRAPHX

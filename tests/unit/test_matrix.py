@@ -690,6 +690,24 @@ def test_the_price_of_a_dynamic_dimension_is_said_when_planning(target: str, tol
     assert bool(warnings) == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("target", "operators", "told"),
+    [
+        ("migraphx/cpu", ["Conv", "Relu", "Sigmoid"], "MIGraphX's cpu target refuses a range in Conv, Relu, which"),
+        ("migraphx/cpu", ["Sigmoid"], ""),
+        ("migraphx/ref", ["Conv", "LayerNormalization"], "MIGraphX refuses a range in LayerNormalization, which"),
+        ("gfx942:any", ["LayerNormalization"], "MIGraphX refuses a range in LayerNormalization, which"),
+    ],
+)
+def test_operators_that_refuse_a_range_are_named_when_planning(target: str, operators: list[str], told: str) -> None:
+    text = manifest_text(model="dims: {batch: {min: 1, max: 8}}", targets=f"[{target}]")
+    with_them = dataclasses.replace(model(), operators=dict.fromkeys(operators, 1))
+    pools = [*POOLS, migraphx("cpu", "migraphx2.15-0011aabb", "cpu")]
+    warnings = one(text, {"net": with_them}, pools=pools).warnings
+    assert "".join(warnings).startswith(told)
+    assert any("refuses a range" in warning for warning in warnings) == bool(told)
+
+
 def test_two_dynamic_dimensions_on_a_gpu_need_to_be_asked_for() -> None:
     dims = "{batch: {min: 1, max: 8}, size: {min: 8, max: 64}}"
     text = told(manifest_text(model=IMAGE + dims, targets="[gfx942:any]"), {"net": image()})
