@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from farm.cli import render
+from farm.cli.artifacts import describe
 from farm.cli.progress import Lines, Screen
 
 
@@ -302,6 +303,25 @@ def test_how_far_tuning_is_shows_while_it_runs() -> None:
         "node1.42  slice 13 of 15: 4 operations; 46 done",
     )
     assert render.activity({**running, "phase": "compiling"})[4] == "node1.42"
+
+
+def test_inspect_says_what_the_device_is_and_how_the_first_runs_went() -> None:
+    spec = {"model": {}, "compiler": {"name": "migraphx"}, "precision": "fp16"}
+    device = {"arch": "gfx942:sramecc+:xnack-", "compute_units": 304}
+    sidecar = {
+        "identifier": "net/migraphx-gfx942/fp16/b1",
+        "key": "ab" * 32,
+        "spec": spec,
+        "toolchain": "rocm7.2",
+        "blobs": {"program": {"path": "net.mxr", "digest": "cd" * 32, "size": 1}},
+        "device": {**device, "model": "AMD Instinct MI300X", "partition": "SPX", "memory": 206e9, "driver": "6.12.12"},
+        "measurements": {"first_run_cold": 8.2, "first_run_warm": 0.04},
+    }
+    lines = [" ".join(line.split()) for line in describe(sidecar)]
+    whole = "device AMD Instinct MI300X, gfx942:sramecc+:xnack-, 304 CUs, SPX, 206 GB, driver 6.12.12"
+    assert {whole, "first run 8.2 s cold, 40 ms warm"} <= {*lines}
+    bare = describe({**sidecar, "device": {**device, "model": None}, "measurements": {}})
+    assert "device gfx942:sramecc+:xnack-, 304 CUs" in [" ".join(line.split()) for line in bare]
 
 
 def test_waiting_says_why_once_for_each_reason() -> None:
