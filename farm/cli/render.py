@@ -420,7 +420,7 @@ def compared(build: Document, cells: Sequence[Document]) -> list[str]:
     for cell in cells if build.get("follows") else ():
         if against := (cell.get("facts") or {}).get("against"):
             low, high = against["interval"]
-            faster = "`latest` names this one now, or what came after the other"
+            faster = "`latest` names it, unless something newer had come"
             named = faster if against["verdict"] == "faster" else "`latest` stays"
             lines.append(
                 f"{cell['identifier']}: {against['ratio']:.2f}x the program of {build['follows']} "
