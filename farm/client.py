@@ -227,6 +227,31 @@ class FarmClient:
         """Return a build's cells, judged, in the order of its manifest."""
         return self._transport.items(f"/v1/builds/{_build(build_id)}/cells")
 
+    def diff(self, left: str, right: str) -> Document:
+        """Return in what two builds differ: `{"left", "right", "same", "cells"}`, the builds and two sorts of cells.
+
+        `same` counts those that ended alike with one cache key. The others are `{"identifier", "left", "right",
+        "changes"}`: the cells (None where a build has none), and what of the key changed, where both are published.
+        """
+        from farm.plan import changes
+        from farm.spec import CompileSpec
+
+        reports = [self.report(build_id) for build_id in (left, right)]
+        before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in reports)
+        names = [name for name in before | after if _ended(before.get(name)) != _ended(after.get(name))]
+        found = []
+        for name in names:
+            cells = before.get(name), after.get(name)
+            keys = [cell["facts"]["key"] for cell in cells if cell and cell["facts"]]
+            changed: list[str] = []
+            if len(set(keys)) > 1:
+                with contextlib.suppress(NotFound, ArtifactGone):
+                    one, other = (self.artifact(key)["spec"] for key in keys)
+                    changed = changes(one, CompileSpec.from_dict(other))
+            found.append({"identifier": name, "left": cells[0], "right": cells[1], "changes": changed})
+        builds = {side: report["build"] for side, report in zip(("left", "right"), reports, strict=True)}
+        return {**builds, "same": len(before | after) - len(names), "cells": found}
+
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
         return int(self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")["cancelled"])
@@ -574,6 +599,11 @@ def _build(build_id: str) -> str:
     if not re.fullmatch(r"@latest|(b-)?[0-9a-f]{1,16}", build_id):
         raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
+
+
+def _ended(cell: Document | None) -> tuple[Any, ...]:
+    """What two cells have to have in common to be the same."""
+    return (cell["state"], cell["kind"], (cell["facts"] or cell)["key"]) if cell else ()
 
 
 def _condition(generation: int | None) -> Document:

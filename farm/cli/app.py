@@ -29,6 +29,7 @@ for command in (
     builds.retry,
     builds.watch,
     builds.status,
+    builds.diff,
     builds.logs,
     builds.reproduce,
     builds.cancel,

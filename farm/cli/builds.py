@@ -1,4 +1,4 @@
-"""Commands about builds: run, up, submit, plan, retry, watch, status, logs, cancel."""
+"""Commands about builds: run, up, submit, plan, retry, watch, status, diff, logs, cancel."""
 
 from __future__ import annotations
 
@@ -178,6 +178,21 @@ def status(
     _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
     _say_all(render.outlook(found["build"].get("outlook")))
     _say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"])])
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.")],
+    right: Annotated[str, typer.Argument(metavar="OTHER", help="The build to hold against it.")] = "@latest",
+    as_json: output.Json = False,
+) -> None:
+    """Say in which cells two builds differ, and why.
+
+    Latencies are shown side by side and not judged: the builds may have run on different nodes, at different times.
+    `farm bench` measures two programs in turns.
+    """
+    with connect() as client:
+        found = client.diff(left, right)
+    output.emit(found) if as_json else _say_all(render.differences(found))
 
 
 def logs(

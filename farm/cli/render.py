@@ -223,6 +223,35 @@ def table(cells: Sequence[Document]) -> list[str]:
     return align(rows)
 
 
+def differences(found: Document) -> list[str]:
+    """Return in what two builds differ, as `FarmClient.diff` has found it."""
+    left, right = (found[side]["id"] for side in ("left", "right"))
+    total = found["same"] + len(found["cells"])
+    lines = [f"{left} -> {right}: {len(found['cells'])} of {plural(total, 'cell')} differ"]
+    rows = []
+    for cell in found["cells"]:
+        before, after = cell["left"], cell["right"]
+        if before is None or after is None:
+            rows.append((cell["identifier"], f"only in {left if before else right}", "", "", ""))
+            continue
+        facts = [each["facts"] or {} for each in (before, after)]
+        rows.append(
+            (
+                cell["identifier"],
+                _moved([f"{each['state']} {each['kind'] or ''}".rstrip() for each in (before, after)]),
+                _moved([_size_column(each, {}) for each in facts]),
+                _moved([_latency_column(each, {}) for each in facts]),
+                "; ".join(cell["changes"]),
+            )
+        )
+    return lines + align(rows, "  ")
+
+
+def _moved(values: Sequence[str]) -> str:
+    before, after = values
+    return after if before == after else f"{before or 'none'} -> {after or 'none'}"
+
+
 def _state(cell: Document) -> str:
     return f"{cell['state']} as expected" if cell.get("as_expected") else str(cell["state"])
 

@@ -198,6 +198,37 @@ def test_a_retry_has_only_the_cells_that_did_not_succeed(
     assert {cell["precision"] for cell in farm.builds.cells("main", build_id) if cell["state"] == "failed"} == {"fp16"}
 
 
+def test_two_builds_are_held_against_each_other(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], farm: Farm
+) -> None:
+    assert main(["submit", manifest]) == 0
+    old = farm.builds.resolve("main", "@latest")
+    worker.append(Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
+    Path("other.yaml").write_text(MANIFEST.replace("fp16]", "bf16]"))
+    assert main(["submit", "other.yaml"]) == 1
+    failed = farm.builds.resolve("main", "@latest")
+    capsys.readouterr()
+    assert main(["diff", old]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{old} -> {failed}: 2 of 3 cells differ",
+        f"  net/onnxruntime-cpu/fp16/static  only in {old}",
+        f"  net/onnxruntime-cpu/bf16/static  only in {failed}",
+    ]
+    worker.clear()
+    Path("again.yaml").write_text(MANIFEST + "    salt: again\n")
+    assert main(["submit", "again.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["diff", old, "@latest"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith(": 2 of 2 cells differ")
+    assert [row.split()[0] for row in rows] == [f"net/onnxruntime-cpu/{name}/static" for name in ("fp32", "fp16")]
+    assert all(row.endswith("salt: none -> again") for row in rows)
+    assert main(["diff", old, old, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["same"], found["cells"]) == (2, [])
+
+
 def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", manifest, "--detach"]) == 0
     work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))

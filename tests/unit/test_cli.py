@@ -28,7 +28,7 @@ HEAVY = {
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
     "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
-    "serve", "help",
+    "serve", "help", "retry", "tag", "diff",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
 ]  # fmt: skip
 
