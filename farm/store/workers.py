@@ -18,8 +18,9 @@ class Beat:
     """The store's answer to a heartbeat.
 
     `unknown`: register again; `drain`: the operator wants the worker to stop. `running` attempts are held by this
-    worker; the oldest job that was handed out to its pools has been unclaimed for `unclaimed` seconds. `fenced` says
-    why its node takes no jobs; so many jobs `failed` there in a row, in ways that may be the node's doing.
+    worker; for `unclaimed` seconds it has neither begun nor ended one while a job that was handed out to its pools
+    waited. `fenced` says why its node takes no jobs; so many jobs `failed` there in a row, in ways that may be the
+    node's doing.
     """
 
     answer: Literal["ok", "drain", "unknown"]

@@ -123,6 +123,21 @@ def test_builds_are_resumed_at_first_and_when_the_epoch_is_new(store: Store, raw
 # --- workers and pools -----------------------------------------------------------------------------------------------
 
 
+def test_a_worker_between_two_long_jobs_does_not_idle(store: Store) -> None:
+    """Jobs wait with the broker for as long as those before them take; that alone says nothing against the worker."""
+    join_pool(store, slots=2)
+    submit(store, new_cell(), new_cell())
+    first, _ = store.jobs.hand_out(POOL.name, 1)
+    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5)
+    claim = store.jobs.claim(*first, nonce="n", worker="w1", node="n1")
+    assert store.workers.heartbeat("w1").unclaimed < 0.5
+    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5)
+    store.jobs.finish(first[0], claim.token, Outcome.success({}))
+    beat = store.workers.heartbeat("w1")
+    assert (beat.running, beat.unclaimed < 0.5) == (0, True)
+    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5, message="it leaves a job lying")
+
+
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:
     join_pool(store, ttl=0.3)
     join_pool(store, "w2", node="n2", slots=3)

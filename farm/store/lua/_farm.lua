@@ -227,6 +227,12 @@ local function end_job(job, cells, to, outcome, kind)
   end
 end
 
+-- A worker began or ended an attempt. One whose registration has expired comes back with a new one.
+local function note_busy(worker)
+  local record = key("worker", worker)
+  if call("EXISTS", record) == 1 then call("HSET", record, "busy_at", NOW) end
+end
+
 local function end_attempt(job, how, outcome)
   job.spent = call("HINCRBY", key("job", job.id), "spent", NOW - job.started_at)
   call("HSET", key("job", job.id, "attempts"), job.number .. ":end", ending({["end"] = how}, outcome))

@@ -66,6 +66,7 @@ call("HSET", key("job", id), "state", "running", "where", "running", "token", to
 call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.number .. ":start",
      cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
 place(job, "running", cells)
+note_busy(worker)
 move_cells(cells, job, "queued", "running")
 if call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)
    and call("EXISTS", key("pool", job.pool, "lanes")) == 1 then

@@ -1,7 +1,7 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, leases, delayed, pool:<pool>:…,
 --   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
---   node:<node> with :blamed :passed, history:<namespace>:<like>
+--   node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
 --   artifact is in, "" = the job's; facts: JSON, for the index; hit: 1 where it was found, so nothing was tried
@@ -22,6 +22,7 @@ end
 local cells = cells_of(job)
 job.done = token
 end_attempt(job, how, outcome)
+note_busy(job.worker)
 if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
