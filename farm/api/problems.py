@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -52,13 +53,12 @@ def install(app: FastAPI) -> None:
 
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        places = [(".".join(str(part) for part in each["loc"]), each["msg"]) for each in error.errors()]
         return _answer(
             {
                 "type": f"{TYPE_PREFIX}UsageError",
                 "title": "Usage error",
                 "status": 422,
-                "detail": "; ".join(f"{place}: {message}" for place, message in places[:20]),
+                "detail": "; ".join(_wrong(each) for each in error.errors()[:20]),
             }
         )
 
@@ -87,6 +87,14 @@ def install(app: FastAPI) -> None:
 
 def _answer(document: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
     return JSONResponse(document, document["status"], headers, media_type=MEDIA_TYPE)
+
+
+def _wrong(problem: Mapping[str, Any]) -> str:
+    """What is wrong with one value; a name in the path was typed by the caller: its pattern tells him nothing."""
+    place = problem["loc"]
+    if place[0] == "path" and problem["type"] == "string_pattern_mismatch":
+        return f"{str(problem['input'])[:100]!r} is no {place[-1].replace('_', ' ')}"
+    return f"{'.'.join(map(str, place))}: {problem['msg']}"
 
 
 def _title(name: str) -> str:

@@ -271,7 +271,10 @@ class Sidecar(_Document):
 
 def read(data: bytes) -> Sidecar:
     """Parse a sidecar. Raises ValueError for one that is cut or not valid: its artifact is broken."""
-    return Sidecar.model_validate_json(data)
+    try:
+        return Sidecar.model_validate_json(data)
+    except ValidationError as error:
+        raise ValueError(_wrong(error)) from None
 
 
 def validate(document: Mapping[str, Any]) -> Sidecar:
@@ -279,8 +282,11 @@ def validate(document: Mapping[str, Any]) -> Sidecar:
     try:
         return Sidecar.model_validate(document)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, problem['loc'])) or 'sidecar'}: {problem['msg']}" for problem in error.errors()]
-        raise UsageError("not a valid sidecar: " + "; ".join(lines)) from None
+        raise UsageError(f"not a valid sidecar: {_wrong(error)}") from None
+
+
+def _wrong(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'sidecar'}: {each['msg']}" for each in error.errors())
 
 
 def text(sidecar: Sidecar) -> bytes:

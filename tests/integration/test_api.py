@@ -134,6 +134,11 @@ def test_malformed_submissions_are_the_callers_fault(
     assert answer.json()["detail"]
 
 
+def test_what_is_no_name_at_all_is_said_in_words(client: FarmClient) -> None:
+    answer = client._transport._api.get("/v1/jobs/onnxruntime1.31")
+    assert answer.json()["detail"] == "'onnxruntime1.31' is no job id"
+
+
 def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
     submission = json.loads(json.dumps(frozen.submission))
     submission["models"]["net"]["files"][0]["path"] = "../../etc/passwd"

@@ -68,7 +68,10 @@ def overwrite(farm: Farm, digest: str, change: Callable[[bytes], bytes]) -> None
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda farm, raw, _: change_sidecar(farm, lambda sidecar: sidecar.pop("blobs")), "sidecar cannot be read"),
+        (
+            lambda farm, raw, _: change_sidecar(farm, lambda sidecar: sidecar.pop("blobs")),
+            "cannot be read: blobs: Field required",
+        ),
         (
             lambda farm, raw, _: change_sidecar(farm, lambda sidecar: sidecar["spec"].update(salt="x")),
             "its spec has another cache key",
