@@ -5,7 +5,7 @@ Which cells there are is in `farm.combinations`; what each of them is, and wheth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -195,7 +195,7 @@ class _Expansion:
         if plan.pool is None:
             return None
         target = self.choices[combination.slug].served
-        warnings: tuple[str, ...] = ()
+        warnings = plan.warnings
         if dynamic := [name for name, size in combination.sizes.items() if isinstance(size, Span)]:
             inputs = list(shape.tensors.values())
             if refused := refusal(target, str(plan.model["format"]), inputs, plan.document["env"]):
@@ -203,7 +203,7 @@ class _Expansion:
                 self.complain(message, self.place_of_size(combination, dynamic[0]))
                 return None
             operators = self.models[combination.model.name].operators
-            warnings = tuple(price(target, combination.precision, inputs, operators))
+            warnings += tuple(price(target, combination.precision, inputs, operators))
         identifier = combination.identifier
         spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
         # The same as spec.as_dict(), from parts that cells share.
@@ -408,6 +408,7 @@ class _Expansion:
             return plan
         tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
         plan.pool = pool.name
+        plan.warnings = tuple(_untuned(settings.tuning, kind, choice))
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         converted = {"conversion": frozen.conversion} if frozen.conversion else {}
         plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
@@ -660,6 +661,7 @@ class _Plan:
     model: Mapping[str, Json] = field(default_factory=dict)
     order: dict[str, Json] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Json] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -718,6 +720,14 @@ def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice,
         return {"mode": OFF}
     enforced = given.miopen_find_enforce if compiler.find_enforce else None
     return {"mode": mode, **({"miopen_find_enforce": enforced} if enforced else {})}
+
+
+def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
+    """Say which tuning is asked for and cannot be had."""
+    has = "shares no tuning: it is no one device" if choice.any_device else f"has {' and '.join(kind.tuning) or 'none'}"
+    for name, mode in (("tuning", given.mode), ("background", given.background)):
+        if mode != OFF and (choice.any_device or mode not in kind.tuning):
+            yield f"`{name}: {mode}` does nothing, {choice.text} {has}"
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:

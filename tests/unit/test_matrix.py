@@ -432,6 +432,21 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
     assert "another `salt` compiles them again" in warning
 
 
+@pytest.mark.parametrize(
+    ("tuning", "target", "told"),
+    [
+        ("full", "onnxruntime/cpu", "`tuning: full` does nothing, onnxruntime/cpu has quick and exhaustive"),
+        ("{mode: quick, background: full}", "onnxruntime/cpu", "`background: full` does nothing, onnxruntime/cpu has"),
+        ("quick", "gfx942:any", "`tuning: quick` does nothing, gfx942:any shares no tuning"),
+        ("full", "gfx1100", ""),
+        ("off", "gfx942:any", ""),
+    ],
+)
+def test_a_tuning_that_cannot_be_had_is_told(tuning: str, target: str, told: str) -> None:
+    warnings = one(manifest_text(f"tuning: {tuning}", model=ONE, targets=f"[{target}]")).warnings
+    assert (len(warnings), "".join(warnings)[: len(told)]) == (bool(told), told)
+
+
 def test_what_changes_the_program_changes_the_key() -> None:
     base = manifest_text(model=ONE)
     keys = [
