@@ -61,19 +61,23 @@ from farm.models import Extent
 from farm.yamldoc import Document, shown
 
 
-class _Entry(BaseModel):
-    """An entry of a manifest: unknown fields are errors, and nothing is converted on the quiet."""
+class Entry(BaseModel):
+    """An entry of a manifest: unknown fields are errors, and nothing is converted on the quiet.
+
+    Built when first used; `manifest_schema` alone reads what stands below the fields. Every command that takes a
+    manifest imports this.
+    """
 
     model_config = ConfigDict(
+        defer_build=True,
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         alias_generator=lambda name: name.replace("_", "-"),
     )
 
 
-class EnvFile(_Entry):
+class EnvFile(Entry):
     """A file that an environment variable names; the submitter brings it."""
 
     path: Text
@@ -103,7 +107,7 @@ Env = dict[
 ]
 
 
-def _exactly_one(entry: _Entry, names: Iterable[str]) -> str:
+def _exactly_one(entry: Entry, names: Iterable[str]) -> str:
     given = [name for name in names if name in entry.model_fields_set]
     if len(given) != 1:
         words = ", ".join(f"`{name}`" for name in names)
@@ -148,7 +152,7 @@ Glob = Annotated[
 ]
 
 
-class Source(_Entry):
+class Source(Entry):
     """Where a model's file is."""
 
     model_config = ConfigDict(json_schema_extra=_one_of_schema("path", "package", "https", "s3", "glob"))
@@ -184,7 +188,7 @@ class Source(_Entry):
 _DATA_KINDS = ("path", "package", "https", "generator", "generate")
 
 
-class Data(_Entry):
+class Data(Entry):
     """Calibration data or verification samples: real ones from a file, or seeded ones."""
 
     model_config = ConfigDict(
@@ -249,7 +253,7 @@ class SharedData(Data):
 DataUse = Annotated[Data | None, Short(data_use, {"type": "string", "pattern": NAME})]
 
 
-class InputEntry(_Entry):
+class InputEntry(Entry):
     """What is said about one input of a model, or about all inputs that a pattern matches."""
 
     model_config = ConfigDict(json_schema_extra={"not": {"required": ["range", "value"]}})
@@ -273,7 +277,7 @@ class InputEntry(_Entry):
         return "shape" in self.model_fields_set
 
 
-class Tuning(_Entry):
+class Tuning(Entry):
     """How long to look for faster kernels. Compilers without tuning take no notice."""
 
     mode: Literal["off", "quick", "exhaustive", "full"] = "off"
@@ -286,7 +290,7 @@ class Tuning(_Entry):
     """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning (3: search for what is not known), by number."""
 
 
-class Verify(_Entry):
+class Verify(Entry):
     """How far a program may be from the reference, and what follows."""
 
     mode: Literal["off", "on"] = "on"
@@ -301,7 +305,7 @@ class Verify(_Entry):
     """Who computes the right outputs, where the samples do not bring them."""
 
 
-class Limits(_Entry):
+class Limits(Entry):
     """What an attempt may use."""
 
     time: Duration = None
@@ -310,7 +314,7 @@ class Limits(_Entry):
     """Memory of one attempt's processes."""
 
 
-class Debug(_Entry):
+class Debug(Entry):
     """What the compiler shall say of its work; no part of the cache key. Another compiler's traces go unnoticed."""
 
     log_level: Literal["", "error", "warning", "info", "debug", "trace"] = ""
@@ -332,7 +336,7 @@ TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhau
 VerifyUse = Annotated[Verify, Short(off_or, {"const": "off"})]
 
 
-class Sweep(_Entry):
+class Sweep(Entry):
     """Batches that are built and measured to find the best one."""
 
     batches: BatchSizes
@@ -346,7 +350,7 @@ class Sweep(_Entry):
 SweepUse = Annotated[Sweep | None, Short(sweep_use, BATCHES_SCHEMA)]
 
 
-class Conversion(_Entry):
+class Conversion(Entry):
     """How a model is converted, in a child process on the submitter's machine."""
 
     to: Literal["onnx", "tf"] = "onnx"
@@ -373,7 +377,7 @@ _FREEZING: dict[str, Any] = {
 """Matches a model that is converted to a frozen graph."""
 
 
-class _Layer(_Entry):
+class _Layer(Entry):
     """Settings that are laid over those of everything more general, field by field."""
 
     options: Options = {}
@@ -494,7 +498,7 @@ class ModelEntry(_Layer):
 _AXES = ("model", "target", "toolchain", "precision", "shape")
 
 
-class SelectEntry(_Entry):
+class SelectEntry(Entry):
     """Chooses cells: each given field is a pattern (or a list of them) that must match."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in _AXES]})
@@ -572,7 +576,7 @@ class OverrideEntry(_Layer):
     """Why; shown to people."""
 
 
-class Manifest(_Entry):
+class Manifest(Entry):
     """What to compile: models, targets, precisions and shapes, and what counts as good enough."""
 
     version: Version

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from farm.manifest.entries import Manifest
+from farm.manifest.entries import Entry, Manifest
 from farm.manifest.values import SCHEMA_ID
 
 
@@ -14,13 +18,43 @@ def manifest_schema(*, draft7: bool = False) -> dict[str, Any]:
 
     It accepts what `parse_manifest` accepts, but for what one entry says about another (unknown names, selectors).
     """
-    schema = _tidy(Manifest.model_json_schema(by_alias=True))
+    schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
     schema["title"] = "Compile farm manifest"
     if not draft7:
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
     text = json.dumps(_as_draft7(schema)).replace('"#/$defs/', '"#/definitions/')
     identity = SCHEMA_ID.replace(".schema", ".draft7.schema")
     return {"$schema": "http://json-schema.org/draft-07/schema#", "$id": identity, **json.loads(text)}
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    """Add to each field what stands below it: pydantic would read the source for that at every start of `farm`."""
+    for kind in _kinds(Entry):
+        if document := schema if kind is Manifest else schema["$defs"].get(kind.__name__):
+            texts, fields = _docstrings(kind), document["properties"]
+            for name in kind.model_fields.keys() & texts:
+                alias = kind.model_fields[name].alias
+                fields[alias] = dict(sorted({"description": texts[name], **fields[alias]}.items()))
+    return schema
+
+
+def _kinds(kind: type[Entry]) -> Iterator[type[Entry]]:
+    for special in kind.__subclasses__():
+        yield special
+        yield from _kinds(special)
+
+
+def _docstrings(kind: type[Entry]) -> dict[str, str]:
+    """Return what stands below each field of a kind of entry, its inherited ones too."""
+    found: dict[str, str] = {}
+    for base in (kind for kind in reversed(kind.__mro__) if issubclass(kind, Entry)):
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for above, below in pairwise(definition.body):
+            match above, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _tidy(schema: Any) -> Any:
