@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,9 +90,16 @@ def command(folder: Path, **environ: str) -> Command:
 
 @pytest.fixture(scope="session")
 def demo_data() -> Path:
-    """Real samples and calibration data, made once where the quickstart manifest looks for them."""
+    """Real samples and calibration data, made where the quickstart manifest looks for them.
+
+    Two test processes may make them at once: each file is moved there whole, and always has the same bytes.
+    """
     folder = ROOT / ".farm" / "demo"
-    subprocess.run([sys.executable, str(ROOT / "configs" / "demo_data.py"), str(folder)], check=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        subprocess.run([sys.executable, str(ROOT / "configs" / "demo_data.py"), made], check=True)
+        for path in Path(made).iterdir():
+            path.replace(folder / path.name)
     return folder
 
 
