@@ -12,8 +12,9 @@ demo: $(VENV)/.dev
 	@# One slot, so that every program is measured alone.
 	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
+# All tests, in two processes, since many of them wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest $(PYTEST)
+	$(RUN)/python -m pytest $(or $(PYTEST),-n 2 --dist loadfile --no-loadscope-reorder)
 
 # Every fault at full counts, about an hour; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev

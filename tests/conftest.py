@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import secrets
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ pytest_plugins = ["tests.chaos.plugin"]
 def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As pip does where it installs: hundreds of processes that tests start import these sources.
+    compileall.compile_dir(Path(embedded.__file__).parent, quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -196,7 +196,7 @@ def running_workers(
     workers = [Worker(settings, node, slots, **options) for node in nodes]
     try:
         wait_until(
-            lambda: {one["node"] for one in store.workers.list()} >= set(nodes), timeout=30, message="the workers"
+            lambda: {one["node"] for one in store.workers.list()} >= set(nodes), timeout=120, message="the workers"
         )
         yield workers
     finally:

