@@ -57,10 +57,12 @@ class Limits:
     """What a child may use; 0 is no limit. Times in seconds, sizes in bytes.
 
     `hang` is how long neither a message, nor the log, nor CPU time may move; with `progress_only` (on a GPU,
-    where waiting burns CPU too) CPU time does not count.
+    where waiting burns CPU too) CPU time does not count. `whole` is the limit that `time` is the rest of, where it is
+    one: what people are told.
     """
 
     time: float = 0
+    whole: float = 0
     memory: int = 0
     hang: float = 0
     progress_only: bool = False
@@ -512,7 +514,10 @@ def classify(end: ChildEnd) -> Failure | None:
 def _from_limit(end: ChildEnd, detail: str) -> Failure:
     signs = "progress" if end.limits.progress_only else "progress and no CPU time"
     kind, sentence = {
-        EndedBy.TIME_LIMIT: (FailureKind.TIME_LIMIT, f"it took longer than {_seconds(end.limits.time)}"),
+        EndedBy.TIME_LIMIT: (
+            FailureKind.TIME_LIMIT,
+            f"it took longer than {_seconds(end.limits.whole or end.limits.time)}",
+        ),
         EndedBy.HANG: (FailureKind.HANG, f"no {signs} for {_seconds(end.limits.hang)}"),
         EndedBy.MEMORY_LIMIT: (
             FailureKind.OUT_OF_MEMORY,

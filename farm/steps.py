@@ -156,6 +156,7 @@ class Children:
             environment={**self.environment, **(environment or {})},
             limits=ChildLimits(
                 time=left,
+                whole=0.0 if left == seconds else self.limits["time"],
                 memory=self.limits["memory"],
                 hang=self.settings.hang_seconds,
                 progress_only=bool(self.slot.gpu),
