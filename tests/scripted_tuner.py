@@ -195,6 +195,11 @@ def begun(gate: Path) -> list[Begun]:
     return [Begun(gpu, name, int(pid)) for gpu, name, pid in map(str.split, lines)]
 
 
+def tried(model: Path) -> int:
+    """Return how many candidates were worked on so far."""
+    return Path(json.loads(model.read_text())["log"]).stat().st_size
+
+
 def worked(model: Path) -> int:
     """Return how many candidates were worked on for a model, once nobody works on it any more."""
     with Path(json.loads(model.read_text())["log"]).open("rb") as log:
