@@ -540,7 +540,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         else None,
         "tuning": _tuning(made.sidecar),
         "peak_memory": made.sidecar["peak_memory"],
-        "gpu": made.usage.as_dict(),
+        "gpu": {**made.usage.as_dict(), "conditions": made.sidecar["measurements"]["conditions"]},
         "seconds": made.sidecar["seconds"],
     }
 

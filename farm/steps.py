@@ -80,7 +80,7 @@ class Children:
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
     conditions: Callable[[], dict[str, Any] | None] = lambda: None
-    """Tells how the slot's GPU is at the moment."""
+    """Tells how the slot's GPU is at the moment; asked by `look`."""
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
@@ -108,6 +108,16 @@ class Children:
     def peak_memory(self) -> int:
         """The most memory that a child took, in bytes."""
         return max(self.memory, default=0)
+
+    def look(self, when: str) -> dict[str, Any] | None:
+        """Return how the slot's GPU is, while no child runs; the log says where others use it (`before measuring`)."""
+        found = self.conditions()
+        processes = (found or {}).get("processes")
+        if processes and processes["count"]:
+            with self.log_path.open("a") as log:
+                held = f"processes: {processes['count']}, memory: {processes['memory'] / 1e6:.0f} MB"
+                log.write(f"{when}: others use the GPU ({held}); times are rough, measure again when it is idle\n")
+        return found
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -191,7 +201,7 @@ class Steps:
         """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
-        self.conditions: list[dict[str, Any] | None] = []
+        self.conditions: list[dict[str, Any]] = []
         """How the GPU was before and after the program was measured, where its driver tells."""
         self._checked = False
 
@@ -246,9 +256,10 @@ class Steps:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
-        before = self.children.conditions()
+        before = self.children.look("before measuring")
         answer = self.ask(request, environment, read=[self.program, reference], write=[self.sample.parent, *write])
-        self.conditions = [before, self.children.conditions()]
+        after = self.children.look("after measuring")
+        self.conditions = [found for found in (before, after) if found]
         return answer
 
     def ask(
@@ -283,8 +294,9 @@ class Steps:
         return {**answer, "passes": pass_seconds(self.children.log_path, start)} if debug.get("timings") else answer
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-        """Return what the sidecar says of the program and of how it was made; `shared`: not alone on the node."""
+        """Return what the sidecar says of the program and of how it was made; `shared`: beside another attempt."""
         spec = self.order["spec"]
+        shared = shared or any((found["processes"] or {}).get("count") for found in self.conditions)
         return {
             "schema": 1,
             "identifier": self.order["identifier"],
@@ -313,7 +325,10 @@ class Steps:
             }
             if spec["verification"]
             else None,
-            "measurements": measurements_of(evaluated["measurements"], shared=shared),
+            "measurements": {
+                **measurements_of(evaluated["measurements"], shared=shared),
+                "conditions": self.conditions,
+            },
             "passes": compiled.get("passes", {}),
             "peak_memory": self.children.peak_memory,
             "phases": self.children.phases,

@@ -17,7 +17,7 @@ def sweeps_of(cells: Iterable[Mapping[str, Any]]) -> list[Document]:
     Each has `model`, `target`, `precision`, `sizes` (but the batch), `metric`, `max_latency` (seconds or None),
     `points` by batch (`{"identifier", "batch", "latency", "throughput", "shared"}`; seconds, samples a second) and
     `best`, the identifier of the optimum among the cells that passed, None where there is none. `weak` is whether a
-    point was measured beside another attempt, so that another batch may really be the best.
+    point was not measured alone, so that another batch may really be the best.
     """
     groups: dict[tuple[str, ...], Document] = {}
     for cell in cells:

@@ -97,9 +97,9 @@ class Tuner:
         `evaluate` returns what it says of a program, from what its child said; it is given this tuner where the program
         is the tuned one. Raises StepEnded; what was learnt until then is kept.
         """
-        before = self.children.conditions()
+        before = self.children.look("before tuning")
         compiled = self.compile(model, calibration)
-        after = self.children.conditions()
+        after = self.children.look("after tuning")
         record = evaluate(compiled, self)
         is_faster = self.prove(compiled, samples)
         if not is_faster:

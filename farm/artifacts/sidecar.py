@@ -96,15 +96,24 @@ class Port(_Document):
     parameter: str = ""
 
 
+class Processes(_Document):
+    """Processes that are not the farm's and hold memory of a GPU: how many, and how many bytes in all."""
+
+    count: int = Field(ge=0)
+    memory: int = Field(ge=0)
+
+
 class Conditions(_Document):
     """How the GPU was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
-    cap in watts, and whether anything held the clocks back. Of a partition they are the whole card's.
+    cap in watts, and whether anything held the clocks back; of a partition they are the whole card's. `processes` are
+    others that used this GPU, or this partition; null where the driver does not tell.
     """
 
     clocks: dict[str, float] = {}
     temperatures: dict[str, float] = {}
     power_cap: float | None = None
     throttled: bool | None = None
+    processes: Processes | None = None
 
 
 class Alone(_Document):
@@ -201,8 +210,9 @@ class Measurements(_Document):
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
     second. Where tuning ran, the `tuned` program and the untuned `baseline` took turns in one process: `ratio` is the
     baseline's median over the tuned one's, `interval` its 99 % confidence interval; `against` is how a program that was
-    tuned in the background compares with the one published before. `shared`: another attempt ran on the node meanwhile.
-    A dynamic program was measured at several `points`; the other figures are of its largest sizes.
+    tuned in the background compares with the one published before. `shared`: another attempt ran on the node meanwhile,
+    or other processes used the GPU. A dynamic program was measured at several `points`; the other figures are of its
+    largest sizes.
     """
 
     load: Seconds | None = None
@@ -313,6 +323,12 @@ def schema() -> dict[str, Any]:
     }
 
 
+def _processes(sidecar: Sidecar) -> dict[str, int] | None:
+    looks = [*sidecar.tuning.conditions, *sidecar.measurements.conditions]
+    told = [found.processes.model_dump() for found in looks if found.processes]
+    return max(told, key=lambda found: (found["count"], found["memory"]), default=None)
+
+
 def _work(sidecar: Sidecar) -> dict[str, Any] | None:
     """Return what others estimate their durations by; None of one that an older farm wrote, which says too little."""
     spec = sidecar.spec
@@ -331,6 +347,7 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
 
     `sidecar` is the object key that leads back to the whole. Seconds, bytes, and errors by output name as in
     the sidecar; `latency` is null where nothing was measured, `baseline_latency` where no untuned build was.
+    `processes` are the most others that used the GPU before or after tuning or measuring; null where that is not told.
     """
     sidecar = document if isinstance(document, Sidecar) else Sidecar.model_validate(document)
     verification = sidecar.verification or Verification()
@@ -356,6 +373,7 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "tuning": sidecar.tuning.model_dump(include=_TUNING_FACTS) if sidecar.tuning.mode != "off" else None,
         "load": measured.load,
         "shared": measured.shared,
+        "processes": _processes(sidecar),
         "peak_memory": sidecar.peak_memory,
         "quantized": sidecar.quantized,
         "seconds": sidecar.seconds,

@@ -287,10 +287,12 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
         rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(quantized.items()))))
     if latency.get("median") is not None:
         tail = f", 99 % within {render.duration(latency['p99'])}" if latency.get("p99") else ""
-        shared = ", measured beside another attempt" if measured.get("shared") else ""
+        shared = ", not measured alone" if measured.get("shared") else ""
         rows.append(("latency", f"{render.duration(latency['median'])}{tail}{shared}"))
     if (sidecar.get("tuning") or {}).get("operations") is not None:
         rows += _tuning_rows(sidecar["tuning"], measured)
+    rows += render.not_alone((sidecar.get("tuning") or {}).get("conditions", []), "tuning")
+    rows += render.not_alone(measured.get("conditions", []), "measuring")
     if measured.get("load") is not None:
         rows.append(("load", render.duration(measured["load"])))
     if runs := _first_runs(measured):

@@ -185,6 +185,7 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
     rows.append(("memory", memory))
     if found["gpu"]["memory"] is not None:
         rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
+    rows += render.not_alone(found["gpu"]["conditions"], "measuring")
     rows.append(("took", render.duration(found["seconds"])))
     return [found["identifier"], *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
 

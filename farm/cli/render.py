@@ -373,6 +373,15 @@ def _tuning(facts: Mapping[str, Any]) -> str:
     return text
 
 
+def not_alone(conditions: Sequence[Document], what: str) -> list[tuple[str, str]]:
+    """Return rows that say which other processes held memory of the GPU before and after something was done."""
+    return [
+        ("not alone", f"{plural(others['count'], 'process', 'processes')} with {size(others['memory'])} {when} {what}")
+        for when, found in zip(("before", "after"), conditions, strict=False)
+        if (others := found.get("processes") or {}).get("count")
+    ]
+
+
 def legend(cells: Sequence[Document]) -> list[str]:
     """Return what the table's remarks mean, for those that it has."""
     facts = [cell["facts"] for cell in cells if cell.get("facts")]
@@ -384,7 +393,15 @@ def legend(cells: Sequence[Document]) -> list[str]:
         )
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
-            "shared: measured beside another attempt on the node, so the speed is rough; cpu_slots = 1 measures alone"
+            "shared: measured beside another attempt on the node, or on a GPU that others used, so the speed is rough; "
+            "cpu_slots = 1 measures alone"
+        )
+    if busy := [each["processes"] for each in facts if (each.get("processes") or {}).get("count")]:
+        most = max(busy, key=lambda found: (found["count"], found["memory"]))
+        lines.append(
+            f"not alone: other processes, up to {most['count']} with {size(most['memory'])} of its memory, "
+            f"used the GPU when {plural(len(busy), 'cell was', 'cells were')} tuned or measured; "
+            "measure again when it is idle"
         )
     if any(each.get("weak") for each in facts):
         lines.append(

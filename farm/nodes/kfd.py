@@ -6,6 +6,7 @@ from farm.nodes.machine import Machine
 from farm.nodes.told import Told, pci_address
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
+PROCESSES = "/sys/class/kfd/kfd/proc"
 
 _MEMORY_HEAPS = (1, 2)
 """`heap_type` of a GPU's own memory: visible to the host, and not."""
@@ -30,19 +31,41 @@ def numa_node(machine: Machine, node: int) -> int | None:
     return next((to for _, to in near if machine.numbers(f"{NODES}/{to}/properties").get("cpu_cores_count")), None)
 
 
+def held(machine: Machine, bdf: str) -> list[int] | None:
+    """Return the bytes of a GPU's memory that each process holds, of those that hold any; None where that is not told.
+
+    KFD has a folder for each process that uses it, of all containers, named by the pid that the host knows it by. In it
+    is `vram_<gpu_id>` for each GPU: `kfd_process.c` of Linux' amdkfd, 5.8 or newer.
+    """
+    ids = [
+        machine.text(f"{NODES}/{node}/gpu_id")
+        for node in machine.numbered(NODES)
+        if bdf and _address(machine.numbers(f"{NODES}/{node}/properties")) == bdf
+    ]
+    if len(ids) != 1 or not ids[0] or not machine.path(PROCESSES).is_dir():
+        return None
+    found = [machine.text(f"{PROCESSES}/{process}/vram_{ids[0]}") for process in machine.numbered(PROCESSES)]
+    return [int(text) for text in found if text.isdigit() and int(text)]
+
+
 def _is_gpu(properties: dict[str, int]) -> bool:
     return bool(properties.get("simd_count") or properties.get("gfx_target_version"))
 
 
+def _address(properties: dict[str, int]) -> str:
+    location = properties.get("location_id")
+    return pci_address(properties.get("domain", 0), location) if location else ""
+
+
 def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> Told:
     simd, per_unit = properties.get("simd_count"), properties.get("simd_per_cu")
-    location, unique, render = (properties.get(name) for name in ("location_id", "unique_id", "drm_render_minor"))
+    unique, render = properties.get("unique_id"), properties.get("drm_render_minor")
     banks = f"{NODES}/{node}/mem_banks"
     heaps = [machine.numbers(f"{banks}/{bank}/properties") for bank in machine.numbered(banks)]
     own = [heap.get("size_in_bytes", 0) for heap in heaps if heap.get("heap_type") in _MEMORY_HEAPS]
     return Told(
         node=node,
-        bdf=pci_address(properties.get("domain", 0), location) if location else "",
+        bdf=_address(properties),
         uuid=f"GPU-{unique:016x}" if unique else "",
         arch=arch_of(properties.get("gfx_target_version", 0)),
         compute_units=simd // per_unit if simd and per_unit else None,

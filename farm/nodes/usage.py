@@ -1,24 +1,28 @@
 """What the kernel's driver says of a GPU.
 
-How busy it is and how much memory is in use while something runs; its clocks, power cap, temperatures and throttling
-at one moment.
+How busy it is and how much memory is in use while something runs; its clocks, power cap, temperatures, throttling and
+other users at one moment.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farm.nodes import kfd
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
 from farm.nodes.told import whole_card
 
 LOOK_SECONDS = 0.1
+RELEASE_SECONDS = 2.0
+"""What the driver gets to forget a process that has ended: it frees its memory later, in a work queue."""
 
 
 @dataclass
@@ -84,23 +88,37 @@ def conditions(bdf: str, machine: Machine | None = None) -> dict[str, Any] | Non
 
     `clocks` in MHz and `temperatures` in degrees Celsius by the driver's labels (`sclk`, `mclk`; `edge`, `junction`,
     `mem`), `power_cap` in watts, `throttled` whether anything holds the clocks back; None where that is not told.
-    From amdgpu's hwmon files and `gpu_metrics`; of a partition they are the whole card's.
+    From amdgpu's hwmon files and `gpu_metrics`; of a partition they are the whole card's. `processes` are those that
+    hold memory of this GPU or partition: how many, and how much in bytes. To be asked while no child runs on it, which
+    makes them all somebody else's.
     """
     if not bdf:
         return None
     machine = machine or Machine()
     card = f"/sys/bus/pci/devices/{whole_card(bdf)}"
-    monitors = sorted(machine.path(f"{card}/hwmon").glob("hwmon*"))
-    if not monitors:
-        return None
-    monitor = f"{card}/hwmon/{monitors[0].name}"
+    folder = f"{card}/hwmon"
+    monitors = sorted(machine.path(folder).glob("hwmon*"))
+    monitor = f"{folder}/{monitors[0].name}" if monitors else folder
     cap = _number(machine, f"{monitor}/power1_cap")
-    return {
+    told = {
         "clocks": _labelled(machine, monitor, "freq", 1e6),
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
+        "processes": _processes(machine, bdf),  # last, since it may wait while the GPU cools down
     }
+    return told if monitors or told["processes"] else None
+
+
+def _processes(machine: Machine, bdf: str) -> dict[str, int] | None:
+    """Return how many processes hold memory of a GPU, and how many bytes in all.
+
+    By time and not by their pids: KFD's are the host's, a worker in a container knows its children by others.
+    """
+    until = time.monotonic() + RELEASE_SECONDS
+    while (held := kfd.held(machine, bdf)) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    return None if held is None else {"count": len(held), "memory": sum(held)}
 
 
 def _labelled(machine: Machine, monitor: str, kind: str, unit: float) -> dict[str, float]:

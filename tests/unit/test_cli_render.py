@@ -125,6 +125,21 @@ def test_remarks_are_explained_where_they_occur() -> None:
     assert render.legend(COMPILED[:2]) == []
 
 
+def test_a_table_warns_of_others_on_the_gpu() -> None:
+    seen = ({"count": 2, "memory": 1_500_000_000}, {"count": 1, "memory": 9}, {"count": 0, "memory": 0}, None)
+    cells = [cell("fp32", facts=facts(100, 1.0, 0, processes=each)) for each in seen]
+    [line] = render.legend(cells)
+    assert line.startswith("not alone: other processes, up to 2 with 1.5 GB of its memory, used the GPU ")
+    assert "2 cells were" in line
+    assert line.endswith("measure again when it is idle")
+    assert render.legend(cells[2:]) == []
+
+
+def test_a_sidecar_says_when_others_used_the_gpu() -> None:
+    looks = [{"processes": {"count": count, "memory": 2_000_000}} for count in (0, 1)]
+    assert render.not_alone(looks, "tuning") == [("not alone", "1 process with 2 MB after tuning")]
+
+
 def test_a_failure_takes_at_most_eight_lines_and_says_whose_turn_it_is() -> None:
     failed = cell(
         "int8",

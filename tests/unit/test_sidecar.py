@@ -37,7 +37,8 @@ FULL = make(
     weight_dtypes=["float32"],
     compute_dtypes=["float16"],
     quantized={"Conv": 53},
-    tuning={"mode": "quick", "operations": 53, "known": 3, "tuned": 50, "seconds": 61.5, "published": "tuned"},
+    tuning={"mode": "quick", "operations": 53, "known": 3, "tuned": 50, "seconds": 61.5, "published": "tuned"}
+    | {"conditions": [{"processes": {"count": 2, "memory": 500}}, {"processes": {"count": 0, "memory": 0}}]},
     verification={
         "reference": "onnxruntime",
         "samples": 8,
@@ -54,6 +55,7 @@ FULL = make(
         "baseline": {"median": 0.004},
         "ratio": 2.0,
         "shared": True,
+        "conditions": [{"processes": {"count": 1, "memory": 900}}, {"processes": None}],
     },
     peak_memory=500_000_000,
     phases={"compiling": 12.5},
@@ -94,6 +96,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         },
         "load": 0.5,
         "shared": True,
+        "processes": {"count": 2, "memory": 500},
         "peak_memory": 500_000_000,
         "quantized": {"Conv": 53},
         "seconds": 20.0,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
+from farm.jobs.attempt import Limits
 from farm.settings import load_settings
 from farm.slots import Slot
-from farm.steps import Children, program_name, reference_recipe
+from farm.steps import Children, Steps, program_name, reference_recipe
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:
@@ -38,6 +39,34 @@ def test_a_program_is_named_after_its_cell_within_what_the_api_takes_for_a_name(
     names = {program_name(f"{cell}{length}", ".json") for length in (128, 256)}
     assert len(names) == 2
     assert all(re.fullmatch(FILE_NAME, name) and name.endswith(".json") for name in names)
+
+
+def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU and no compiler here: the looks and the child's answer are made up."""
+    looks = [{"processes": {"count": count, "memory": count * 3_000_000}} for count in (0, 2)]
+    told = iter(looks)
+    limits: Limits = {"time": 60.0, "memory": 9}
+    children = Children(
+        tmp_path, load_settings({}), limits, lambda *_: None, threading.Event(), conditions=lambda: next(told)
+    )
+    monkeypatch.setattr(children, "ask", lambda *_, **__: {"measurements": {"latency": 0.1}})
+    spec: dict[str, Any] = {
+        "compiler": {"name": "onnxruntime"},
+        "precision": "fp32",
+        "options": {},
+        "toolchain": "ort1",
+    }
+    spec |= {"inputs": {}, "batch": None, "env": {}, "verification": None, "tuning": {"mode": "off"}}
+    spec |= {"device": {"arch": "cpu", "compute_units": None}, "toolchain": "ort1"}
+    model = {"format": "onnx", "files": []}
+    steps = Steps({"identifier": "net/a/b", "spec": spec, "model": model, "target": "onnxruntime/cpu"}, children)
+    compiled: dict[str, Any] = {"inputs": [], "outputs": [], "weight_dtypes": [], "compute_dtypes": [], "quantized": {}}
+    record = steps.record(compiled, steps.evaluate(compiled, tmp_path / "reference.npz"), shared=False)
+    assert (record["measurements"]["conditions"], record["measurements"]["shared"]) == (looks, True)
+    [line] = children.log_path.read_text().splitlines()
+    assert line.startswith("after measuring: others use the GPU (processes: 2, memory: 6 MB)")
 
 
 def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) -> None:
