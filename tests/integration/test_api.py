@@ -536,7 +536,7 @@ def test_events_without_a_server_that_streams_fall_back_to_reading(
     build_id = finished(farm, client, frozen)
     monkeypatch.setattr("farm.client.FOLLOW_DELAYS", (0.0,) * 8)
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
-        monkeypatch.setattr(cut, "_stream", _silent)
+        monkeypatch.setattr(cut._transport, "events", _silent)
         assert list(cut.watch(build_id)) == []
 
 
