@@ -25,7 +25,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
-from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, UsageError
 from farm.fetching import (
     Fetched,
     FetchedFamily,
@@ -475,7 +475,10 @@ class FarmClient:
 
     def ref(self, tag: str) -> Document:
         """Return a ref: `generation`, `snapshot`, `previous`, `moved`, and the `cells` it names. Raises NotFound."""
-        return self._transport.get(f"/v1/refs/{_named('ref', tag)}")
+        found = self._transport.get(f"/v1/refs/{_named('ref', tag)}")
+        if "generation" not in found:
+            raise older_farm(self.url, "its refs do not tell their generation")
+        return found
 
     def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Document:
         """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
@@ -484,21 +487,31 @@ class FarmClient:
 
         Raises NotFound without such a source, Conflict where the condition does not hold.
         """
-        if previous and source == tag and generation is None:
+        rolls_back = previous and source == tag
+        before = self.ref(tag) if rolls_back else {}
+        if rolls_back and generation is None:
             # Else a request that is repeated, because its answer was lost, would roll forward again.
-            generation = int(self.ref(tag)["generation"])
+            generation = int(before["generation"])
         body = {"source": source, "previous": previous}
         path = f"/v1/refs/{_named('ref', tag)}"
-        moved: Document = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
+        try:
+            moved: Document = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
+        except Conflict:
+            now = self.ref(tag) if rolls_back else {}
+            if not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
+                raise
+            return now  # It was us: the answer to the first request was lost.
         return moved
 
     def delete_tag(self, tag: str, *, generation: int | None = None) -> None:
         """Forget a ref; the artifacts that it names stay. Raises as `tag`."""
-        self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
+        self.ref(tag)
+        with contextlib.suppress(NotFound):  # Gone meanwhile: by us, where the answer to the first request was lost.
+            self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
 
     def ls(self, ref: str = "latest") -> list[Document]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound."""
-        cells: Mapping[str, Document] = self.ref(ref)["cells"]
+        cells: Mapping[str, Document] = self._transport.get(f"/v1/refs/{_named('ref', ref)}")["cells"]
         return sorted(cells.values(), key=lambda cell: str(cell["identifier"]))
 
     def fetch(

@@ -38,11 +38,15 @@ def adopt(made: Path, place: Path, whole: Path) -> None:
             raise
 
 
-def note_use(cache: Path, files: Iterable[Path], limit: int = LIMIT) -> None:
-    """Note that files, of which some are in the cache, are used now; remove what was not for longest beyond `limit`."""
+def note_use(cache: Path, files: Iterable[Path]) -> None:
+    """Note that files, of which some are in the cache, are used now: they stay for a day."""
     for entry in {_entry(cache, file) for file in files if file.is_relative_to(cache)}:
-        with suppress(PermissionError):  # A cache that is only read keeps its times.
+        with suppress(OSError):  # A cache that is only read keeps its times.
             os.utime(entry)
+
+
+def trim(cache: Path, limit: int = LIMIT) -> None:
+    """Remove what was not used for longest beyond `limit`."""
     entries = []
     for entry in cache.glob("*/*"):
         with suppress(FileNotFoundError):  # Another command was faster to remove it.

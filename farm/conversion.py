@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.child import Limits, Seal, classify, run_child
-from farm.client_cache import adopt
+from farm.client_cache import adopt, note_use
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
 from farm.models import Span, UnreadableModel, file_reference
@@ -90,6 +90,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
     key = digest_of(record)
     place = cache / "conversions" / key
     model = place / f"model.{'pb' if options['to'] == 'tf' else 'onnx'}"
+    note_use(cache, [model])
     if not model.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(suffix=".part", dir=place.parent) as made:

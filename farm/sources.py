@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.client_cache import default_cache, note_use
+from farm.client_cache import default_cache, note_use, trim
 from farm.conversion import convert, kind_of
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
@@ -96,6 +96,7 @@ def read_inputs(
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
+        trim(reader.cache)
     return reader.found
 
 
@@ -243,6 +244,7 @@ class _Reader:
                     return in_package(source.package)
                 case "https":
                     cached = _download_place(self.cache, source.https, source.sha256)
+                    note_use(self.cache, [cached])
                     if cached.is_file() or self.quick:
                         return cached if cached.is_file() else None
                     return download(source.https, source.sha256, cached, self.transport)

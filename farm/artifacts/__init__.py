@@ -214,5 +214,5 @@ class ArtifactStore(Protocol):
     def check(self) -> None:
         """Refuse a server that would lose work. Leaves nothing behind.
 
-        Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions on writes.
+        Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions.
         """

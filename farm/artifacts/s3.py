@@ -596,6 +596,7 @@ class S3Store:
             self._require_conflict("If-None-Match: *", lambda: self.put_object(key, b"2", create=True))
             self._require_conflict("If-Match", lambda: self.put_object(key, b"3", if_match='"' + "0" * 32 + '"'))
             self.put_object(key, b"4", if_match=etag)
+            self._require_conflict("If-Match", lambda: self.delete_object(key, if_match=etag))
         except Conflict as error:
             raise StorageUnavailable(
                 f"{self._endpoint} refuses a conditional write that it should take: {error}"
@@ -603,12 +604,12 @@ class S3Store:
         finally:
             self.delete_object(key)
 
-    def _require_conflict(self, condition: str, write: Callable[[], str]) -> None:
+    def _require_conflict(self, condition: str, write: Callable[[], object]) -> None:
         with suppress(Conflict):
             write()
             raise StorageUnavailable(
-                f"{self._endpoint} ignores `{condition}` on writes: two workers would overwrite each other's work",
-                hint="use a server with conditional writes: AWS S3, Ceph RGW or SeaweedFS",
+                f"{self._endpoint} ignores `{condition}`: two workers would overwrite or delete each other's work",
+                hint="use a server with conditional writes and deletes: AWS S3, SeaweedFS, or a Ceph RGW that has both",
             )
 
     # --- asking ---------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _artifacts(text: str, settings: Settings) -> list[Artifact]:
 
 def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
     """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
-    from farm.client_cache import default_cache, note_use
+    from farm.client_cache import default_cache, note_use, trim
 
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
@@ -127,6 +127,7 @@ def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
             folder.mkdir(parents=True, exist_ok=True)
             client.download(blob, folder)
     note_use(default_cache(), [folder])
+    trim(default_cache())
     return Artifact(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 

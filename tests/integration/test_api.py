@@ -26,7 +26,7 @@ from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
 from farm.cli import main
 from farm.client import FarmClient, Frozen
-from farm.errors import ArtifactGone, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.family import schema
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
@@ -543,6 +543,42 @@ def test_events_without_a_server_that_streams_fall_back_to_reading(
 def _silent(*_: object) -> Iterator[tuple[str, str, str]]:
     raise FarmFault("nothing comes through")
     yield
+
+
+# --- refs -----------------------------------------------------------------------------------------------------------
+
+
+class Forgetting(httpx.HTTPTransport):
+    """A transport that loses the first answer of each kind of change: it is done, and the client asks again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[str] = set()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if request.method not in {"GET", *self.lost}:
+            self.lost.add(request.method)
+            response.close()
+            raise httpx.ReadError("the answer is lost")
+        return response
+
+
+def test_a_ref_is_moved_once_where_answers_are_lost(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    client.tag("prod", "latest")
+    refs = Refs(farm.artifacts)
+    refs.move("main", "prod", lambda now: {"cells": {}})
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Forgetting()) as forgetful:
+        moved = forgetful.tag("prod", "prod", previous=True)
+        assert moved["generation"] == 3
+        assert forgetful.ls("prod") == client.ls("latest")
+        with pytest.raises(Conflict):
+            client.tag("prod", "prod", previous=True, generation=2)
+        forgetful.delete_tag("prod")
+    assert client.refs() == ["latest"]
+    with pytest.raises(NotFound):
+        client.delete_tag("prod")
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------

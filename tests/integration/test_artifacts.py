@@ -673,14 +673,17 @@ def test_the_check_leaves_nothing_behind(store: S3Store) -> None:
     assert list(store.list_objects("")) == []
 
 
-@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
-def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: str) -> None:
-    """A server like that takes every second write; here the condition is lost on the way to a good one."""
+@pytest.mark.parametrize(
+    ("condition", "action"),
+    [("If-None-Match", "PutObject"), ("If-Match", "PutObject"), ("If-Match", "DeleteObject")],
+)
+def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: str, action: str) -> None:
+    """A server like that takes every second write or delete; here the condition is lost on the way to a good one."""
 
     def ignore(params: dict[str, Any], **_: Any) -> None:
         params["headers"].pop(condition, None)
 
-    store._s3.meta.events.register("before-call.s3.PutObject", ignore)
+    store._s3.meta.events.register(f"before-call.s3.{action}", ignore)
     with pytest.raises(StorageUnavailable, match=re.escape(condition)):
         store.check()
     assert list(store.list_objects("")) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.client_cache import adopt, note_use
+from farm.client_cache import adopt, note_use, trim
 
 
 def keep(path: Path, size: int, days: float) -> Path:
@@ -25,7 +25,8 @@ def test_beyond_its_bound_the_longest_unused_go(tmp_path: Path) -> None:
     newer = keep(tmp_path / "downloads" / "cc", 400, days=8)
     used = keep(tmp_path / "conversions" / "dd" / "model.onnx", 400, days=11)
     elsewhere = keep(tmp_path.parent / f"{tmp_path.name}.onnx", 10, days=0)
-    note_use(tmp_path, [used, elsewhere], limit=1000)
+    note_use(tmp_path, [used, elsewhere, tmp_path / "data" / "gone.npz"])
+    trim(tmp_path, limit=1000)
     assert not older.exists()
     assert not old.parent.exists()
     assert newer.exists()
@@ -35,7 +36,7 @@ def test_beyond_its_bound_the_longest_unused_go(tmp_path: Path) -> None:
 
 def test_what_another_command_may_be_reading_stays(tmp_path: Path) -> None:
     today = keep(tmp_path / "data" / "bb.npz", 400, days=0.5)
-    note_use(tmp_path, [], limit=10)
+    trim(tmp_path, limit=10)
     assert today.exists()
 
 
