@@ -1,4 +1,4 @@
-"""The same with a real compiler: children of ONNX Runtime killed at random while real models are built."""
+"""The same with real compilers: their children killed at random while real models are built."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.chaos.rig import pause, words_of
 SEED = 11
 
 
-def write_models(folder: Path, count: int) -> Path:
+def write_models(folder: Path, count: int, target: str) -> Path:
     """Write so many convolution nets, each with weights of its own, and the manifest that builds them in fp32."""
     chance = np.random.default_rng(SEED)
-    lines = ["version: 1", "name: real", "targets: [onnxruntime/cpu]", f"salt: {secrets.token_hex(8)}", "models:"]
+    lines = ["version: 1", "name: real", f"targets: [{target}]", f"salt: {secrets.token_hex(8)}", "models:"]
     for number in range(count):
         layers, shape = 2 + number % 3, [1, 4, 32, 32]
         weights = [
@@ -51,13 +51,19 @@ def write_models(folder: Path, count: int) -> Path:
     return folder / "real.yaml"
 
 
-@pytest.mark.fault("real")
-def test_killed_compilers(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("onnxruntime/cpu", marks=pytest.mark.fault("real")),
+        pytest.param("migraphx/cpu", marks=[pytest.mark.migraphx, pytest.mark.fault("real-migraphx")]),
+    ],
+)
+def test_killed_compilers(fault: Fault, rig: Rigs, tmp_path: Path, target: str) -> None:
     """Guards and inner halves alike, by SIGKILL and SIGSEGV; each job once, since a second crash of a job is final."""
-    farm, chance = rig(), random.Random(SEED)
+    farm, chance = rig(**_found(target)), random.Random(SEED)
     client = farm.serve()
     farm.node()
-    build = client.submit(freeze(write_models(tmp_path, fault.count.models)))
+    build = client.submit(freeze(write_models(tmp_path, fault.count.models, target)))
     farm.builds.append(build["id"])
     killed = 0
     hit: set[str] = set()
@@ -83,6 +89,15 @@ def test_killed_compilers(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
     assert fault.figures["succeeded"] == fault.count.models
     assert verdict["exit_code"] == 0, verdict
     assert ends["compiler_crash"] + ends["internal"] >= 1
+
+
+def _found(target: str) -> dict[str, str]:
+    """Return the settings of a worker that has the compiler of a target."""
+    if not target.startswith("migraphx/"):
+        return {}
+    import migraphx
+
+    return {"migraphx_path": str(Path(migraphx.__file__).parent)}
 
 
 def job_of(process: psutil.Process) -> str:
