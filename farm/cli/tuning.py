@@ -177,7 +177,8 @@ def import_(
         output.emit({"database": name, **found, "dropped": dropped})
     else:
         count = sum(found["records"].values())
-        output.say(f"{render.plural(count, 'record')} read, {found['added']} of them new to {name}")
+        fit = f"{render.plural(count, 'record')} {'fits' if count == 1 else 'fit'}"
+        output.say(f"{fit}, {found['added']} of them new to {name}")
         if any(dropped.values()):
             output.note(f"left out: {_left_out(**dropped)}")
         for file, why in found["refused"].items():

@@ -32,9 +32,10 @@ def fitting(offered: Snapshot, known: Snapshot, device: Device, miopen: str = ""
     refused = {}
     arch = device.arch.partition(":")[0]
     versions = _versions(known, arch) or ({miopen} if miopen else _versions(offered, arch))
+    forms = _forms(known) or _forms(offered)
     for (store, file), table in offered.tables.items():
         if store is Store.PROBLEM_CACHE:
-            why = _other_device(file, table, device)
+            why = _other_device(file, table, device) or _other_form(file, forms)
         elif store in OBJECTS:
             why = "it is the farm's own, and is not imported"
         else:
@@ -44,6 +45,21 @@ def fitting(offered: Snapshot, known: Snapshot, device: Device, miopen: str = ""
         else:
             taken[store, file] = table
     return Fitting(Snapshot(taken), refused)
+
+
+_FORMS = {False: "in the form of ROCm 7.2 and older", True: "keyed by device"}
+
+
+def _forms(snapshot: Snapshot) -> set[bool]:
+    """Return of each form that the problem caches are in whether it names the device."""
+    return {bool(file) for (store, file), table in snapshot.tables.items() if store is Store.PROBLEM_CACHE and table}
+
+
+def _other_form(file: str, forms: set[bool]) -> str:
+    mine = bool(file)
+    if len(forms) > 1:
+        return "the problem caches are of both forms: import that which this pool's toolchain reads"
+    return "" if mine in forms else f"it is {_FORMS[mine]}, and this database is {_FORMS[not mine]}"
 
 
 def _versions(snapshot: Snapshot, arch: str) -> set[str]:

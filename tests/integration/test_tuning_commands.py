@@ -75,7 +75,7 @@ def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
     own = own_folder(tmp_path / "own")
     assert main(["tuning", "import", "gfx942 quick", str(own)]) == 0
     out, err = capsys.readouterr()
-    assert out == f"2 records read, 2 of them new to {QUICK}\n"
+    assert out == f"2 records fit, 2 of them new to {QUICK}\n"
     assert "left out: 1 never decided, 1 broken" in err
     assert "refused gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
     assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
@@ -101,6 +101,22 @@ def test_what_was_measured_elsewhere_is_refused_by_name(tmp_path: Path, capsys: 
     err = capsys.readouterr().err
     assert "it is of gfx90a with 104 compute units" in err
     assert "nothing of it fits this database" in err
+
+
+def test_a_problem_cache_of_the_other_form_is_refused(
+    database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A toolchain reads one form: records of the other would keep those of its own from being written."""
+    device = {"cu_count": 304, "device_name": "MI300X", "gfx_name": GPU.device.arch, "wavefront_size": 64}
+    (tmp_path / "old.json").write_text(json.dumps([[CONV, "v4:64"]]))
+    (tmp_path / "new.json").write_text(json.dumps([[device, [[CONV, "v4:32"]]]]))
+    assert main(["tuning", "import", QUICK, "old.json", "new.json"]) == 2
+    assert "the problem caches are of both forms" in capsys.readouterr().err
+    assert main(["tuning", "import", QUICK, "old.json"]) == 0
+    assert main(["tuning", "import", QUICK, "new.json"]) == 2
+    assert "it is keyed by device, and this database is in the form of ROCm 7.2 and older" in capsys.readouterr().err
+    database.restore(tmp_path / "restored")
+    assert json.loads((tmp_path / "restored" / "problem_cache.json").read_text()) == [[CONV, "v4:64"]]
 
 
 def test_ls_stats_merge_and_pictures(
