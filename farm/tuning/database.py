@@ -237,7 +237,10 @@ class TuningDatabase:
 
     def prune(self, keep: Callable[[Snapshot], Snapshot]) -> Merged:
         """Merge, and let the head hold what `keep` leaves of it. What running jobs restored before stays with them."""
-        return self._move(keep)
+        # One after the other: a head that lacks a record is younger than the end of every delta that had it, so a
+        # merge that read such a delta before finds either that it is gone, or that the head has moved.
+        merged = self.merge()
+        return replace(self._move(keep, deltas=False), deltas=merged.deltas, unreadable=merged.unreadable)
 
     def delete(self) -> None:
         """Forget the database. Its snapshots are blobs that retention finds unused."""
@@ -282,20 +285,23 @@ class TuningDatabase:
                     raise self._unreadable(f"snapshot {head.snapshot}", error.message) from None
         raise AssertionError("unreachable")
 
-    def _move(self, change: Callable[[Snapshot], Snapshot]) -> Merged:
+    def _move(self, change: Callable[[Snapshot], Snapshot], *, deltas: bool = True) -> Merged:
         for turn in range(MOVES):
-            deltas, unreadable = self._deltas()
+            read, unreadable = self._deltas() if deltas else ({}, [])
             head, before = self._merged()
-            snapshot = change(before.join(*deltas.values()).fold(datetime.now(UTC)))
+            # What is gone by now is in the head, or was pruned from it.
+            there = {*self._artifacts.list_objects(f"{self._prefix}deltas/")} if read else set()
+            waiting = {key: delta for key, delta in read.items() if key in there}
+            snapshot = change(before.join(*waiting.values()).fold(datetime.now(UTC)))
             try:
                 generation = self._put_head(head, snapshot)
             except Conflict:
                 time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
                 continue
-            for key in deltas:
+            for key in waiting:
                 self._artifacts.delete_object(key)
-            log.info("tuning merged", database=self.name, generation=generation, deltas=len(deltas))
-            return Merged(generation, len(deltas), len(snapshot), tuple(unreadable))
+            log.info("tuning merged", database=self.name, generation=generation, deltas=len(waiting))
+            return Merged(generation, len(waiting), len(snapshot), tuple(unreadable))
         raise StorageUnavailable(f"{self._prefix}head.json was moved by others {MOVES} times while we tried")
 
     def _put_head(self, head: Head | None, snapshot: Snapshot) -> int:

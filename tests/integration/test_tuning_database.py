@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,8 +101,8 @@ def test_a_writer_killed_at_any_step_spoils_nothing(connection: dict[str, str], 
             assert found.snapshot.tables == expected.tables
             assert found.snapshot.log.total() == expected.log.total()
         committed += [database.commit(delta(len(committed) + number)) for number in range(2)]
-    # List, two deltas, head, its snapshot, new snapshot, new head, two deletions.
-    assert steps == [True] * 9 + [False]
+    # List, two deltas, head, its snapshot, list, new snapshot, new head, two deletions.
+    assert steps == [True] * 10 + [False]
 
 
 def test_a_delta_that_cannot_be_read_is_left_and_keeps_no_other(store: S3Store, database: TuningDatabase) -> None:
@@ -152,6 +154,35 @@ def test_pruning_takes_away_what_it_was_told_to(database: TuningDatabase) -> Non
     assert {record.source.job for record in database.read().snapshot} == {"job-2"}
     database.delete()
     assert (database.head(), database.waiting()) == (None, [])
+
+
+def test_a_merge_does_not_undo_a_prune_beside_it(
+    store: S3Store, database: TuningDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruned between the merge's looks at deltas and at the head; merged before the prune deletes what it merged."""
+    other = TuningDatabase(store, *NAME)
+
+    def prune() -> None:
+        other.prune(lambda now: now.only(()))
+
+    def first(owner: object, name: str, act: Callable[[], object]) -> None:
+        step = getattr(owner, name)
+
+        def acted(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            act()
+            return step(*arguments)
+
+        monkeypatch.setattr(owner, name, acted)
+
+    for owner, name, beside, act in (
+        (database, "_merged", prune, database.merge),
+        (store, "delete_object", database.merge, prune),
+    ):
+        database.commit(delta(1))
+        first(owner, name, beside)
+        act()
+        assert len(database.read().snapshot) == 0
 
 
 def write_cache(folder: Path, problems: dict[str, str], cut: int = 0) -> None:
