@@ -38,6 +38,7 @@ def background_cells(planned: Iterable[Mapping[str, Any]], passed: Iterable[Mapp
 
 
 def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
+    # A deep search takes days. The time limit is for what somebody waits for, and to reach it is final.
     order = {name: value for name, value in cell["order"].items() if name not in ("background", "budget")}
     order |= {"spec": {**order["spec"], **cell["order"]["background"]}, "against": published}
     key = cache_key(CompileSpec.from_dict(order["spec"]))
@@ -46,6 +47,7 @@ def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
         **cell,
         "key": key,
         "order": order,
+        "limits": {**cell["limits"], "time": 0.0},
         "state": "miss",
         "reason": f"tuning {mode}, in the background",
         "facts": None,

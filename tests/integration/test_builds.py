@@ -376,6 +376,9 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     assert latest_mode(farm) == "quick"
     assert farm.builds.get("main", follower)["follows"] == first
     assert [cell["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
+    plan = farm.artifacts.get_object(f"ns/main/builds/{follower}/plan.json")
+    assert plan
+    assert [cell["limits"]["time"] for cell in json.loads(plan.data)["cells"]] == [0], "a deep search may take days"
     lose_redis(farm)
     farm.builds.resume()
     farm.builds.finish(first)
