@@ -22,9 +22,14 @@ class FanOut(Generic[Piece]):
     So an attempt that waits for a slot waits for one piece at most.
     """
 
-    def __init__(self, free: FreeSlots, own: Slot, work: Callable[[Slot, Piece], None]) -> None:
-        """`work` does a piece in a slot; it is called by several threads, one for each slot."""
-        self._free, self._own, self._work = free, own, work
+    def __init__(
+        self, free: FreeSlots, own: Slot, work: Callable[[Slot, Piece], None], cancelled: threading.Event
+    ) -> None:
+        """`work` does a piece in a slot; it is called by several threads, one for each slot.
+
+        Once `cancelled` is set, that it raises says nothing of the slot.
+        """
+        self._free, self._own, self._work, self._cancelled = free, own, work, cancelled
         self._change = threading.Condition()
         self._waiting: deque[Piece] = deque()
         self._returned: list[Piece] = []
@@ -45,10 +50,10 @@ class FanOut(Generic[Piece]):
         """
         self._waiting.extend(pieces)
         ended = threading.Event()
-        for slot in self._free.beside(self._own) if len(pieces) > 1 else ():
-            run = copy_context().run  # The log's lines name the attempt in these threads too.
-            threading.Thread(target=run, args=(self._help, slot, ended), name="fan-out", daemon=True).start()
         try:
+            for slot in self._free.beside(self._own) if len(pieces) > 1 else ():
+                run = copy_context().run  # The log's lines name the attempt in these threads too.
+                threading.Thread(target=run, args=(self._help, slot, ended), name="fan-out", daemon=True).start()
             while piece := self._next():
                 self._work(self._own, piece[0])
         finally:
@@ -84,7 +89,8 @@ class FanOut(Generic[Piece]):
             self._work(slot, piece)
             failed.clear()
         except Exception as error:
-            log.warning("a borrowed slot failed", slot=slot.gpu or slot.cpus, reason=repr(error))
+            if not self._cancelled.is_set():
+                log.warning("a borrowed slot failed", slot=slot.gpu or slot.cpus, reason=repr(error))
         finally:
             with self._change:
                 self._returned += failed

@@ -109,7 +109,7 @@ class Search:
         self._database = database
         self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
         self._collect_seconds = collect_seconds
-        self._fan_out = FanOut(free, self.children.slot, self._tune_slice)
+        self._fan_out = FanOut(free, self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
         self._lock = threading.RLock()
         """Held by who counts work, or talks to the collector."""

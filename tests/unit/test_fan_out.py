@@ -17,7 +17,7 @@ def fan_out(work, pieces: int) -> None:
     free = FreeSlots(SLOTS)
     with free.one(threading.Event()) as own:
         assert own == OWN
-        FanOut(free, own, work).run(range(pieces))
+        FanOut(free, own, work, threading.Event()).run(range(pieces))
 
 
 def test_each_piece_is_done_once_and_all_slots_are_at_work() -> None:
@@ -75,3 +75,29 @@ def test_a_failure_in_the_own_slot_comes_when_the_others_have_done_what_they_hav
         fan_out(work, 100)
     assert sorted(ended, key=str) == sorted(begun, key=str)
     assert {*ended} == {*SLOTS[1:]}
+
+
+def test_a_helper_that_does_not_start_ends_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may be out of threads. Nothing is in hand any more when that is raised."""
+    at_work, raised = threading.Event(), threading.Event()
+    begun: list[int] = []
+    ended: list[int] = []
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if at_work.is_set():
+            raised.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        assert at_work.wait(30)
+
+    def work(_: Slot, piece: int) -> None:
+        begun.append(piece)
+        at_work.set()
+        assert raised.wait(30)
+        ended.append(piece)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="new thread"):
+        fan_out(work, 100)
+    assert begun == ended == [0]
