@@ -372,14 +372,13 @@ class Worker:
             self._beaten = beat
             if beat.answer == "unknown":
                 self.register()
-                return None
         except StoreUnavailable as error:
             if self._reaches_store:
                 log.warning("no heartbeat", error=error.message)
             self._reaches_store = False
             return None
         self._reaches_store = True
-        return beat
+        return None if beat.answer == "unknown" else beat
 
     def _consumes(self, process: Process, beat: Beat) -> bool:
         """Whether it does not idle for a whole lease while its pools have work, nor takes too long to begin."""

@@ -40,7 +40,7 @@ class Workers:
         """Make a worker known: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; the rest is kept as it is.
 
         It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet, `fenced` why
-        its node did not when this store last knew it: one that lost its data hears of a fence again.
+        its node did not when the worker last heard: a store that lost its data hears of a fence again.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
         document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}

@@ -155,6 +155,24 @@ def test_all_workers_of_a_node_have_to_pass_twice(store: Store) -> None:
     assert not probed("gpu-1", 2)
 
 
+def test_a_worker_that_registers_again_does_not_bring_back_a_fence_that_was_lifted(store: Store) -> None:
+    """It had been cut off while the operator let its node back; a store that lost its data does hear of the fence."""
+
+    def come_back() -> None:
+        worker = {"id": "w1", "node": "n1", "slots": 1, "pools": [POOL.as_dict()]}
+        store.workers.register(worker, ttl=60.0, fenced="it hangs")
+
+    come_back()
+    assert fenced(store, "n1") == "it hangs"
+    store.workers.unfence("n1")
+    come_back()
+    assert fenced(store, "n1") == ""
+    store.workers.probed("w1", node="n1", wrong="it hangs again", row=0)
+    store._link.ask("FLUSHALL")
+    come_back()
+    assert fenced(store, "n1") == "it hangs"
+
+
 def test_a_worker_without_room_gets_nothing_until_it_has(store: Store) -> None:
     join_pool(store)
     submit(store, new_cell())

@@ -258,7 +258,7 @@ local function fence(node, reason)
   local record = key("node", node)
   if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
   call("HSET", record, "fenced", reason)
-  call("HDEL", record, "row")
+  call("HDEL", record, "row", "let_back")
   call("DEL", key("node", node, "passed"))
   call("PEXPIRE", record, KEEP)
 end
@@ -266,6 +266,8 @@ end
 local function unfence(node)
   local record = key("node", node)
   call("HDEL", record, "fenced", "fenced_at", "row")
+  call("HSET", record, "let_back", NOW)
+  call("PEXPIRE", record, KEEP)
   call("DEL", key("node", node, "passed"), key("node", node, "blamed"))
   for _, worker in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
     local found = call("HMGET", key("worker", worker), "node", "pools")

@@ -16,5 +16,6 @@ call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "d
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
 call("PEXPIRE", key("worker", worker), ttl)
 call("ZADD", key("workers"), NOW + ttl, worker)
-if fenced ~= "" then fence(node, fenced) end
+-- Redis may have lost it with its data; where the node was let back since the worker last heard, it is lifted.
+if fenced ~= "" and call("HEXISTS", key("node", node), "let_back") == 0 then fence(node, fenced) end
 return 1
