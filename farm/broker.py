@@ -64,7 +64,8 @@ def make_celery(settings: Settings) -> Celery:
 def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> None:
     """Send messages for attempts (job id, number) to a pool's queue, in order. Raises StoreUnavailable.
 
-    Jobs that were started before go ahead of all that lies there: they have waited their turn.
+    Jobs that were started before go ahead of all that lies there: they have waited their turn, and nothing more urgent
+    lies there (`lua/hand_out.lua`).
     """
     fresh = [attempt for attempt in attempts if attempt[1] == 1]
     again = [attempt for attempt in attempts if attempt[1] > 1]

@@ -286,7 +286,7 @@ class Jobs:
 
 
 def _lane(priority: int, build: str, *, again: bool) -> str:
-    """The name of a lane, as `_farm.lua: lane_of` writes it."""
+    """The name of a lane, as `_farm.lua: lanes_of` writes it."""
     return f"{priority}|{build}{AGAIN if again else ''}"
 
 

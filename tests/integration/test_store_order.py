@@ -6,7 +6,7 @@ from farm.control.endings import settle_left
 from farm.control.pool_timeout import fail_unserved
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings
-from farm.store import Store
+from farm.store import Claim, Store
 from tests.helpers import wait_until
 from tests.jobs import POOL, join_pool, new_cell, run_next, submit, take
 
@@ -15,7 +15,7 @@ SUCCESS = Outcome.success({})
 
 @pytest.fixture
 def store(redis_url: str) -> Store:
-    return Store.connect(load_settings({}, redis_url=redis_url))
+    return Store.connect(load_settings({}, redis_url=redis_url, retry_delay=0.0))
 
 
 def order(store: Store, count: int) -> list[str]:
@@ -25,6 +25,19 @@ def order(store: Store, count: int) -> list[str]:
 
 def cells(letters: str, **changes) -> list[dict]:
     return [new_cell(letter + f"{position:063x}", **changes) for position, letter in enumerate(letters)]
+
+
+def start(store: Store, *attempts: tuple[str, int], node: str = "n1") -> list[Claim]:
+    """What a worker of a node hears that takes these messages."""
+    return [store.jobs.claim(*attempt, nonce="n", worker=f"w-{node}", node=node) for attempt in attempts]
+
+
+def end_all(store: Store, outcome: Outcome) -> list[tuple[str, int]]:
+    """Start all that waits at once on node n1 and end it like this; return the attempts."""
+    handed = store.jobs.hand_out(POOL.name, 100)
+    for (job, _), claim in zip(handed, start(store, *handed), strict=True):
+        store.jobs.finish(job, claim.token, outcome)
+    return handed
 
 
 def test_a_higher_priority_goes_first(store: Store) -> None:
@@ -96,6 +109,78 @@ def test_what_was_started_before_does_not_queue_up_again(store: Store) -> None:
     store.builds.cancel(urgent)
     assert store.jobs.hand_out(POOL.name, 2) == [(lost[0], 2)]
     assert store.jobs.hand_out(POOL.name, 2) == []
+
+
+def test_what_was_started_before_does_not_overtake_the_more_urgent_in_the_broker(store: Store) -> None:
+    join_pool(store, slots=3)
+    submit(store, *cells("a"))
+    (first,) = store.jobs.hand_out(POOL.name, 2)
+    (claim,) = start(store, first)
+    submit(store, *cells("b", priority=9))
+    submit(store, *cells("cccccc"))
+    urgent, *others = store.jobs.hand_out(POOL.name, 2)
+    assert len(others) == 5
+    store.jobs.finish(first[0], claim.token, Outcome.released())
+    assert store.jobs.hand_out(POOL.name, 2) == [], "it would go on top of the urgent one"
+    while store.wakeups.next_pool(0.01):
+        pass
+    start(store, urgent)
+    assert store.wakeups.next_pool(0.01) == POOL.name, "nothing more urgent lies there now"
+    assert store.jobs.hand_out(POOL.name, 2) == [(first[0], 2)]
+
+
+def test_builds_take_turns_with_what_was_started_before(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("aaaa"))
+    submit(store, *cells("bb"))
+    assert len(end_all(store, Outcome.released())) == 6
+    submit(store, *cells("c"))
+    handed = store.jobs.hand_out(POOL.name, 100)
+    letters = "".join(store.jobs.get(job)["key"][0] for job, _ in handed)
+    assert letters in ("ababaac", "babaaac")
+
+
+def test_jobs_that_a_node_must_not_have_leave_it_others(store: Store) -> None:
+    """One node is free and has failed many jobs; they wait for the other one, which is busy."""
+    join_pool(store, "w-n1", node="n1")
+    join_pool(store, "w-n2", node="n2")
+    submit(store, *cells("a" * 10))
+    end_all(store, Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault"))
+    submit(store, *cells("bb"))
+    handed = store.jobs.hand_out(POOL.name, 2)
+    heard = [(store.jobs.get(job)["key"][0], *start(store, (job, number))) for job, number in handed]
+    assert [(letter, claim.answer) for letter, claim in heard] == [("a", "elsewhere")] * 4 + [("b", "run")] * 2
+
+
+def test_a_job_waits_twice_as_long_each_time_a_node_must_not_have_it(store: Store) -> None:
+    join_pool(store, "w-n1", node="n1")
+    join_pool(store, "w-n2", node="n2")
+    submit(store, *cells("a"))
+    end_all(store, Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault"))
+    for delay in (0.25, 0.5, 1.0):
+        (attempt,) = store.jobs.hand_out(POOL.name, 1)
+        seconds, microseconds = store._link.ask("TIME")
+        now = int(seconds) + int(microseconds) // 1000 / 1000
+        assert start(store, attempt)[0].answer == "elsewhere"
+        assert store.jobs.explain(attempt[0])["delayed_until"] >= now + delay
+        wait_until(store.jobs.promote)
+    assert start(store, *store.jobs.hand_out(POOL.name, 1), node="n2")[0].answer == "run"
+
+
+def test_what_an_older_release_put_among_the_new_jobs_is_found_there(store: Store) -> None:
+    """It had one lane for a build's new jobs and for those that were started before."""
+    join_pool(store)
+    build_id = submit(store, *cells("aa"))
+    end_all(store, Outcome.released())
+    lane = f"{{farm}}:pool:{POOL.name}:ready:0|{build_id}"
+    store._link.ask("RENAME", f"{lane}|again", lane)
+    store._link.ask("DEL", f"{{farm}}:pool:{POOL.name}:lanes")
+    store._link.ask("ZADD", f"{{farm}}:pool:{POOL.name}:lanes", 4000e11, f"0|{build_id}")
+    assert list(store.audit.jobs()) == []
+    submit(store, *cells("aa", priority=3))
+    assert store._link.ask("EXISTS", lane) == 0, "they moved with their priority"
+    assert order(store, 2) == ["a", "a"]
+    assert store.jobs.hand_out(POOL.name, 1) == []
 
 
 def test_max_parallel_bounds_a_build(store: Store) -> None:

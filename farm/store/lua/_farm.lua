@@ -4,7 +4,7 @@
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
-local AGAIN = 250       -- how long a job waits after it met an excluded node: that is often the one with a free slot
+local AGAIN = 250       -- how long a job waits after it met a node that must not have it: that is often the one with a free slot
 local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
 local COUNTS = 86400000 -- how long each of them counts
 local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
@@ -121,24 +121,26 @@ local function move_cells(cells, job, from, to, kind)
   end
 end
 
--- A job's lane in a build: one for each priority, and one for jobs that were started before.
-local function lane_of(job, build)
-  return job.priority .. "|" .. build .. (tonumber(job.number) > 1 and "|again" or "")
+-- The two lanes of a job's priority in a build: for new jobs, and for those that were started before. An older release had
+-- the first for both.
+local function lanes_of(job, build)
+  local lane = job.priority .. "|" .. build
+  return {lane, lane .. "|again"}
 end
 
--- Give a lane its place: by priority, then turn. Who was started before has had his turn: he is first.
+-- Give a lane its place: by priority, then turn; those of jobs that were started before are the first of their priority.
 local function queue_up(lanes, lane, priority, again)
-  call("ZADD", lanes, (4000 - priority) * 1e11 + (again and 0 or call("INCR", key("turn"))), lane)
+  call("ZADD", lanes, (4000 - priority) * 1e11 + call("INCR", key("turn")) - (again and 5e10 or 0), lane)
 end
 
 -- Offer a queued job to its pool: in its lane of each build that wants it. A new lane queues up behind the others.
 local function offer(job, cells)
-  local lanes = key("pool", job.pool, "lanes")
+  local lanes, again = key("pool", job.pool, "lanes"), tonumber(job.number) > 1
   for _, cell in ipairs(cells) do
     if cell.live then
-      local lane = lane_of(job, cell.build)
+      local lane = lanes_of(job, cell.build)[again and 2 or 1]
       call("ZADD", key("pool", job.pool, "ready", lane), job.rank, job.id)
-      if not call("ZSCORE", lanes, lane) then queue_up(lanes, lane, job.priority, tonumber(job.number) > 1) end
+      if not call("ZSCORE", lanes, lane) then queue_up(lanes, lane, job.priority, again) end
     end
   end
   wake(job.pool)
@@ -146,10 +148,11 @@ end
 
 local function withdraw(job, cells)
   for _, cell in ipairs(cells) do
-    local lane = lane_of(job, cell.build)
-    if call("ZREM", key("pool", job.pool, "ready", lane), job.id) == 1
-       and call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
-      call("ZREM", key("pool", job.pool, "lanes"), lane)
+    for _, lane in ipairs(lanes_of(job, cell.build)) do
+      if call("ZREM", key("pool", job.pool, "ready", lane), job.id) == 1
+         and call("EXISTS", key("pool", job.pool, "ready", lane)) == 0 then
+        call("ZREM", key("pool", job.pool, "lanes"), lane)
+      end
     end
   end
 end
@@ -248,7 +251,8 @@ local function requeue(job, cells, delay, node, kind)
   job.number = string.format("%d", job.number + 1)
   call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW, "done", job.done or "",
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
-  call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail")
+  call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
+       "refused")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
 end

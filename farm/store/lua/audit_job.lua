@@ -25,7 +25,9 @@ for _, cell in ipairs(cells) do
   if cell.live and state ~= job.state then
     wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
   end
-  if call("ZSCORE", key("pool", job.pool, "ready", lane_of(job, cell.build)), id) then lanes = lanes + 1 end
+  for _, lane in ipairs(lanes_of(job, cell.build)) do
+    if call("ZSCORE", key("pool", job.pool, "ready", lane), id) then lanes = lanes + 1 end
+  end
 end
 local named = call("GET", key("active", job.namespace, job.job_key)) == id
 if job.state == "queued" or job.state == "running" then

@@ -46,7 +46,9 @@ if excluded[node] and excluded[node] > NOW then
   local _, nodes = live_slots(job.pool)
   for other in pairs(nodes) do
     if not (excluded[other] and excluded[other] > NOW) then
-      put_back(job, cells, AGAIN)
+      -- Twice as long with each time, so that the jobs which this node must not have leave it time for others.
+      local times = call("HINCRBY", key("job", id), "refused", 1)
+      put_back(job, cells, math.min(AGAIN * 2 ^ (times - 1), excluded[node] - NOW))
       return {"elsewhere"}
     end
   end
@@ -68,8 +70,10 @@ call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.numb
 place(job, "running", cells)
 note_busy(worker)
 move_cells(cells, job, "queued", "running")
-if call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)
-   and call("EXISTS", key("pool", job.pool, "lanes")) == 1 then
+-- Jobs that were started before may have waited for this one to be taken.
+local first = call("ZRANGE", key("pool", job.pool, "lanes"), 0, 0)[1]
+if first and (first:match("|again$")
+   or call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)) then
   wake(job.pool)
 end
 return run()

@@ -1,7 +1,8 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
 -- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
 -- out nothing. The stock in the broker is filled up when half of it has been claimed: until then the queue is no shorter
--- than the slots, and lots stay lots. Jobs that were started before do not wait for that, and go on top.
+-- than the slots, and lots stay lots. Jobs that were started before have as much room of their own, and go on top: once
+-- nothing more urgent lies there.
 -- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, node:<node>, turn, job:<job> with :cells,
 --   build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
@@ -9,10 +10,16 @@
 -- answer: flat list of job, attempt
 if call("SISMEMBER", key("paused"), pool) == 1 then return {} end
 local lanes = key("pool", pool, "lanes")
-local most, stock = live_slots(pool) * tonumber(per_slot), call("ZCARD", key("pool", pool, "handed"))
+local most = live_slots(pool) * tonumber(per_slot)
 local low = math.floor(most / 2)
 call("SET", key("pool", pool, "low"), low)
-local room, spare = stock > low and 0 or most - stock, 2 * most - stock
+local room, spare, urgent = most, most, -math.huge
+for _, id in ipairs(call("ZRANGE", key("pool", pool, "handed"), 0, -1)) do
+  local found = call("HMGET", key("job", id), "number", "priority")
+  if tonumber(found[1] or 1) > 1 then spare = spare - 1 else room = room - 1 end
+  urgent = math.max(urgent, tonumber(found[2] or urgent))
+end
+if most - room > low then room = 0 end
 local chosen, passed = {}, 0
 while true do
   local lane = call("ZRANGE", lanes, passed, passed)[1]
@@ -23,7 +30,9 @@ while true do
   local parallel = tonumber(bound[1] or "0")
   if bound[2] == "1" or bound[3] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
     passed = passed + 1
-  elseif (again and spare or room) <= 0 then
+  elseif again and (spare <= 0 or tonumber(priority) < urgent) then
+    passed = passed + 1
+  elseif not again and room <= 0 then
     break
   else
     local id = call("ZPOPMIN", key("pool", pool, "ready", lane))[1]
@@ -40,7 +49,8 @@ while true do
       call("HSET", key("job", id), "where", "handed")
       chosen[#chosen + 1] = id
       chosen[#chosen + 1] = job.number
-      room, spare = room - 1, spare - 1
+      if again then spare = spare - 1 else room = room - 1 end
+      urgent = math.max(urgent, tonumber(priority))
     end
   end
 end
