@@ -71,6 +71,7 @@ def plan_follow_up(planned: Mapping[str, Any], cells: Sequence[Mapping[str, Any]
         "cells": len(cells),
         "hits": 0,
         "fail_fast": False,
+        "retries": None,
         "warnings": [],
     }
     return {"schema": 1, "build": build, "cells": list(cells)}
