@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,18 @@ from farm.steps import StepEnded, Steps, slice_request, tune_request, tuning_mod
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
 from farm.tuning.files import read_folder, write_folder
-from farm.tuning.records import Source, Work
+from farm.tuning.records import Snapshot, Source, Store, Work
 
 log = get_logger(__name__)
 
 COLLECT_SECONDS = 60.0
 """Between two looks for what a running child has learnt."""
+
+FINISH_SECONDS = 300.0
+"""How long the last commit waits for storage that is away."""
+
+FINISH_PAUSE = 5.0
+"""Between two tries of that."""
 
 REFUSED = frozenset(
     {
@@ -66,11 +72,33 @@ class Slice(NamedTuple):
 
 @dataclass
 class Lane:
-    """A slot that tunes for the attempt: its steps, its folder, and how many records were learnt there."""
+    """A slot that tunes for the attempt: its steps and its folder; and of its latest child what it has learnt, and when
+    it began and ended, by the monotonic clock.
+    """
 
     steps: Steps
     folder: Path
-    learnt: int = 0
+    learnt: Snapshot = field(default_factory=Snapshot)
+    began: float | None = None
+    """None also once its seconds were taken."""
+    ended: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What the child took until now, or until it ended; 0 once that was taken."""
+        began, ended = self.began, self.ended  # Another thread changes them at any time.
+        return 0.0 if began is None else round((ended or time.monotonic()) - began, 3)
+
+    def take_seconds(self) -> float:
+        """Return what a child took that has ended, for once."""
+        seconds, self.began = self.seconds, None
+        return seconds
+
+    @property
+    def operations(self) -> int:
+        """How many operations left a record."""
+        counts = self.learnt.counts()
+        return counts[Store.PROBLEM_CACHE] + counts[Store.FIND_DB]
 
 
 class Search:
@@ -105,7 +133,8 @@ class Search:
         compiler = COMPILERS[self.spec["compiler"]["name"]]
         enforce = self.spec["tuning"].get("miopen_find_enforce")
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
-        self._deadline = time.monotonic() + budget if budget else None
+        self._budget = budget
+        self._deadline: float | None = None
         self._database = database
         self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
         self._collect_seconds = collect_seconds
@@ -138,8 +167,7 @@ class Search:
         finally:
             ended.set()
             thread.join()
-            with self._patiently():
-                self._collector.finish(self.work)
+            self._finish()
 
     def tune(self, model: Path, inputs: Sequence[Path]) -> None:
         """Tune each slice of a model that is not known; `inputs` are what its compile reads. Raises StepEnded."""
@@ -152,6 +180,7 @@ class Search:
         # In an order of its own, an attempt that tunes the same slices elsewhere meanwhile leaves most of them to us.
         missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
         self._count = len(missing)
+        self._deadline = time.monotonic() + self._budget if self._budget else None
         try:
             self._fan_out.run(missing)
         finally:
@@ -175,6 +204,28 @@ class Search:
                 raise
             self.cut = True
             return None
+        finally:
+            with self._lock:
+                self._collect(own)
+                seconds = own.take_seconds()
+                if own.learnt or self.cut:  # Else there was nothing to tune: it did nothing but compile.
+                    self._spend(seconds)
+                if not self.slices:
+                    self.work += Work(tuned=own.operations)
+
+    def _finish(self) -> None:
+        """Commit the rest. No later call would do it where storage is away, so this one waits; not when cancelled."""
+        end = time.monotonic() + FINISH_SECONDS
+        while True:
+            try:
+                return self._collector.finish(self.work)
+            except FarmFault as error:
+                lost = self.children.cancelled.is_set() or time.monotonic() >= end
+                consequence = "what was learnt since is lost" if lost else "trying again"
+                log.warning("the tuning database is away at the end", consequence=consequence, error=error.message)
+            if lost:
+                return None
+            self.children.cancelled.wait(FINISH_PAUSE)
 
     def _is_known(self, piece: Slice) -> bool:
         """Say whether the database has a slice by now; count it where it does."""
@@ -211,28 +262,40 @@ class Search:
                 self._leave(piece)
                 return
             self._say(piece.operations)
-            anything, before = bool(self._collector.slices), lane.learnt
+            others = self._collector.others
         request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key)
         ended: StepEnded | None = None
-        began = time.monotonic()
         try:
             self._ask(lane, request, read=[Path(piece.cut["path"]).parent], quiet=True)
         except StepEnded as error:
             ended = error
-        seconds = round(time.monotonic() - began, 3)
-        finished = {} if ended else {piece.key: {"operations": piece.operations, "seconds": seconds}}
         with self._lock:
-            self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
-            self._collect(lane, finished)
+            seconds = lane.take_seconds()
+            self._spend(seconds)
+            finished = {"operations": piece.operations, "seconds": seconds}
+            self._collect(lane, {} if ended else {piece.key: finished})
             if ended:
                 self._tidy(lane)
                 self._judge(piece, ended)
-            elif lane.learnt > before:
-                self.work += Work(tuned=piece.operations)
-            elif anything:
-                self.work += Work(known=piece.operations)  # Slices of another cut had the same operations.
             else:
-                self.work += Work(untunable=piece.operations)
+                self.work += self._tuned(piece, lane, others=others)
+
+    def _tuned(self, piece: Slice, lane: Lane, *, others: bool) -> Work:
+        """Count the operations of a slice that a lane has tuned to its end.
+
+        Where `others` had left anything before, what left no new record was known: their slices were cut otherwise.
+        """
+        tuned = piece.operations if lane.learnt else 0
+        if others and (Store.ONNXRUNTIME, "") not in lane.learnt.tables:  # It has one record for all.
+            tuned = min(tuned, lane.operations * int(piece.cut["count"]))
+        rest = piece.operations - tuned
+        if not others:
+            return Work(tuned=tuned, untunable=rest)
+        return Work(tuned=tuned, known=rest, saved=round(self._collector.seconds(rest), 3))
+
+    def _spend(self, seconds: float) -> None:
+        """Count what a child took."""
+        self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
 
     def _judge(self, piece: Slice, ended: StepEnded) -> None:
         """Count a slice that was not tuned to its end. Raises StepEnded where the whole cannot go on."""
@@ -275,14 +338,19 @@ class Search:
         quiet: bool = False,
     ) -> dict[str, Any]:
         """Ask a child that tunes into a lane's folder, within the budget."""
-        return lane.steps.ask(
-            request,
-            {**self.mode.searching(str(lane.folder)), **self._overrides},
-            read=read,
-            write=[*write, lane.folder],
-            seconds=max(self._deadline - time.monotonic(), 0.001) if self._deadline else 0.0,
-            quiet=quiet,
-        )
+        began = time.monotonic()
+        lane.learnt, lane.ended, lane.began = Snapshot(), None, began
+        try:
+            return lane.steps.ask(
+                request,
+                {**self.mode.searching(str(lane.folder)), **self._overrides},
+                read=read,
+                write=[*write, lane.folder],
+                seconds=max(self._deadline - began, 0.001) if self._deadline else 0.0,
+                quiet=quiet,
+            )
+        finally:
+            lane.ended = time.monotonic()
 
     def _out_of_budget(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
@@ -317,9 +385,11 @@ class Search:
 
     def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
         """Commit what is new in a lane's folder, and which slices were finished there."""
-        lane.learnt += self._collector.look(lane.folder, self.work, finished)
+        running = sum(each.seconds for each in self._lanes.values())
+        work = replace(self.work, seconds=round(self.work.seconds + running, 3))
+        lane.learnt = lane.learnt.join(self._collector.look(lane.folder, work, finished))
         with self._patiently():
-            self._collector.commit(self.work)
+            self._collector.commit(work)
 
     @contextmanager
     def _patiently(self) -> Iterator[None]:

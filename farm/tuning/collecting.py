@@ -4,6 +4,7 @@ others learn.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -61,17 +62,27 @@ class Collector:
         self._source = Source("", worker, job, toolchain)
         self._session = Session(session, "", Work(), worker, job, identifier)
         self._seconds = 0.0
+        self.others = len(restored.snapshot) > 0
+        """Whether anybody else has left a record."""
 
     @property
     def slices(self) -> Table:
         """The slices that are known to be tuned, by whomever."""
         return self._known.tables.get((Store.SLICES, ""), {})
 
+    def seconds(self, operations: int) -> float:
+        """Return what so many operations took when they were tuned: on average, in the slices that are known."""
+        slices = [json.loads(value) for value, _ in self.slices.values()]
+        known = sum(each["operations"] for each in slices)
+        return operations * sum(each["seconds"] for each in slices) / known if known else 0.0
+
     def follow(self) -> None:
         """Learn what others committed meanwhile. Raises StorageUnavailable."""
         news = self._database.since(self._seen)
         self._seen = news.seen
         if news.snapshot:
+            # What a head brings may be our own.
+            self.others = self.others or len(news.snapshot.minus(self._known)) > 0
             self._known = self._known.join(Snapshot(news.snapshot.tables))
 
     def prepare(self, folder: Path) -> None:
@@ -80,8 +91,8 @@ class Collector:
             write_folder(self._known, folder)
             self._folders[folder] = self._known
 
-    def look(self, folder: Path, work: Work, finished: Mapping[str, Any] | None = None) -> int:
-        """Find the records that are new in a folder since the last look; return how many those are.
+    def look(self, folder: Path, work: Work, finished: Mapping[str, Any] | None = None) -> Snapshot:
+        """Find the records that are new in a folder since the last look, and return them.
 
         `work` is what this attempt's tuning has done so far, `finished` the slices that were tuned to their end there.
         """
@@ -93,7 +104,7 @@ class Collector:
             spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
             new = new.measured_by(replace(source, seconds=round(spent / len(new), 3)))
             self._known, self._pending = self._known.join(new), self._pending.join(new)
-        return len(found)
+        return found
 
     def commit(self, work: Work, *, ended: bool = False) -> None:
         """Commit what was found since the last time, if anything; at the end also what the whole session came to.

@@ -67,7 +67,7 @@ class Work:
     """What tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
 
     `known` operations came from the database, `tuned` were tuned now, `untunable` left nothing to keep. `saved` is
-    what the known ones took when they were tuned.
+    what the known ones took when they were tuned, where that is not known one by one on average.
     """
 
     known: int = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farm.artifacts.s3 import S3Store
+from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings, load_settings
 from farm.steps import StepEnded
@@ -160,6 +162,58 @@ def test_a_slice_that_the_compiler_refuses_is_not_tunable(
         tuner.compile(model, None)
     assert (tuner.search.work.tuned, tuner.search.work.untunable) == (4, 1)
     assert database(artifacts).read().snapshot.log.total().work == tuner.search.work
+
+
+def test_operations_are_counted_by_where_they_came_from(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    """No slice of the second model is known as a whole; of each, one operation is new."""
+    first = tuner_for(artifacts, farm_settings, tmp_path, "first")
+    first.compile(save_model(tmp_path / "a", OPERATIONS[:8]), None)
+    assert first.search.work.saved == 0
+    second = tuner_for(artifacts, farm_settings, tmp_path, "second")
+    second.compile(save_model(tmp_path / "b", ["new-1", *OPERATIONS[:3], "new-2", *OPERATIONS[4:7]]), None)
+    work = second.search.work
+    assert (work.known, work.tuned, work.untunable) == (6, 2, 0)
+    assert work.saved > 0
+
+
+def test_a_slice_that_leaves_nothing_is_not_known_because_others_of_its_attempt_left_something(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
+    tuner.compile(save_model(tmp_path, [*OPERATIONS[:4], *reversed(OPERATIONS[:4])]), None)
+    assert (tuner.search.work.known, tuner.search.work.tuned, tuner.search.work.untunable) == (0, 4, 4)
+
+
+def test_what_is_tuned_as_a_whole_counts(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+    """A TensorFlow graph is not cut. What the minute's look finds in a running child has taken its seconds, too."""
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", collect_seconds=0.05)
+    tuner.order["model"]["format"] = "tf"
+    tuner.compile(save_model(tmp_path, OPERATIONS), None)
+    work = tuner.search.work
+    assert (work.known, work.tuned, work.untunable) == (0, 10, 0)
+    assert work.seconds > 0
+    found = database(artifacts).read().snapshot
+    assert found.log.total().work == work
+    assert 0 < sum(record.source.seconds for record in found) < work.seconds + 0.01
+
+
+def test_the_last_commit_waits_for_storage_that_is_away(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, away = artifacts.put_object, iter([True] * 6)
+
+    def put_object(key: str, *arguments: Any, **options: Any) -> Any:
+        if "/deltas/" in key and next(away, False):
+            raise StorageUnavailable("S3 is away")
+        return put(key, *arguments, **options)
+
+    monkeypatch.setattr(artifacts, "put_object", put_object)
+    monkeypatch.setattr("farm.search.FINISH_PAUSE", 0.01)
+    tuner_for(artifacts, farm_settings, tmp_path, "one").compile(save_model(tmp_path, OPERATIONS[:4]), None)
+    assert next(away, None) is None
+    assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 4
 
 
 def test_deaths_lose_the_slice_in_hand_at_most(farm_settings: Settings, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     def collect(work: Work) -> int:
         found = collector.look(tmp_path, work)
         collector.commit(work)
-        return found
+        return len(found)
 
     assert collect(Work()) == 0
     write_cache(tmp_path, {**known, "new-1": "a", "new-2": "b"}, cut=4)  # half written
