@@ -296,7 +296,7 @@ class Steps:
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: beside another attempt."""
         spec = self.order["spec"]
-        shared = shared or any((found["processes"] or {}).get("count") for found in self.conditions)
+        shared = shared or any(map(is_shared, self.conditions))
         return {
             "schema": 1,
             "identifier": self.order["identifier"],
@@ -338,6 +338,11 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
+
+
+def is_shared(found: Mapping[str, Any]) -> bool:
+    """Whether others held memory of the GPU at one look."""
+    return bool((found["processes"] or {}).get("count"))
 
 
 def texts_beside(program: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.search import COLLECT_SECONDS, REFUSED, Search
 from farm.slots import FreeSlots
-from farm.steps import StepEnded, Steps, bench_request, compile_request, inputs_of
+from farm.steps import StepEnded, Steps, bench_request, compile_request, inputs_of, is_shared
 from farm.tuning.database import Learning
 from farm.tuning.files import read_folder, write_folder
 from farm.tuning.records import Source
@@ -102,6 +102,7 @@ class Tuner:
         after = self.children.look("after tuning")
         record = evaluate(compiled, self)
         is_faster = self.prove(compiled, samples)
+        turns = self.children.look("after the turns of measuring")
         if not is_faster:
             # With what lies beside it: its texts, where they are asked for.
             shutil.rmtree(self.steps.program.parent)
@@ -109,7 +110,11 @@ class Tuner:
             record = evaluate(self.untuned_compiled, None)
         record["tuning"] |= self.report(published=is_faster)
         record["tuning"]["conditions"] = [found for found in (before, after) if found]
-        record["measurements"] |= self.figures()
+        measured = record["measurements"]
+        measured |= self.figures()
+        if turns:
+            measured["conditions"] = [*measured["conditions"], turns]
+            measured["shared"] = measured["shared"] or is_shared(turns)
         return record
 
     def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class Measurements(_Document):
     against: Against | None = None
     points: list[MeasuredPoint] = []
     conditions: list[Conditions] = []
-    """Before and after measuring, where the device tells."""
+    """Before and after measuring, and after the turns with other programs, where the device tells."""
     shared: bool = False
 
 

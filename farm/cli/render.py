@@ -374,10 +374,12 @@ def _tuning(facts: Mapping[str, Any]) -> str:
 
 
 def not_alone(conditions: Sequence[Document], what: str) -> list[tuple[str, str]]:
-    """Return rows that say which other processes held memory of the GPU before and after something was done."""
+    """Return rows that say which other processes held memory of the GPU before and after something was done, and
+    after its turns with other programs.
+    """
     return [
         ("not alone", f"{plural(others['count'], 'process', 'processes')} with {size(others['memory'])} {when} {what}")
-        for when, found in zip(("before", "after"), conditions, strict=False)
+        for when, found in zip(("before", "after", "after the turns of"), conditions, strict=False)
         if (others := found.get("processes") or {}).get("count")
     ]
 

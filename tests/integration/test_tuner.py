@@ -107,6 +107,22 @@ def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_setting
     assert [path.name for path in tuner.kernels()] == ["gfx942130.ukdb"]
 
 
+def test_others_on_the_gpu_while_programs_take_turns_make_the_measurement_shared(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    """The turns decide which program is published."""
+    looks = [{"processes": {"count": count, "memory": 1}} for count in (0, 0, 2)]
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
+    tuner.children.conditions = iter(looks).__next__
+
+    def evaluate(*_: Any) -> dict[str, Any]:
+        return {"tuning": {}, "measurements": {"conditions": [], "shared": False}}
+
+    record = tuner.make(save_model(tmp_path, OPERATIONS[:1]), None, None, evaluate)
+    assert record["tuning"]["conditions"] == looks[:2]
+    assert (record["measurements"]["conditions"], record["measurements"]["shared"]) == (looks[2:], True)
+
+
 def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
