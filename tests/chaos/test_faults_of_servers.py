@@ -32,7 +32,7 @@ from farm.store import Store
 from tests.chaos.conftest import Rigs
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
-from tests.chaos.rig import LEASE, Rig, pause
+from tests.chaos.rig import ENDED, LEASE, Rig, pause
 from tests.helpers import wait_until
 from tests.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
 
@@ -352,6 +352,45 @@ def scripts_run(raw: redis.Redis) -> int:
     """How many scripts a server has run so far."""
     stats = raw.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
+
+@pytest.mark.fault("flush")
+def test_flushed_in_mid_work(fault: Fault, rig: Rigs) -> None:
+    """Three builds at a time, of different manifests; each has cells that ended, that run and that wait."""
+    farm = rig()
+    client = farm.serve()
+    farm.workers("n1", "n2", slots=3)
+    expected = [{"succeeded": 12}, {"succeeded": 14}, {"succeeded": 15, "failed": 1}]
+    farm.script({"": [{"seconds": 1.0}], "16": [{"exit": 42}]})
+    recoveries: list[float] = []
+    sums, before, compiled_again = Counter[str](), 0, 0
+    for _ in range(fault.count.flushes):
+        builds = [farm.submit(client, sum(counts.values())) for counts in expected]
+
+        def in_mid_work(builds: list[str] = builds) -> bool:
+            return all(
+                all(farm.store.builds.get(one)["counts"][state] for state in ("succeeded", "running", "queued"))
+                for one in builds
+            )
+
+        wait_until(in_mid_work, timeout=60, message="every build has cells that ended, that run and that wait")
+        published = set(farm.published())
+        at = float("{}.{:06}".format(*farm.raw.time()))
+        farm.raw.flushall()
+        for build_id, counts in zip(builds, expected, strict=True):
+            cells = farm.wait(build_id, timeout=120)
+            begun = [one["started_at"] for cell in cells if cell["job"] for one in farm.attempts(cell)]
+            recoveries.append(min(time_ for time_ in begun if time_ > at) - at)
+            known = [cell for cell in cells if cell["key"] in published]
+            before += len(known)
+            compiled_again += sum(map(farm.compiled, known))
+            told = client.report(build_id)["build"]["counts"]
+            assert {state: told[state] for state in ENDED if told.get(state)} == counts
+        sums.update(farm.ledger())
+        farm.builds.clear()  # The next flush takes them out of the store.
+    fault.measured(published_before=before, compiled_again=compiled_again, adopted=farm.adopted(), **sums)
+    assert compiled_again == 0
+    fault.recovered(recoveries, 10.0)
 
 
 @pytest.mark.fault("15")
