@@ -14,10 +14,11 @@ from farm.store import Store
 Send = Callable[[str, list[tuple[str, int]]], None]
 """Sends a pool's attempts (job id, number) to the broker."""
 
-PER_SLOT = 2
+PER_SLOT = 1
 """Jobs that may lie in the broker, unclaimed, for each live slot of a pool.
 
-More would take the order out of our hands, since the broker's queue is first in, first out; fewer would let slots wait.
+More would take the order out of our hands, since the broker's queue is first in, first out; with one, a new build's
+turn comes within two job lengths (docs/decisions/0026). With none, slots would wait for the dispatcher.
 """
 
 

@@ -41,10 +41,11 @@ targets: [onnxruntime/cpu]
 salt: "{salt}"
 {options}
 models:
-  - name: net
-    source: {{path: net.onnx}}
-    batches: [{batches}]
+{models}
 """
+MODEL = "  - {{name: net{first}, source: {{path: net.onnx}}, batches: [{batches}]}}"
+MOST_BATCHES = 1000
+"""Of one model in a manifest."""
 
 Script = Mapping[str, list[dict[str, Any]]]
 
@@ -188,8 +189,11 @@ class Rig:
 
         `options` are further lines of its manifest.
         """
-        batches = ", ".join(str(number) for number in range(1, cells + 1))
-        text = MANIFEST.format(salt=salt or secrets.token_hex(8), batches=batches, options=options)
+        models = [
+            MODEL.format(first=first, batches=", ".join(map(str, range(first, min(first + MOST_BATCHES, cells + 1)))))
+            for first in range(1, cells + 1, MOST_BATCHES)
+        ]
+        text = MANIFEST.format(salt=salt or secrets.token_hex(8), models="\n".join(models), options=options)
         with self._freezing:  # Submitters share the folder.
             return freeze_manifest(self.folder, text, batch="batch")
 

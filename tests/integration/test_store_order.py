@@ -1,10 +1,13 @@
 """Which jobs are handed out next, and how many."""
 
+from collections import deque
+
 import pytest
 
 from farm.control.endings import settle_left
 from farm.control.pool_timeout import fail_unserved
 from farm.jobs.state import FailureKind, Outcome
+from farm.scheduler import hand_out
 from farm.settings import load_settings
 from farm.store import Claim, Store
 from tests.helpers import wait_until
@@ -73,7 +76,36 @@ def test_a_job_has_the_largest_priority_of_its_live_cells(store: Store) -> None:
     assert order(store, 3) == ["c", "a", "b"]
 
 
-def test_a_pool_gets_twice_its_slots_and_no_more(store: Store) -> None:
+def test_a_small_build_behind_a_huge_one_starts_within_two_job_lengths(store: Store) -> None:
+    """At the worst moment: the broker is just filled up, and all jobs begin and end together."""
+    slots, broker, running = 4, deque[tuple[str, int]](), []
+    join_pool(store, slots=slots)
+    submit(store, *[new_cell() for _ in range(40)])
+
+    def dispatch() -> None:
+        hand_out(store, lambda _, lot: broker.extend(lot), POOL.name)
+
+    def begin() -> set[str]:
+        for _ in range(slots):
+            job_id, attempt = broker.popleft()
+            running.append((job_id, store.jobs.claim(job_id, attempt, nonce=job_id, worker="w1", node="n1")))
+            dispatch()
+        return {job_id for job_id, _ in running}
+
+    dispatch()
+    begin()
+    small = {cell["job"] for cell in store.builds.cells(submit(store, *cells("bbb")))}
+    lengths, begun = 0, set[str]()
+    while not begun & small:
+        for job_id, claim in running:
+            store.jobs.finish(job_id, claim.token, SUCCESS)
+        running.clear()
+        lengths += 1
+        begun = begin()
+    assert lengths == 2
+
+
+def test_a_pool_gets_so_much_for_each_slot_and_no_more(store: Store) -> None:
     join_pool(store, slots=3)
     submit(store, *[new_cell() for _ in range(20)])
     handed = store.jobs.hand_out(POOL.name, 2)

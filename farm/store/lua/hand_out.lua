@@ -1,8 +1,7 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
 -- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
--- out nothing. The stock in the broker is filled up when half of it has been claimed: until then the queue is no shorter
--- than the slots, and lots stay lots. Jobs that were started before have as much room of their own, and go on top: once
--- nothing more urgent lies there.
+-- out nothing. The stock in the broker is filled up when half of it has been claimed, so that lots stay lots. Jobs that
+-- were started before have as much room of their own, and go on top: once nothing more urgent lies there.
 -- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, node:<node>, turn, job:<job> with :cells,
 --   build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
