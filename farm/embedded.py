@@ -98,6 +98,11 @@ class Server:
         return self._guard is not None and self._guard.poll() is None
 
     @property
+    def status(self) -> int | None:
+        """The child's exit status, as a shell has it; None while it runs."""
+        return self._guard.poll() if self._guard else None
+
+    @property
     def pid(self) -> int | None:
         """Process id of the child itself, not of its guard; None when it does not run."""
         if self._guard is None or not self.alive:
@@ -377,7 +382,10 @@ class EmbeddedFarm:
                 calm = now - deaths[server.name] > CALM
                 pauses[server.name] = 0.0 if calm else min(RESTART_DELAY, 2 * pauses[server.name] + 0.5)
                 deaths[server.name] = now
-                log.warning("embedded part died, starting it again", part=server.name, log=str(server.log))
+                if server.status == 0:
+                    log.info("embedded part ended, starting it again", part=server.name)
+                else:
+                    log.warning("embedded part died, starting it again", part=server.name, log=str(server.log))
                 if not self._stopping.wait(pauses[server.name]):
                     server.spawn()
 

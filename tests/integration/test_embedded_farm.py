@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from helpers import wait_until
+from structlog.testing import capture_logs
 
 from farm.artifacts.s3 import S3Store
 from farm.embedded import EmbeddedFarm
@@ -66,9 +67,12 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
     return load_settings({"XDG_CONFIG_HOME": str(folder)}, data_dir=folder, cpu_slots=1, **changes)
 
 
+def bearer(settings: Settings) -> dict[str, str]:
+    return {"Authorization": f"Bearer {settings.api_token.get_secret_value()}"}
+
+
 def ask(settings: Settings, path: str) -> Any:
-    headers = {"Authorization": f"Bearer {settings.api_token.get_secret_value()}"}
-    return httpx.get(settings.api_url + path, headers=headers).raise_for_status().json()
+    return httpx.get(settings.api_url + path, headers=bearer(settings)).raise_for_status().json()
 
 
 def processes_of(farm: EmbeddedFarm) -> list[psutil.Process]:
@@ -134,6 +138,19 @@ def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings])
     wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=20)
     wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=30)
     assert store.has_blob(digest, size)
+
+
+def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple[EmbeddedFarm, Settings]) -> None:
+    farm, settings = first
+    worker = next(server for server in farm._servers if server.name == "worker")
+    pid, (registered,) = worker.pid, wait_until(lambda: ask(settings, "/v1/workers")["items"])
+    with capture_logs() as logs:
+        httpx.post(
+            f"{settings.api_url}/v1/workers/{registered['id']}/drain", headers=bearer(settings)
+        ).raise_for_status()
+        wait_until(lambda: worker.pid not in (None, pid), timeout=60)
+    (line,) = (line for line in logs if line.get("part") == "worker")
+    assert (line["log_level"], line["event"]) == ("info", "embedded part ended, starting it again")
 
 
 def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp_path: Path) -> None:
