@@ -649,6 +649,7 @@ class Builds:
         if facts is None:
             return "the farm is taking the build in"
         pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]
+        ahead, slots = facts["ahead"], facts["slots"]
         reasons = [
             (name, f"{name} is paused; `farm resume {name}` lets it go on"),
             (not facts["live_workers"], f"no live worker serves {pool}"),
@@ -656,7 +657,7 @@ class Builds:
             (then, f"tries again in {max(0.0, (then or 0.0) - time.time()):.0f} s"),
             (facts["bounded_by"], f"build {facts['bounded_by']} already runs as many as its max-parallel"),
             (facts["handed_out"], "handed out; the next free slot takes it"),
-            (True, f"{facts['ahead']} jobs ahead for {facts['slots']} slots of {pool}"),
+            (True, f"{ahead} job{'s' * (ahead != 1)} ahead for {slots} slot{'s' * (slots != 1)} of {pool}"),
         ]
         return next(reason for holds, reason in reasons if holds)
 

@@ -506,12 +506,12 @@ def waiting(cells: Sequence[Document]) -> list[str]:
     queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued"]
     reasons: dict[str, list[int]] = {}
     for text in filter(None, queued):
-        number = re.match(r"\d+(?= jobs ahead)", text)
-        reasons.setdefault(text[number.end() :] if number else text, []).append(int(number[0]) if number else -1)
+        number = re.match(r"(\d+) jobs? (?=ahead)", text)
+        reasons.setdefault(text[number.end() :] if number else text, []).append(int(number[1]) if number else -1)
     lines = []
     for reason, ahead in reasons.items():
         least, most = min(ahead), max(ahead)
-        numbers = "" if most < 0 else f"{least} to {most}" if least < most else f"{least}"
+        numbers = "" if most < 0 else f"{least} to {most} jobs " if least < most else f"{plural(most, 'job')} "
         lines.append(f"{plural(len(ahead), 'cell')} waiting: {numbers}{reason}")
     if lines and (more := queued.count("")):
         lines.append(f"{plural(more, 'cell')} waiting behind them")

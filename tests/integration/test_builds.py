@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.client import FarmClient, Frozen, freeze
+from farm.client import FarmClient, Frozen, freeze, new_build_id
 from farm.comparison import Comparison
 from farm.control import retention
 from farm.errors import Conflict, ManifestError, NotFound, UsageError
@@ -316,6 +316,12 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     assert work(farm) == 2
 
 
+def test_what_waits_says_behind_how_many(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    waiting = [cell["waiting"] for cell in farm.builds.report("main", build["id"])["cells"]]
+    assert waiting == [f"0 jobs ahead for 2 slots of {POOL.name}", f"1 job ahead for 2 slots of {POOL.name}"]
+
+
 def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     farm.builds.pause("main", build["id"], paused=True)
@@ -440,6 +446,17 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
     assert work(farm) == 0
     farm.builds.finish(again["id"])
     assert latest_mode(farm) == "exhaustive"
+
+
+def test_the_follow_up_of_a_retried_build_retries_nothing(farm: Farm, tmp_path: Path) -> None:
+    build = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    farm.builds.finish(build["id"])
+    retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    assert work(farm) == 1
+    farm.builds.finish(retried["id"])
+    found = farm.builds.get("main", farm.builds.get("main", retried["id"])["followed_by"])
+    assert (found["follows"], found["retries"]) == (retried["id"], None)
 
 
 def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_path: Path) -> None:

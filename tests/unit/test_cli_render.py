@@ -351,6 +351,9 @@ def test_waiting_in_a_queue_is_one_line_however_long_it_is() -> None:
         "9000 cells waiting behind them",
     ]
     assert render.waiting(ahead[:1]) == ["1 cell waiting: 3 jobs ahead for 2 slots of p"]
+    first = cell("int8", "queued", waiting="1 job ahead for 2 slots of p")
+    assert render.waiting([first]) == ["1 cell waiting: 1 job ahead for 2 slots of p"]
+    assert render.waiting([first, *ahead[:1]]) == ["2 cells waiting: 1 to 3 jobs ahead for 2 slots of p"]
 
 
 def test_what_is_under_way_is_cut_where_it_would_fill_screens() -> None:
