@@ -236,6 +236,7 @@ def test_deaths_lose_the_slice_in_hand_at_most(farm_settings: Settings, tmp_path
     """Workers killed at random points; the next one goes on. `tests/benchmarks/tuning_kills.py` does it 100 times."""
     kills = kill_at_random(farm_settings, tmp_path, kills=5, operations=12)
     assert max(kills.lost) <= PER_SLICE * CANDIDATES
+    assert kills.deltas and not kills.unreadable
 
 
 def test_shared_operations_cost_the_next_model_nothing(farm_settings: Settings, tmp_path: Path) -> None:
