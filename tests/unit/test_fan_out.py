@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from farm.fan_out import FanOut
 from farm.slots import FreeSlots, Slot
@@ -13,11 +14,11 @@ SLOTS = [Slot(f"GPU-{index}") for index in range(4)]
 OWN = SLOTS[0]
 
 
-def fan_out(work, pieces: int) -> None:
+def fan_out(work, pieces: int, cancelled: threading.Event | None = None) -> None:
     free = FreeSlots(SLOTS)
     with free.one(threading.Event()) as own:
         assert own == OWN
-        FanOut(free, own, work, threading.Event()).run(range(pieces))
+        FanOut(free, own, work, cancelled or threading.Event()).run(range(pieces))
 
 
 def test_each_piece_is_done_once_and_all_slots_are_at_work() -> None:
@@ -75,6 +76,21 @@ def test_a_failure_in_the_own_slot_comes_when_the_others_have_done_what_they_hav
         fan_out(work, 100)
     assert sorted(ended, key=str) == sorted(begun, key=str)
     assert {*ended} == {*SLOTS[1:]}
+
+
+@pytest.mark.parametrize(("is_cancelled", "warnings"), [(False, len(SLOTS) - 1), (True, 0)])
+def test_a_cancel_is_no_failure_of_the_slots(is_cancelled: bool, warnings: int) -> None:
+    cancelled, all_begun = threading.Event(), threading.Barrier(len(SLOTS))
+
+    def work(slot: Slot, piece: int) -> None:
+        all_begun.wait(30)
+        if is_cancelled:
+            cancelled.set()
+        raise ValueError("ended")
+
+    with capture_logs() as logs, pytest.raises(ValueError, match="ended"):
+        fan_out(work, len(SLOTS), cancelled)
+    assert len(logs) == warnings
 
 
 def test_a_helper_that_does_not_start_ends_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
