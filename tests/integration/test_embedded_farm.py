@@ -143,11 +143,12 @@ def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings])
 def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple[EmbeddedFarm, Settings]) -> None:
     farm, settings = first
     worker = next(server for server in farm._servers if server.name == "worker")
-    pid, (registered,) = worker.pid, wait_until(lambda: ask(settings, "/v1/workers")["items"])
+    pid = worker.pid
+    name = wait_until(
+        lambda: next((one["id"] for one in ask(settings, "/v1/workers")["items"] if one["pid"] == pid), ""), timeout=60
+    )
     with capture_logs() as logs:
-        httpx.post(
-            f"{settings.api_url}/v1/workers/{registered['id']}/drain", headers=bearer(settings)
-        ).raise_for_status()
+        httpx.post(f"{settings.api_url}/v1/workers/{name}/drain", headers=bearer(settings)).raise_for_status()
         wait_until(lambda: worker.pid not in (None, pid), timeout=60)
     (line,) = (line for line in logs if line.get("part") == "worker")
     assert (line["log_level"], line["event"]) == ("info", "embedded part ended, starting it again")
