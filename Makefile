@@ -16,7 +16,7 @@ demo: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(RUN)/python -m pytest $(or $(PYTEST),-n 2 --dist loadfile --no-loadscope-reorder)
 
-# Every fault at full counts, about an hour; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
+# Every fault at full counts, about 70 minutes; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
 	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
