@@ -341,6 +341,8 @@ class Worker:
             except StoreUnavailable as error:
                 log.info("the health probe's answer is told later", error=error.message)
                 return
+            if fenced is None:
+                return  # The store lost it since this heartbeat: the next one registers it, with its fence.
             self._probes.told()
         else:
             fenced = beat.fenced

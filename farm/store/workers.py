@@ -63,13 +63,14 @@ class Workers:
         )
         return Beat(answer, running, unclaimed / 1000, fenced, failed)
 
-    def probed(self, worker_id: str, *, node: str, wrong: str, row: int) -> str:
+    def probed(self, worker_id: str, *, node: str, wrong: str, row: int) -> str | None:
         """Note how a worker's health probe ended: `wrong` says why it failed, and fences the node.
 
         `row` is how many passed in a row since the worker heard that its node is fenced; after two of each of its
-        workers the node is let back. Returns why it is fenced now, or an empty text.
+        workers the node is let back. Returns why it is fenced now, or an empty text; None where nothing was noted,
+        because the store does not know the worker (any more), and so nothing of a fence either.
         """
-        fenced: str = self._link.run("probed", worker=worker_id, node=node, wrong=wrong, row=row)
+        fenced: str | None = self._link.run("probed", worker=worker_id, node=node, wrong=wrong, row=row)
         return fenced
 
     def unfence(self, node: str) -> bool:

@@ -138,6 +138,16 @@ def test_a_fenced_node_gets_nothing_and_its_jobs_say_why(store: Store) -> None:
     assert store.jobs.hand_out(POOL.name, 1) == [(job, 1)]
 
 
+def test_a_worker_that_the_store_lost_hears_nothing_of_a_fence(store: Store) -> None:
+    """Not even that there is none: it registers with the fence that it knew of, and its answer is told then."""
+    assert store.workers.probed("w1", node="n1", wrong="", row=1) is None
+    assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0) is None
+    join_pool(store)
+    assert fenced(store, "n1") == ""
+    assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0)
+    assert fenced(store, "n1") == "its health probe failed: it hangs"
+
+
 def test_all_workers_of_a_node_have_to_pass_twice(store: Store) -> None:
     join_pool(store, "gpu-1", node="n1")
     join_pool(store, "cpu-1", node="n1")
@@ -252,12 +262,13 @@ def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: 
     settings = farm_settings.model_copy(update={"probe_pause": 600.0})
     with running_worker(settings, store, "n1", wrong=wrong):
         wait_until(lambda: not store.workers.list()[0]["resting"])
+        join_pool(store, "another", node="n1")
         store.workers.probed("another", node="n1", wrong="it hangs", row=0)
         wait_until(
             lambda: len(probes.read_text().splitlines()) == 2, message="the worker heard of it, and is probed again"
         )
         store._link.ask("FLUSHALL")
-        wait_until(store.workers.list)
+        wait_until(store.workers.list, message="it registers again")
         assert fenced(store, "n1") == "its health probe failed: it hangs"
 
 

@@ -3,7 +3,8 @@
 -- keys: node:<node> with :passed :blamed, workers, worker:<worker>, wake:pools
 -- arguments: node, worker, wrong, row
 --   wrong: why it failed, "" = it passed; row: how many passed in a row since the worker heard that its node is fenced
--- answer: why the node is fenced now, or ""
+-- answer: why the node is fenced now, or "" where it is not; nil where the worker has to register first
+if call("EXISTS", key("worker", worker)) == 0 then return false end
 local record, passed = key("node", node), key("node", node, "passed")
 if wrong ~= "" then
   fence(node, "its health probe failed: " .. wrong)
