@@ -109,7 +109,6 @@ class ChildEnd:
     exit_code: int | None = None
     signal: int | None = None
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     memory: int = 0
     oom_killer: bool = False
     """Whether the kernel killed for want of memory while it ran."""
@@ -186,10 +185,10 @@ def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dic
 def child_environment(
     scratch: Path,
     *,
-    threads: int = 1,
-    gpu: str = "",
-    search: str = "",
-    extra: Mapping[str, str] | None = None,
+    threads: int,
+    gpu: str,
+    search: str,
+    extra: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the whole environment of a child: an allow-list, nothing else of the worker's.
 
@@ -383,7 +382,6 @@ class _Run:
             exit_code=ended.get("exit"),
             signal=ended.get("signal") or (None if self.ended else int(signal.SIGKILL)),
             seconds=self.seconds,
-            cpu_seconds=ended.get("cpu", self.cpu),
             memory=max(self.memory, ended.get("memory", 0)),
             oom_killer=_oom_kills() > self.oom_kills,
             phase=max(self.phases, key=lambda name: list(self.phases).index(name), default=""),
@@ -392,10 +390,10 @@ class _Run:
         )
 
 
-def _tail(path: Path, start: int, size: int = 16384) -> str:
+def _tail(path: Path, start: int) -> str:
     """Return the last bytes of what was written to a log from a position on, as text."""
     with path.open("rb") as log:
-        log.seek(max(start, log.seek(0, os.SEEK_END) - size))
+        log.seek(max(start, log.seek(0, os.SEEK_END) - 16384))
         return log.read().decode(errors="replace")
 
 
@@ -563,10 +561,10 @@ def _during(end: ChildEnd) -> str:
     return f" while {end.phase}" if end.phase else ""
 
 
-def useful_lines(log: str, count: int = 8) -> str:
+def useful_lines(log: str) -> str:
     """Return the last lines of a log that say something, without colours."""
     lines = [_ANSI.sub("", line).rstrip()[:400] for line in log.splitlines()]
-    return "\n".join([line for line in lines if line][-count:])
+    return "\n".join([line for line in lines if line][-8:])
 
 
 def _signal_name(number: int) -> str:

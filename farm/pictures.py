@@ -27,9 +27,7 @@ _STYLE = {
 }
 
 
-def curves(
-    path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[Point]], from_zero: bool = True
-) -> bytes:
+def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[Point]]) -> bytes:
     """Draw one line with marked points for each series, and return the SVG; also write it where a path is given.
 
     `x` and `y` are the names of the axes with their units. Series without points are left out.
@@ -40,8 +38,7 @@ def curves(
     drawn = {name: sorted(points) for name, points in series.items() if points}
     for name, points in drawn.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=_literal(name))
-    if from_zero:
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0)
     if len(drawn) > 1:
         axes.legend(frameon=False)
     return _written(figure, path)

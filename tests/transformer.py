@@ -11,9 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 HEADS = 4
 
 
-def save_encoder(path: Path, layers: int = 3, width: int = 32, *, classes: int = 5, seed: int = 0) -> Path:
+def save_encoder(path: Path, layers: int = 3) -> Path:
     """Write an encoder with `layers` equal layers; its input `ids` is int64 [batch, seq], and it has one output."""
-    random = np.random.default_rng(seed)
+    width, classes = 32, 5
+    random = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     tensors: list[onnx.TensorProto] = []
 

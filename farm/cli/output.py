@@ -70,11 +70,11 @@ def complain(error: FarmError, *, as_json: bool) -> None:
     """Print an error: for people on standard error, and as a document on standard output where JSON was asked for."""
     if isinstance(error, ManifestError):
         for problem in error.problems:
-            note(f"{_red('error:')} {render.inert(str(problem))}")
+            note(f"{_error()} {render.inert(str(problem))}")
         if len(error.problems) > 1:
             note(f"{len(error.problems)} errors; nothing was changed")
     else:
-        note(f"{_red('error:')} {render.inert(error.message)}")
+        note(f"{_error()} {render.inert(error.message)}")
         for line in render.inert(error.hint).splitlines():
             note(f"  {line}")
     if as_json:
@@ -96,5 +96,5 @@ def document(error: FarmError) -> dict[str, Any]:
     return found
 
 
-def _red(text: str) -> str:
-    return typer.style(text, fg="red", bold=True)
+def _error() -> str:
+    return typer.style("error:", fg="red", bold=True)

@@ -93,7 +93,7 @@ class Gpu:
         return ", ".join(filter(None, words))
 
 
-def find_gpus(machine: Machine, programs: Sequence[str] = ()) -> tuple[list[Gpu], list[Note]]:
+def find_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu], list[Note]]:
     """Return the GPUs that can be used, and notes on those that cannot; `programs` are folders of ROCm's programs.
 
     The kernel's files say which GPUs there are, and what they say stands; rocminfo adds feature bits, amd-smi model

@@ -173,7 +173,6 @@ class _Guard:
                     "signal": -code if code is not None and code < 0 else None,
                     "killed": self.killed,
                     "memory": max(self.peak, used.ru_maxrss * 1024),
-                    "cpu": used.ru_utime + used.ru_stime,
                 }
             }
         )

@@ -7,7 +7,7 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
 and from the guard, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
     {"ended": {"exit": code or null, "signal": number or null, "killed": "memory" or "",
-               "memory": peak in bytes, "cpu": seconds}}    when nothing of the child is left
+               "memory": peak in bytes}}                     when nothing of the child is left
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
 `threads`, `gpu` (what the child is pinned to), `cpus` (numbers of the CPUs to stay on; none = all), `search` (folders
@@ -130,7 +130,7 @@ def keep_text(request: Request, when: str, text: Callable[[], str]) -> None:
             file.write(text())
 
 
-def first_line(text: str, limit: int = 400) -> str:
+def first_line(text: str) -> str:
     """Return the first line of a text, cut to a length that fits a table."""
     line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    return line if len(line) <= 400 else line[:397] + "..."

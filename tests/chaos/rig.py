@@ -314,16 +314,6 @@ def gone(pids: list[int]) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that gets no time while the block runs."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def pause(seconds: float) -> None:
     """Let a fault last: what is waited for is time itself."""
     end = time.monotonic() + seconds

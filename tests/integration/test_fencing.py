@@ -52,9 +52,9 @@ def fail_on(store: Store, worker: str, node: str, outcome: Outcome = GPU_FAULT) 
     return job
 
 
-def succeed_on(store: Store, worker: str, node: str, *, hit: bool = False) -> None:
+def succeed_on_good(store: Store, *, hit: bool = False) -> None:
     store.jobs.promote()
-    job, claim = take(store, worker, node)
+    job, claim = take(store, "good-1", "good")
     assert claim.answer == "run"
     store.jobs.finish(job, claim.token, Outcome.success({}, hit=hit))
 
@@ -73,7 +73,7 @@ def test_three_jobs_that_succeed_elsewhere_fence_a_node(store: Store) -> None:
         assert fenced(store, "bad") == "", f"after {already} jobs"
         submit(store, new_cell())
         fail_on(store, "bad-1", "bad")
-        succeed_on(store, "good-1", "good")
+        succeed_on_good(store)
     assert fenced(store, "bad") == "3 jobs failed on it and then succeeded elsewhere, the last by gpu_fault"
     assert fenced(store, "good") == ""
 
@@ -95,7 +95,7 @@ def test_what_is_never_the_nodes_doing_does_not_count(store: Store, kind: Failur
     for _ in range(4):
         submit(store, new_cell())
         fail_on(store, "bad-1", "bad", Outcome.failure(kind, "as scripted"))
-        succeed_on(store, "good-1", "good")
+        succeed_on_good(store)
     assert fenced(store, "bad") == ""
 
 
@@ -108,7 +108,7 @@ def test_a_time_in_which_every_node_had_the_trouble_counts_against_none(store: S
         fail_on(store, "bad-1", "bad", away)
         store.jobs.promote()
         fail_on(store, "good-1", "good", away)
-        succeed_on(store, "good-1", "good")
+        succeed_on_good(store)
     assert fenced(store, "bad") == fenced(store, "good") == ""
 
 
@@ -117,7 +117,7 @@ def test_a_hit_says_nothing_of_a_node(store: Store) -> None:
     for _ in range(4):
         submit(store, new_cell())
         fail_on(store, "bad-1", "bad")
-        succeed_on(store, "good-1", "good", hit=True)
+        succeed_on_good(store, hit=True)
     assert fenced(store, "bad") == ""
 
 

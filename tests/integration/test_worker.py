@@ -62,9 +62,9 @@ def the_cell(store: Store, build_id: str) -> dict:
     return cell
 
 
-def wait_for_state(store: Store, build_id: str, state: str, timeout: float = 20.0) -> dict:
+def wait_until_running(store: Store, build_id: str) -> dict:
     return wait_until(
-        lambda: (cell := the_cell(store, build_id))["state"] == state and cell, timeout, f"the cell is {state}"
+        lambda: (cell := the_cell(store, build_id))["state"] == "running" and cell, 20.0, "the cell is running"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_message_that_comes_three_times_runs_once(
     """Nor do a message of the past, one of the next release, and one for a job that never was."""
     done = tmp_path / "done"
     build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
-    job = wait_for_state(store, build_id, "running")["job"]
+    job = wait_until_running(store, build_id)["job"]
     app = broker.make_celery(farm_settings)
     broker.dispatch(app, POOL.name, [(job, 1), (job, 1), (job, 7), ("j-0000000000000000", 1)])
     app.send_task(broker.TASK, args=(job, 1, "later"), kwargs={"more": True}, queue=POOL.name, task_id=f"{job}.1")
@@ -132,7 +132,7 @@ def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worke
     pid_file = tmp_path / "pid"
     build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))
     pid = wait_until(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
-    job = wait_for_state(store, build_id, "running")["job"]
+    job = wait_until_running(store, build_id)["job"]
     store.builds.cancel(build_id)
     wait_until(lambda: not alive(pid))
     wait_until(lambda: store.jobs.get(job)["state"] == "cancelled")
@@ -169,8 +169,8 @@ def test_draining_lets_jobs_end_and_gives_the_rest_back(
     with running_worker(settings, store, "n1") as first:
         short = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
         long = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))
-        wait_for_state(store, short, "running")
-        wait_for_state(store, long, "running")
+        wait_until_running(store, short)
+        wait_until_running(store, long)
         first.supervisor.terminate()
         wait_until(lambda: store.workers.list()[0]["draining"])
         waiting = submit(store, new_cell())
@@ -189,7 +189,7 @@ def test_draining_lets_jobs_end_and_gives_the_rest_back(
 def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, reports: Reports, redis_url: str) -> None:
     with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
         build_id = submit(store, new_cell(script=[{"do": "hang"}]))
-        wait_for_state(store, build_id, "running")
+        wait_until_running(store, build_id)
         worker.supervisor.terminate()
         wait_until(lambda: store.workers.list()[0]["draining"])
         worker.supervisor.terminate()
@@ -210,11 +210,11 @@ def test_a_worker_that_slept_through_its_lease_is_superseded(
     done = tmp_path / "done"
     with running_worker(farm_settings, store, "n1") as first:
         build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
-        wait_for_state(store, build_id, "running")
+        wait_until_running(store, build_id)
         with running_worker(farm_settings, store, "n2"):
             os.kill(first.celery(), signal.SIGSTOP)
             wait_until(lambda: ("lost", "n1") in attempts(store, build_id))
-            wait_for_state(store, build_id, "running")
+            wait_until_running(store, build_id)
             done.touch()
             os.kill(first.celery(), signal.SIGCONT)
             reports.wait(build_id)
@@ -253,7 +253,7 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path)
         with control_plane(settings, store) as reports, running_worker(settings, store, slots=2):
             running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
             queued = submit(store, *[new_cell() for _ in range(50)])
-            wait_for_state(store, running, "running")
+            wait_until_running(store, running)
             seen = store.events.read(running).items[-1]["id"]
             server.stop()
             done.touch()
@@ -277,7 +277,7 @@ def test_a_lost_server_takes_running_jobs_with_it_and_nothing_else(
     pid_file = tmp_path / "pid"
     build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))
     pid = wait_until(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
-    wait_for_state(store, build_id, "running")
+    wait_until_running(store, build_id)
     with redis.Redis.from_url(redis_url) as raw:
         raw.flushall()
     wait_until(lambda: not alive(pid))

@@ -10,12 +10,10 @@ from farm.comparison import MIN_ROUNDS, compare, distribution
 ROUNDS = 20
 
 
-def rounds_of(
-    median: float, random: np.random.Generator, drift: np.ndarray | None = None, count: int = ROUNDS
-) -> list[list[float]]:
+def rounds_of(median: float, random: np.random.Generator, drift: np.ndarray | None = None) -> list[list[float]]:
     """Runs around a median with the long tail that latencies have; `drift` slows whole rounds."""
-    slower = np.ones(count) if drift is None else drift
-    return [list(median * slower[number] * random.lognormal(0, 0.05, size=30)) for number in range(count)]
+    slower = np.ones(ROUNDS) if drift is None else drift
+    return [list(median * slower[number] * random.lognormal(0, 0.05, size=30)) for number in range(ROUNDS)]
 
 
 def test_percentiles_and_throughput_of_a_known_sample() -> None:
