@@ -18,7 +18,7 @@ from farm.compilers import COMPILERS
 from farm.devices import Choice, understand_target
 from farm.errors import ManifestError, Problem
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
-from farm.models import Extent, shape_label
+from farm.shapes import Extent, shape_label
 from farm.spec import Json
 from farm.yamldoc import suggestion
 

@@ -17,7 +17,8 @@ from farm.child import Limits, Seal, classify, run_child
 from farm.client_cache import adopt, note_use
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
-from farm.models import Span, UnreadableModel, file_reference
+from farm.models import UnreadableModel, file_reference
+from farm.shapes import Span
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1

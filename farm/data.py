@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.errors import UsageError
-from farm.models import BATCH, Extent, FrozenModel, Input, Tensor
+from farm.models import FrozenModel, Tensor
+from farm.shapes import BATCH, Extent, Input
 from farm.yamldoc import suggestion
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def freeze_data(
 ) -> tuple[FrozenData, Path]:
     """Read an `.npz`, an `.npy`, a folder of `.npz`, or an ONNX folder; write one canonical `.npz` into `folder`.
 
-    `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.models.symbolic_inputs`).
+    `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.shapes.symbolic_inputs`).
     Equal arrays make equal bytes. Returns the data and the file, which is named by its digest.
 
     Raises DataError that names the file and array.

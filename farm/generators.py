@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.data import MAX_BYTES, DataError
-from farm.models import BATCH, Tensor
+from farm.models import Tensor
+from farm.shapes import BATCH
 
 if TYPE_CHECKING:
     import numpy as np

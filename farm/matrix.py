@@ -29,18 +29,9 @@ from farm.manifest import (
     Tuning,
     Verify,
 )
-from farm.models import (
-    BATCH,
-    FrozenModel,
-    Input,
-    ShapeError,
-    Span,
-    Tensor,
-    plain_size,
-    resolve_inputs,
-    symbolic_inputs,
-)
+from farm.models import FrozenModel, Tensor
 from farm.pools import Pool, begins
+from farm.shapes import BATCH, Input, ShapeError, Span, plain_size, resolve_inputs, symbolic_inputs
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 

@@ -29,12 +29,13 @@ from farm.jobs.attempt import Limits
 from farm.jobs.state import FailureKind, Phase
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
-from farm.models import BATCH, Dimension, FrozenModel, Tensor, read_model
+from farm.models import Dimension, FrozenModel, Tensor, read_model
 from farm.nodes import Findings, survey
 from farm.nodes.share import one_slot
 from farm.nodes.usage import Usage, conditions, watch
 from farm.pools import Pool
 from farm.settings import Settings
+from farm.shapes import BATCH
 from farm.sources import Inputs, freeze
 from farm.steps import Children, OnPhase, Steps
 from farm.tuner import Tuner

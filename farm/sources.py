@@ -22,7 +22,8 @@ from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix import data_key, overridden_calibration
-from farm.models import FrozenModel, ShapeError, Tensor, file_reference, read_model, symbolic_inputs
+from farm.models import FrozenModel, Tensor, file_reference, read_model
+from farm.shapes import ShapeError, symbolic_inputs
 
 if TYPE_CHECKING:
     import httpx

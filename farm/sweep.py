@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.jobs.state import State
-from farm.models import BATCH
+from farm.shapes import BATCH
 
 Document = dict[str, Any]
 

@@ -19,7 +19,7 @@ from pydantic_core import core_schema
 
 from farm.compilers import COMPILERS, TRACES, canonical_precision
 from farm.jobs.state import FailureKind
-from farm.models import Extent, Span
+from farm.shapes import Extent, Span
 from farm.units import DURATION, SIZE, parse_duration, parse_size
 from farm.yamldoc import shown, suggestion
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from farm.data import MAX_BYTES, DataError, FrozenData, check_data, freeze_data
-from farm.models import FrozenModel, Input, Tensor
+from farm.models import FrozenModel, Tensor
+from farm.shapes import Input
 
 MODEL = FrozenModel(
     "0" * 64, "onnx", [],

@@ -37,6 +37,7 @@ PURE = [
     "verdict",
     "verification",
     "family",
+    "shapes",
     "sweep",
     "dynamic",
     "tuning/records",

@@ -20,9 +20,10 @@ from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, check, expand, overridden_calibration
-from farm.models import FrozenModel, Span, Tensor, shape_label, sum_of
+from farm.models import FrozenModel, Tensor
 from farm.plan import input_files, make_plan
 from farm.pools import Pool, Target, begins
+from farm.shapes import Span, shape_label, sum_of
 from farm.spec import CompileSpec, Device, cache_key, keys_of
 
 CPU = Pool(
