@@ -76,9 +76,10 @@ def test_a_job_has_the_largest_priority_of_its_live_cells(store: Store) -> None:
     assert order(store, 3) == ["c", "a", "b"]
 
 
-def test_a_small_build_behind_a_huge_one_starts_within_two_job_lengths(store: Store) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 4, 5])
+def test_a_small_build_behind_a_huge_one_starts_within_two_job_lengths(store: Store, slots: int) -> None:
     """At the worst moment: the broker is just filled up, and all jobs begin and end together."""
-    slots, broker, running = 4, deque[tuple[str, int]](), []
+    broker, running = deque[tuple[str, int]](), []
     join_pool(store, slots=slots)
     submit(store, *[new_cell() for _ in range(40)])
 
@@ -102,7 +103,48 @@ def test_a_small_build_behind_a_huge_one_starts_within_two_job_lengths(store: St
         running.clear()
         lengths += 1
         begun = begin()
-    assert lengths == 2
+    assert lengths <= 2
+
+
+def test_a_build_that_had_no_turn_yet_goes_before_those_that_had(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("aaaa"))
+    submit(store, *cells("bbb"))
+    assert order(store, 3) == ["a", "b", "a"]
+    submit(store, *cells("cc"))
+    assert order(store, 6) == ["c", "b", "a", "c", "b", "a"]
+
+
+def test_a_stream_of_small_builds_leaves_a_large_one_every_fourth_turn(store: Store) -> None:
+    """Also where more of them come than have their turns, so that there are always some that had none."""
+    join_pool(store)
+    submit(store, *cells("a" * 10))
+    turns = order(store, 1)
+    for number in range(20):
+        submit(store, new_cell(f"b{number:063x}"))
+        submit(store, new_cell(f"c{number:063x}"))
+        turns += order(store, 1)
+    assert "".join(turns) == "abca" + "bcba" + "cbca" + "bcba" + "cbca" + "b"
+
+
+def test_many_builds_at_once_have_their_first_turns_in_order(store: Store) -> None:
+    """Three of them between two turns of those that had some, and no build two turns before another has one."""
+    join_pool(store)
+    for letter in "abcdef":
+        submit(store, *cells(letter * 3))
+    assert "".join(order(store, 18)) == "abcadefbcadefbcdef"
+
+
+def test_what_an_older_release_queued_keeps_its_place(store: Store) -> None:
+    """It drew the places of all pools from one counter."""
+    join_pool(store)
+    lanes = f"{{farm}}:pool:{POOL.name}:lanes"
+    old = submit(store, *cells("aaa"))
+    store._link.ask("ZADD", lanes, 4000e11 + 70000, f"0|{old}")
+    store._link.ask("SET", "{farm}:turn", 70001)
+    store._link.ask("DEL", f"{{farm}}:pool:{POOL.name}:turns")
+    submit(store, *cells("bbb"))
+    assert order(store, 6) == ["a", "b", "a", "b", "a", "b"]
 
 
 def test_a_pool_gets_so_much_for_each_slot_and_no_more(store: Store) -> None:
@@ -159,6 +201,23 @@ def test_what_was_started_before_does_not_overtake_the_more_urgent_in_the_broker
     start(store, urgent)
     assert store.wakeups.next_pool(0.01) == POOL.name, "nothing more urgent lies there now"
     assert store.jobs.hand_out(POOL.name, 2) == [(first[0], 2)]
+
+
+def test_the_less_urgent_go_on_as_soon_as_a_node_refused_the_more_urgent(store: Store) -> None:
+    """Both were started before; the node that is free must not have the urgent one for now."""
+    join_pool(store, "w-n1", node="n1")
+    join_pool(store, "w-n2", node="n2")
+    submit(store, *cells("a", priority=9))
+    end_all(store, Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault"))
+    submit(store, *cells("b"))
+    urgent, other = store.jobs.hand_out(POOL.name, 1)
+    store.jobs.finish(other[0], start(store, other, node="n2")[0].token, Outcome.released())
+    assert store.jobs.hand_out(POOL.name, 1) == [], "it would go on top of the urgent one"
+    while store.wakeups.next_pool(0.01):
+        pass
+    assert start(store, urgent)[0].answer == "elsewhere"
+    assert store.wakeups.next_pool(0.01) == POOL.name, "at once, not when somebody looks at all pools"
+    assert store.jobs.hand_out(POOL.name, 1) == [(other[0], 2)]
 
 
 def test_builds_take_turns_with_what_was_started_before(store: Store) -> None:

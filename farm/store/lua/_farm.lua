@@ -9,6 +9,7 @@ local FENCING = 3       -- so many different jobs that failed on a node and then
 local COUNTS = 86400000 -- how long each of them counts
 local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
 local PASSES = 2        -- so many health probes in a row let a fenced node back
+local TURN = 4          -- places from one turn to the next; on those between (3), builds may have their first
 
 local call = redis.call
 local TIME = call("TIME")
@@ -129,18 +130,37 @@ local function lanes_of(job, build)
 end
 
 -- Give a lane its place: by priority, then turn; those of jobs that were started before are the first of their priority.
-local function queue_up(lanes, lane, priority, again)
-  call("ZADD", lanes, (4000 - priority) * 1e11 + call("INCR", key("turn")) - (again and 5e10 or 0), lane)
+-- A build that has had no turn yet comes before those that have had: on a place between two turns, where so many fit that
+-- a stream of small builds leaves the others a turn after every third (docs/decisions/0027).
+local function queue_up(pool, lane, priority, again, newcomer)
+  local turns, field = key("pool", pool, "turns"), priority .. (newcomer and ":first" or ":later")
+  local served, given = unpack(call("HMGET", turns, priority .. ":served", field))
+  -- An older release drew all places from one counter: what it left comes before ours.
+  local place = math.max(tonumber(served or call("GET", key("turn")) or 0), tonumber(given or 0))
+  if newcomer then
+    place = place + ((place + 1) % TURN == 0 and 2 or 1)
+  else
+    place = place - place % TURN + TURN
+  end
+  call("HSET", turns, field, place)
+  call("ZADD", key("pool", pool, "lanes"), (4000 - priority) * 1e11 + place - (again and 5e10 or 0), lane)
 end
 
--- Offer a queued job to its pool: in its lane of each build that wants it. A new lane queues up behind the others.
+-- Note that a lane has its turn, so that no newcomer gets a place before it.
+local function serve(pool, priority, score)
+  local turns, field = key("pool", pool, "turns"), priority .. ":served"
+  local place = tonumber(score) - (4000 - priority) * 1e11
+  if place > tonumber(call("HGET", turns, field) or 0) then call("HSET", turns, field, place) end
+end
+
+-- Offer a queued job to its pool: in its lane of each build that wants it. A lane that is new queues up.
 local function offer(job, cells)
   local lanes, again = key("pool", job.pool, "lanes"), tonumber(job.number) > 1
   for _, cell in ipairs(cells) do
     if cell.live then
       local lane = lanes_of(job, cell.build)[again and 2 or 1]
       call("ZADD", key("pool", job.pool, "ready", lane), job.rank, job.id)
-      if not call("ZSCORE", lanes, lane) then queue_up(lanes, lane, job.priority, again) end
+      if not call("ZSCORE", lanes, lane) then queue_up(job.pool, lane, job.priority, again, not again) end
     end
   end
   wake(job.pool)

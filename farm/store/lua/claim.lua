@@ -49,6 +49,7 @@ if excluded[node] and excluded[node] > NOW then
       -- Twice as long with each time, so that the jobs which this node must not have leave it time for others.
       local times = call("HINCRBY", key("job", id), "refused", 1)
       put_back(job, cells, math.min(AGAIN * 2 ^ (times - 1), excluded[node] - NOW))
+      wake(job.pool)  -- Less urgent ones that were started before may have waited for this one to leave the broker.
       return {"elsewhere"}
     end
   end

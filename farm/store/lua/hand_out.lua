@@ -2,8 +2,8 @@
 -- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
 -- out nothing. The stock in the broker is filled up when half of it has been claimed, so that lots stay lots. Jobs that
 -- were started before have as much room of their own, and go on top: once nothing more urgent lies there.
--- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :workers, worker:<worker>, node:<node>, turn, job:<job> with :cells,
---   build:<build>, build:<build>:flying, paused
+-- keys: pool:<pool>:lanes :ready:<lane> :waiting :handed :low :turns :workers, worker:<worker>, node:<node>, turn,
+--   job:<job> with :cells, build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
 --   per_slot: how many jobs may be with the broker, unclaimed, for each live slot
 -- answer: flat list of job, attempt
@@ -21,7 +21,7 @@ end
 if most - room > low then room = 0 end
 local chosen, passed = {}, 0
 while true do
-  local lane = call("ZRANGE", lanes, passed, passed)[1]
+  local lane, score = unpack(call("ZRANGE", lanes, passed, passed, "WITHSCORES"))
   if not lane then break end
   local priority, build, again = lane:match("^([^|]+)|([^|]+)(.*)$")
   again = again ~= ""
@@ -35,8 +35,9 @@ while true do
     break
   else
     local id = call("ZPOPMIN", key("pool", pool, "ready", lane))[1]
+    if not again then serve(pool, priority, score) end
     if call("EXISTS", key("pool", pool, "ready", lane)) == 1 then
-      queue_up(lanes, lane, priority, again)
+      queue_up(pool, lane, priority, again)
     else
       call("ZREM", lanes, lane)
     end
