@@ -1,4 +1,5 @@
-"""Control groups: memory limits that the kernel itself holds, where this process may make groups for its children.
+"""Control groups: memory limits that the kernel itself holds, and whom it killed for want of memory, where this process
+may make groups for its children.
 
 Version 2 needs a group that was handed to the worker (systemd: `Delegate=memory`; containers: a writable cgroup) and
 made ready by `hand_on`, version 1 one that it may write to. Where neither is so, the guard looks at its child ten times
@@ -49,19 +50,20 @@ def find(root: Path = ROOT) -> Groups:
 
 @contextmanager
 def limited(memory: int) -> Iterator[Mapping[str, str]]:
-    """Make a group for one child, which may use so many bytes, and remove it when the block ends.
+    """Make a group for one child, which may use so many bytes (0: any number), and remove it when the block ends.
 
     Yields what the child has to know: `join`, the file into which it writes itself, and `events`, where the kernel
-    counts whom it killed; nothing where there is no limit, or no group can be made.
+    counts whom it killed; nothing where no group can be made.
     """
-    groups = find() if memory else Groups(0)
+    groups = find()
     if not groups.version:
         yield {}
         return
     group = groups.folder / f"farm-{secrets.token_hex(8)}"
     try:
         group.mkdir()
-        _set_limit(group, groups.version, memory)
+        if memory:
+            _set_limit(group, groups.version, memory)
     except OSError:
         # Such as no room for more groups: then the guard's looking has to do.
         with suppress(OSError):

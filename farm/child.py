@@ -111,7 +111,9 @@ class ChildEnd:
     seconds: float = 0.0
     memory: int = 0
     oom_killer: bool = False
-    """Whether the kernel killed for want of memory while it ran."""
+    """Whether the kernel killed it for want of memory; where it has no control group, whether it killed anybody so
+    while it ran.
+    """
     phase: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     log_tail: str = ""
@@ -250,7 +252,7 @@ class _Run:
         self.words = words
         self.log = log
         self.log_start = self.log_size = os.fstat(log).st_size
-        self.oom_kills = _oom_kills()
+        self.oom_kills = 0 if self.request["group"] else _oom_kills()
         self.started = self.moved = self.phase_since = time.monotonic()
         try:
             self.process = subprocess.Popen(
@@ -334,7 +336,7 @@ class _Run:
         """Return who ends the child now; ITSELF lets it go on."""
         now = time.monotonic()
         if self.ended:
-            return EndedBy.MEMORY_LIMIT if self.ended["killed"] == "memory" else EndedBy.ITSELF
+            return EndedBy.MEMORY_LIMIT if self.ended["killed"] and self.limits.memory else EndedBy.ITSELF
         size = os.fstat(self.log).st_size
         if size != self.log_size:
             self.log_size, self.moved = size, now
@@ -374,16 +376,18 @@ class _Run:
 
     def outcome(self, log_tail: str) -> ChildEnd:
         ended = self.ended or {}
+        killed = bool(ended.get("killed"))
         return ChildEnd(
             by=self.by,
             limits=self.limits,
             result=self.result,
             error=self.error,
             exit_code=ended.get("exit"),
-            signal=ended.get("signal") or (None if self.ended else int(signal.SIGKILL)),
+            signal=ended.get("signal") or (int(signal.SIGKILL) if killed or not ended else None),
             seconds=self.seconds,
             memory=max(self.memory, ended.get("memory", 0)),
-            oom_killer=_oom_kills() > self.oom_kills,
+            # Of the machine's count nobody knows whom it is about: another child may have gone over its limit.
+            oom_killer=killed if self.request["group"] else _oom_kills() > self.oom_kills,
             phase=max(self.phases, key=lambda name: list(self.phases).index(name), default=""),
             phases={name: round(seconds, 3) for name, seconds in self.phases.items()},
             log_tail=log_tail,

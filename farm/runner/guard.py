@@ -197,7 +197,10 @@ class _Guard:
         return {"cpu": round(cpu, 2), "memory": memory}
 
     def look_for_kernels_kill(self) -> None:
-        """Where the kernel killed a process of the control group, the child was over its limit, whoever it was."""
+        """Where the kernel killed a process of the control group, the child is ended, whoever of it that was.
+
+        It was over its limit, or the machine had no more memory.
+        """
         if self.events and not self.killed and _oom_kills(self.events):
             self.killed = "memory"
             self.peak = max(self.peak, self.memory_limit)

@@ -110,4 +110,6 @@ def test_a_group_holds_its_limit_and_is_removed() -> None:
         assert "oom_kill 0" in Path(group["events"]).read_text()
     assert not folder.exists()
     with limited(0) as group:
-        assert group == {}
+        folder = Path(group["join"]).parent
+        assert "oom_kill 0" in Path(group["events"]).read_text(), "without a limit, too"
+    assert not folder.exists()
