@@ -126,11 +126,13 @@ def test_answer_and_progress_arrive(hostile: Run) -> None:
 def test_end_is_noticed_at_once(hostile: Run) -> None:
     """The worker waits on the pipe, not on a clock: an answer costs no more than the interpreter's start."""
     hostile("answer")
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    start = time.monotonic() - began
-    fastest = min(hostile("answer").seconds for _ in range(5))
-    assert fastest < 5 * start + 0.25
+    starts, answers = [], []
+    for _ in range(5):  # In turns, since the machine may have more to do now than then.
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        starts.append(time.monotonic() - began)
+        answers.append(hostile("answer").seconds)
+    assert min(answers) < 5 * max(starts) + 0.25
 
 
 @pytest.mark.parametrize("held_by", ["kernel", "polling"])
@@ -150,6 +152,22 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
     assert end.memory >= limit
 
 
+def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(hostile: Run, tmp_path: Path) -> None:
+    """A machine has one count of what the kernel killed for want of memory, for all of them."""
+    if not cgroups.find().version:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    pids, ends = tmp_path / "pids", list[ChildEnd]()
+    thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids))))
+    thread.start()
+    wait_until(pids.exists)
+    assert hostile("hog", limits=Limits(time=60, memory=256 << 20)).by is EndedBy.MEMORY_LIMIT
+    os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+    thread.join()
+    failure = classify(ends[0])
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.COMPILER_CRASH, "it died by SIGKILL while compiling")
+
+
 def test_memory_of_descendants_counts(hostile: Run) -> None:
     """A limit cannot be dodged by starting another process."""
     end = hostile("hog_elsewhere", limits=Limits(time=60, memory=256 << 20))
@@ -163,7 +181,7 @@ def test_time_limit(hostile: Run, tmp_path: Path) -> None:
     failure = classify(end)
     assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.TIME_LIMIT, "it took longer than 2 h while compiling")
-    assert end.seconds < 6
+    assert end.seconds < 30, "it would have gone on for 60 s"
     assert not left_of(pids)
 
 
@@ -173,7 +191,7 @@ def test_hang(hostile: Run) -> None:
     failure = classify(end)
     assert failure is not None
     assert failure.kind is FailureKind.HANG
-    assert end.seconds < 10
+    assert end.seconds < 30, "half of its time limit"
 
 
 def test_cpu_time_is_progress_except_on_a_gpu(hostile: Run) -> None:
@@ -198,7 +216,7 @@ def test_cancel(hostile: Run, tmp_path: Path) -> None:
     thread.start()
     wait_until(pids.exists)
     cancelled.set()
-    thread.join(10)
+    thread.join(60)
     assert ends[0].by is EndedBy.CANCELLED
     assert classify(ends[0]) is None
     assert not left_of(pids)
@@ -252,7 +270,7 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
     wait_until(pids.exists)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    wait_until(lambda: not left_of(pids), timeout=5)
+    wait_until(lambda: not left_of(pids))
 
 
 def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
