@@ -9,10 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(fact: Callable[[], T], timeout: float = 10.0, message: str = "") -> T:
+def wait_until(fact: Callable[[], T], timeout: float = 60.0, message: str = "") -> T:
     """Ask `fact` again and again until it is true, and return its answer; fail after `timeout` seconds.
 
-    Tests wait for facts, never for time: this is the one place in them that sleeps.
+    Tests wait for facts, never for time: this is the one place in them that sleeps. The timeout only ends a test that
+    hangs: it is far beyond what a fact takes on a machine that does much else.
     """
     deadline = time.monotonic() + timeout
     while not (answer := fact()):

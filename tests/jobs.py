@@ -88,7 +88,7 @@ class Reports:
     def resume(self) -> None:
         self.resumed += 1
 
-    def wait(self, build_id: str, timeout: float = 30.0) -> dict[str, Any]:
+    def wait(self, build_id: str, timeout: float = 120.0) -> dict[str, Any]:
         """Wait until a build is reported and return it."""
         with self._change:
             reported = self._change.wait_for(lambda: build_id in self._ids, timeout)
@@ -176,7 +176,7 @@ class Worker:
         """SIGTERM, and wait for the end."""
         if self.supervisor.poll() is None:
             self.supervisor.send_signal(signal.SIGTERM)
-        return self.supervisor.wait(30)
+        return self.supervisor.wait(60)
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def running_workers(
                 worker.supervisor.terminate()
                 worker.supervisor.send_signal(signal.SIGTERM)
         for worker in workers:
-            worker.supervisor.wait(30)
+            worker.supervisor.wait(60)
 
 
 def alive(pid: int) -> bool:

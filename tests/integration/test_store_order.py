@@ -162,9 +162,10 @@ def test_a_pool_gets_so_much_for_each_slot_and_no_more(store: Store) -> None:
 def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
     build_id = submit(store, new_cell())
     assert store.jobs.hand_out(POOL.name, 2) == []
-    join_pool(store, ttl=0.1)
+    join_pool(store)
     assert len(store.jobs.hand_out(POOL.name, 2)) == 1
     (cell,) = store.builds.cells(build_id)
+    join_pool(store, ttl=0.1)
     wait_until(lambda: store.jobs.explain(cell["job"])["live_workers"] == 0)
 
 

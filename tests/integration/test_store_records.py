@@ -67,7 +67,7 @@ def test_a_reader_that_waits_hears_at_once(store: Store) -> None:
     )
     reader.start()
     take(store)
-    reader.join(3)
+    reader.join(8)
     assert heard == ["running"]
 
 
@@ -139,11 +139,12 @@ def test_a_worker_between_two_long_jobs_does_not_idle(store: Store) -> None:
 
 
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:
-    join_pool(store, ttl=0.3)
+    join_pool(store)
     join_pool(store, "w2", node="n2", slots=3)
     assert store.workers.heartbeat("w1").answer == "ok"
     (pool,) = store.workers.pools()
     assert (pool["live_workers"], pool["slots"], pool["pool"]) == (2, 4, POOL.as_dict())
+    join_pool(store, ttl=0.1)
     wait_until(lambda: [worker["id"] for worker in store.workers.list()] == ["w2"])
     assert store.workers.heartbeat("w1").answer == "unknown"
     store.workers.leave("w2")
