@@ -1,15 +1,15 @@
-"""Targets as users write them: device profiles (`configs/devices.toml`) and what a target's text means."""
+"""Targets as users write them: device profiles (`configs/devices.toml`), what a text means, which pool serves it."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from farm.compilers import COMPILERS
-from farm.pools import Pool, Target
+from farm.pools import Pool, Target, begins
 from farm.settings import configs_folder
 from farm.spec import Device
 from farm.units import parse_size
@@ -114,6 +114,40 @@ def understand_target(text: str) -> Choice:
     if name.startswith("gfx") and not _GFX.fullmatch(name):
         raise ValueError(f"`{device}` is not the name of a GPU architecture (gfx90a, gfx942, gfx1100, …)")
     return Choice(text, Target(compiler, device), Target(compiler, name), profile, any_device)
+
+
+class NoPool(ValueError):
+    """No pool serves a target, or several do; `hint` says what to write."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def choose_pool(choice: Choice, toolchain: str, *, in_use: Sequence[Pool], known: Sequence[Pool]) -> Pool:
+    """Return the pool that serves a target: the only one `in_use`, or with a toolchain the only one `known` of it.
+
+    Raises NoPool.
+    """
+    serving = sorted(filter(choice.serves, known if toolchain else in_use), key=lambda pool: pool.name)
+    candidates = [pool for pool in serving if begins(pool.toolchain, toolchain)]
+    toolchains = {pool.toolchain for pool in candidates}
+    if len(candidates) == 1 or (candidates and choice.any_device and len(toolchains) == 1):
+        return candidates[0]
+    if candidates:
+        names = ", ".join(pool.name for pool in candidates)
+        hint = "choose by `toolchains: […]`, or the operator does with the setting of that name (FARM_TOOLCHAINS)"
+        if toolchain:
+            hint = "write more of the toolchain's id"
+        if len(toolchains) == 1:
+            hint = "name the device (mi300x, mi300a, …) instead of the architecture"
+        raise NoPool(f"several pools serve `{choice.text}`: {names}", hint)
+    if serving:
+        names = ", ".join(sorted({pool.toolchain for pool in serving}))
+        raise NoPool(f"no pool of `{choice.text}` has the toolchain `{toolchain}`", f"known: {names}")
+    targets = ", ".join(sorted({str(pool.target) for pool in in_use})) or "none"
+    message = f"no pool serves `{choice.text}`: no such worker was ever seen"
+    raise NoPool(message, f"known: {targets}; start `farm worker` on such a node")
 
 
 def _known() -> list[str]:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.combinations import Selector
 from farm.compilers import MIGRAPHX
 from farm.data import FrozenData
 from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, check, expand, overridden_calibration
+from farm.matrix.combinations import Selector
 from farm.models import FrozenModel, Tensor
 from farm.plan import input_files, make_plan
 from farm.pools import Pool, Target, begins

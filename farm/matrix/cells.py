@@ -1,46 +1,30 @@
-"""The matrix: a manifest's entries multiplied out to cells, each with its fully resolved spec. Pure.
-
-Which cells there are is in `farm.combinations`; what each of them is, and whether it can be, is here.
-"""
+"""Cells: what each combination of a manifest is, with its fully resolved spec, and whether it can be. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any
 
-from farm.combinations import Combination, Combinations, Complaints, Path
-from farm.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind, default_tolerance
+from farm.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
 from farm.compilers.environment import FILE
-from farm.data import DataError, FrozenData, check_data
-from farm.devices import Choice
-from farm.dynamic import price, refusal
+from farm.data import FrozenData
+from farm.devices import Choice, NoPool, choose_pool
 from farm.errors import ManifestError, Problem
-from farm.manifest import (
-    Data,
-    Debug,
-    EnvFile,
-    IncludeEntry,
-    Limits,
-    Manifest,
-    ModelEntry,
-    OverrideEntry,
-    Tuning,
-    Verify,
-)
-from farm.models import FrozenModel, Tensor
-from farm.pools import Pool, begins
-from farm.shapes import BATCH, Input, ShapeError, Span, plain_size, resolve_inputs, symbolic_inputs
+from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
+from farm.matrix.combinations import Combination, Combinations, Complaints, Path
+from farm.matrix.dynamic import price, refusal
+from farm.matrix.inputs import Inputs
+from farm.matrix.layers import Settings, settings_of, tolerances
+from farm.models import FrozenModel
+from farm.pools import Pool
+from farm.shapes import Span, plain_size
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
 from farm.yamldoc import suggestion
 
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
-
-_OF_SHAPE = ("inputs", "batch")
-"""The fields of a spec that a cell has from its shape, and not from what else it is."""
-Entry = TypeVar("Entry", Tuning, Verify, Limits, Debug)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +134,8 @@ class _Expansion:
         self.complaints = Complaints(manifest, file)
         self.complain = self.complaints.complain
         self.rules = Combinations(manifest, self.complaints)
+        self.inputs = Inputs(manifest, models, self.complaints)
         self.choices = self.rules.choices
-        self.symbolic: dict[int, Mapping[str, Tensor] | None] = {}
-        self.shapes: dict[tuple[int, str], _Shape | None] = {}
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
         self.chosen: dict[tuple[str, str], Pool | None] = {}
 
@@ -161,8 +144,6 @@ class _Expansion:
         expected = self.rules.expected(combinations)
         cells = (self.cell(combination, expected.get(id(combination))) for combination in combinations)
         return [cell for cell in cells if cell]
-
-    # --- what cells share -------------------------------------------------------------------------------------------
 
     def cell(self, combination: Combination, expected: Mapping[str, Json] | None) -> Cell | None:
         """Return the finished cell, or None where something is wrong with it or no pools are given."""
@@ -177,11 +158,11 @@ class _Expansion:
         )
         if where not in self.plans:
             self.plans[where] = self.plan(combination)
-        plan, shape = self.plans[where], self.shape(combination)
+        plan, shape = self.plans[where], self.inputs.at(combination)
         if plan is None or shape is None:
             return None
         for use, frozen in plan.data.items():
-            if not self.fits(combination, use, frozen, shape):
+            if not self.inputs.fits(combination, use, frozen, shape):
                 return None
         if plan.pool is None:
             return None
@@ -191,7 +172,7 @@ class _Expansion:
             inputs = list(shape.tensors.values())
             if refused := refusal(target, str(plan.model["format"]), inputs, plan.document["env"]):
                 message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
-                self.complain(message, self.place_of_size(combination, dynamic[0]))
+                self.complain(message, self.inputs.place_of_size(combination, dynamic[0]))
                 return None
             operators = self.models[combination.model.name].operators
             warnings += tuple(price(target, combination.precision, inputs, operators))
@@ -231,88 +212,6 @@ class _Expansion:
             warnings=warnings,
         )
 
-    def shape(self, combination: Combination) -> _Shape | None:
-        where = (combination.index, combination.label)
-        if where not in self.shapes:
-            self.shapes[where] = self.resolve_shape(combination)
-        return self.shapes[where]
-
-    def inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
-        """Return a model's inputs with the manifest's shapes; None where that fails or the model is not known."""
-        if index not in self.symbolic:
-            entry = self.manifest.models[index]
-            shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
-            frozen = self.models.get(entry.name)
-            try:
-                self.symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
-            except ShapeError as error:
-                self.symbolic[index] = None
-                self.complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
-        return self.symbolic[index]
-
-    def resolve_shape(self, combination: Combination) -> _Shape | None:
-        entry, place = combination.model, combination.places["sizes"]
-        frozen, symbolic = self.models.get(entry.name), self.inputs_of(combination.index)
-        if frozen is None or symbolic is None:
-            return None
-        try:
-            inputs, used = resolve_inputs(frozen, symbolic, combination.sizes)
-        except ShapeError as error:
-            field: Path = tuple(error.field)
-            found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
-            at = f" at {combination.label}" if combination.sizes else ""
-            self.complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
-            return None
-        unused = [name for name in combination.sizes if name not in used]
-        for name in unused:
-            self.unused(combination, name, symbolic)
-        if unused:
-            return None
-        batch = plain_size(combination.sizes[BATCH]) if BATCH in combination.sizes else None
-        documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
-        return _Shape(
-            documents, inputs, batch, {}, canonical_fields(dict(zip(_OF_SHAPE, (documents, batch), strict=True)))
-        )
-
-    def unused(self, combination: Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
-        named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
-        first = next(iter(symbolic.values()), None)
-        shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
-        by_name = suggestion(name, named)
-        hint = f"name it in an input's shape: `inputs: {{{first.name}: {{shape: [{name}, {shown}]}}}}`" if first else ""
-        both = "; ".join(part for part in (by_name, hint) if part)
-        message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
-        self.complain(message, self.place_of_size(combination, name), both, key=True)
-
-    def place_of_size(self, combination: Combination, name: str) -> Path:
-        """Return where the manifest says how large a dimension is."""
-        model, shape = combination.model, combination.point.name
-        if name in model.shapes.get(shape, {}):
-            return ("models", combination.index, "shapes", shape, name)
-        field: Path = ("dims", name)
-        if name == BATCH and BATCH not in model.dims:
-            field = ("sweep", "batches") if model.sweep else ("batches",)
-        return (*combination.places["sizes"], *field)
-
-    def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: _Shape) -> bool:
-        checked = (use, frozen.digest)
-        if checked not in shape.checked:
-            model = self.models[combination.model.name]
-            try:
-                check_data(frozen, shape.tensors, model.outputs)
-                shape.checked[checked] = True
-            except DataError as error:
-                shape.checked[checked] = False
-                message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
-                self.complain(message, self.data_place(combination, use), error.hint)
-        return shape.checked[checked]
-
-    def data_place(self, combination: Combination, use: str) -> Path:
-        """Return where a combination's calibration data or samples are named."""
-        if use == "calibration" and combination.calibrated_by is not None:
-            return ("overrides", combination.calibrated_by, use)
-        return ("models", combination.index, use)
-
     def compiler(self, combination: Combination) -> Compiler:
         """Return the compiler of a combination's target."""
         return COMPILERS[self.choices[combination.slug].target.compiler]
@@ -322,59 +221,54 @@ class _Expansion:
         slug, toolchain = combination.slug, combination.toolchain
         if (slug, toolchain) not in self.chosen:
             choice, place = self.choices[slug], combination.places["toolchain" if toolchain else "target"]
-            self.chosen[slug, toolchain] = self.choose_pool(choice, toolchain, place)
+            self.chosen[slug, toolchain] = None
+            try:
+                self.chosen[slug, toolchain] = choose_pool(choice, toolchain, in_use=self.pools or (), known=self.known)
+            except NoPool as error:
+                self.complain(str(error), place, error.hint)
         return self.chosen[slug, toolchain]
-
-    def choose_pool(self, choice: Choice, toolchain: str, place: Path) -> Pool | None:
-        serving = sorted(
-            (pool for pool in (self.known if toolchain else self.pools) or () if choice.serves(pool)),
-            key=lambda pool: pool.name,
-        )
-        candidates = [pool for pool in serving if begins(pool.toolchain, toolchain)]
-        toolchains = {pool.toolchain for pool in candidates}
-        if len(candidates) == 1 or (candidates and choice.any_device and len(toolchains) == 1):
-            return candidates[0]
-        if candidates:
-            names = ", ".join(pool.name for pool in candidates)
-            hint = "choose by `toolchains: […]`, or the operator does with the setting of that name (FARM_TOOLCHAINS)"
-            if toolchain:
-                hint = "write more of the toolchain's id"
-            if len(toolchains) == 1:
-                hint = "name the device (mi300x, mi300a, …) instead of the architecture"
-            self.complain(f"several pools serve `{choice.text}`: {names}", place, hint)
-        elif serving:
-            names = ", ".join(sorted({pool.toolchain for pool in serving}))
-            self.complain(f"no pool of `{choice.text}` has the toolchain `{toolchain}`", place, f"known: {names}")
-        else:
-            known = ", ".join(sorted({str(pool.target) for pool in self.pools or ()})) or "none"
-            message = f"no pool serves `{choice.text}`: no such worker was ever seen"
-            self.complain(message, place, f"known: {known}; start `farm worker` on such a node")
-        return None
 
     def plan(self, combination: Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""
-        entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
-        compiler = self.compiler(combination)
-        kind = compiler.device(choice.served.device)
-        frozen = self.models.get(entry.name)
-        before = len(self.complaints.problems)
+        choice, precision = self.choices[combination.slug], combination.precision
+        kind = self.compiler(combination).device(choice.served.device)
         if kind is None or precision not in kind.precisions:
             has = ", ".join(kind.precisions) if kind else "none"
             message = f"{choice.target} has no precision {precision}"
             hint = f"it has {has}; or `exclude: [{{target: {choice.text}, precision: {precision}}}]`"
             self.complain(message, combination.places["precision"], hint)
             return None
-        if frozen is None and self.pools is not None:
-            hint = "the submitter reads path, package and https; the farm itself s3"
-            self.complain(
-                f"model `{entry.name}` was not brought with the manifest", ("models", combination.index, "source"), hint
-            )
+        before = len(self.complaints.problems)
+        parts = self.parts(combination, kind)
+        without = self.pools is not None and (parts.pool is None or parts.model is None)
+        if without or len(self.complaints.problems) > before:
+            return None
+        settings = parts.settings
+        plan = _Plan(
+            data=parts.data,
+            limits=self.limits_of(settings.limits),
+            priority=settings.priority,
+            gates=self.gates(combination, settings.verify, parts.model),
+            line=self.manifest.line(*combination.places["cell"]),
+        )
+        if parts.pool and parts.model:
+            self.specify(plan, combination, kind, parts, parts.pool, parts.model)
+        return plan
+
+    def parts(self, combination: Combination, kind: DeviceKind) -> _Parts:
+        """Look up all that a plan is made of, and complain of what is missing and of what does not go together."""
+        entry, compiler = combination.model, self.compiler(combination)
+        frozen = self.models.get(entry.name)
         if frozen:
             self.check_model(combination, frozen, compiler)
-        settings = self.settings(combination)
+        elif self.pools is not None:
+            message = f"model `{entry.name}` was not brought with the manifest"
+            hint = "the submitter reads path, package and https; the farm itself s3"
+            self.complain(message, ("models", combination.index, "source"), hint)
+        settings = settings_of(self.manifest, combination)
         options, quantization = self.options(combination, compiler, settings.options)
         env, env_files = self.env(compiler, settings.env)
-        ranges = self.ranges(combination)
+        ranges = self.inputs.ranges(combination)
         calibration, calibration_data = self.calibration(combination, compiler, ranges)
         samples, sample_data = self.samples(combination, kind, ranges)
         if settings.verify.mode == "off":
@@ -385,34 +279,48 @@ class _Expansion:
         if pool and pool.untuned:
             self.check_untuned(combination, settings)
         self.check_background(combination, settings.tuning)
-        if len(self.complaints.problems) > before or (self.pools is not None and (pool is None or frozen is None)):
-            return None
         data = {"calibration": calibration_data, "samples": sample_data}
-        plan = _Plan(
+        return _Parts(
+            settings=settings,
+            model=frozen,
+            pool=pool,
+            options=options,
+            quantization=quantization,
+            env=env,
+            env_files=env_files,
+            calibration=calibration,
+            samples=samples,
             data={use: item for use, item in data.items() if item},
-            limits=self.limits_of(settings.limits),
-            priority=settings.priority,
-            gates=self.gates(combination, settings.verify, frozen),
-            line=self.manifest.line(*combination.places["cell"]),
         )
-        if pool is None or frozen is None:
-            return plan
-        tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
-        plan.pool = pool.name
-        plan.warnings = tuple(_untuned(settings.tuning, kind, choice))
-        outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
-        converted = {"conversion": frozen.conversion} if frozen.conversion else {}
-        plan.model = {"format": frozen.format, "files": list(frozen.files), **outputs, **converted}
-        plan.emulated = compiler.emulates(choice.served.device, precision)
+
+    def specify(
+        self,
+        plan: _Plan,
+        combination: Combination,
+        kind: DeviceKind,
+        parts: _Parts,
+        pool: Pool,
+        model: FrozenModel,
+    ) -> None:
+        """Write a plan's spec and work order."""
+        entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
+        compiler, settings = self.compiler(combination), parts.settings
 
         def device(mode: str) -> Device:
-            return choice.device(pool, family_bound=compiler.family_bound(options, mode))
+            return choice.device(pool, family_bound=compiler.family_bound(parts.options, mode))
 
+        tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
         later = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.background)
         background = {"tuning": later, "device": asdict(device(later["mode"]))} if later["mode"] != OFF else None
-        plan.order = _order(plan.emulated, settings, tuning["mode"], background, env_files, pool)
+        outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
+        converted = {"conversion": model.conversion} if model.conversion else {}
+        plan.pool = pool.name
+        plan.warnings = tuple(_untuned(settings.tuning, kind, choice))
+        plan.model = {"format": model.format, "files": list(model.files), **outputs, **converted}
+        plan.emulated = compiler.emulates(choice.served.device, precision)
+        plan.order = _order(plan.emulated, settings, tuning["mode"], background, parts.env_files, pool)
         plan.spec = {
-            "model": {"digest": frozen.digest, "format": frozen.format, **outputs},
+            "model": {"digest": model.digest, "format": model.format, **outputs},
             "compiler": {
                 "name": compiler.name,
                 "recipe": pool.recipe,
@@ -423,21 +331,21 @@ class _Expansion:
             "device": device(tuning["mode"]),
             "toolchain": pool.toolchain,
             "precision": precision,
-            "options": options,
+            "options": parts.options,
             "tuning": tuning,
-            "env": env,
-            "calibration": calibration,
-            "quantization": quantization,
+            "env": parts.env,
+            "calibration": parts.calibration,
+            "quantization": parts.quantization,
             "verification": None
             if settings.verify.mode == "off"
-            else {"samples": samples, "reference": _reference(settings.verify, frozen)},
+            else {"samples": parts.samples, "reference": _reference(settings.verify, model)},
             "salt": settings.salt,
         }
         plan.document = CompileSpec(**plan.spec, inputs={}).as_dict()
-        plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in _OF_SHAPE})
-        return plan
+        of_shape = ("inputs", "batch")
+        plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in of_shape})
 
-    def check_untuned(self, combination: Combination, settings: _Settings) -> None:
+    def check_untuned(self, combination: Combination, settings: Settings) -> None:
         """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
         text, place = self.choices[combination.slug].text, combination.places["target"]
         modes = (settings.tuning.mode, settings.tuning.background)
@@ -477,28 +385,6 @@ class _Expansion:
             place = combination.places["precision" if what.startswith("precision") else "target"]
             self.complain(f"{message} ({self.choices[combination.slug].text})", place, hint)
 
-    def settings(self, combination: Combination) -> _Settings:
-        layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
-            self.manifest,
-            combination.model,
-            *combination.extras,
-        ]
-        tolerance: dict[str, dict[str, float]] = {}
-        for layer in layers:
-            for precision, values in layer.verify.tolerance.items():
-                tolerance[precision] = {**tolerance.get(precision, {}), **values}
-        verify = _laid_over(Verify, [layer.verify for layer in layers])
-        return _Settings(
-            options={name: value for layer in layers for name, value in layer.options.items()},
-            env={name: value for layer in layers for name, value in layer.env.items()},
-            tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
-            verify=verify.model_copy(update={"tolerance": tolerance}),
-            limits=_laid_over(Limits, [layer.limits for layer in layers]),
-            debug=_laid_over(Debug, [layer.debug for layer in layers]),
-            priority=_last(layers, "priority", 0),
-            salt=_last(layers, "salt", ""),
-        )
-
     def options(
         self, combination: Combination, compiler: Compiler, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -532,23 +418,6 @@ class _Expansion:
             return {}, {}
         return compiler.resolve_env(own), files
 
-    def ranges(self, combination: Combination) -> dict[str, Any]:
-        """Return what is declared of inputs' values, by input: `{"range": [low, high]}` or `{"value": number}`."""
-        declared: dict[str, Any] = {}
-        for name, tensor in (self.inputs_of(combination.index) or {}).items():
-            for pattern, item in combination.model.inputs.items():
-                if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
-                    continue
-                field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
-                whole = tensor.dtype.startswith(("int", "uint", "bool"))
-                if whole and any(value != int(value or 0) for value in values):
-                    message = f"input `{name}` is {tensor.dtype}: its {field} must be whole numbers"
-                    self.complain(message, ("models", combination.index, "inputs", pattern, field))
-                numbers = [int(value or 0) if whole else float(value or 0) for value in values]
-                declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
-                break
-        return declared
-
     def calibration(
         self, combination: Combination, compiler: Compiler, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
@@ -577,7 +446,7 @@ class _Expansion:
         self, combination: Combination, use: str, described: Data, ranges: Mapping[str, Any]
     ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
         """Return what the spec says of data, and the data where it is a blob."""
-        place = self.data_place(combination, use)
+        place = combination.data_place(use)
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
             # A model to which the dataset is not what it is to the first that names it has it under a key of its own.
@@ -594,10 +463,8 @@ class _Expansion:
         return {"digest": frozen.digest}, frozen
 
     def limits_of(self, limits: Limits) -> dict[str, Any]:
-        return {
-            "time": self.limits["time"] if limits.time is None else limits.time,
-            "memory": self.limits["memory"] if limits.memory is None else limits.memory,
-        }
+        given = {name: value for name, value in limits.model_dump().items() if value is not None}
+        return {**self.limits, **given}
 
     def gates(self, combination: Combination, verify: Verify, frozen: FrozenModel | None) -> dict[str, Any]:
         """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows."""
@@ -608,35 +475,24 @@ class _Expansion:
                 message = f"model `{combination.model.name}` has no output `{pattern}`"
                 place: Path = ("models", combination.index, "verify", "tolerance")
                 self.complain(message, place, suggestion(pattern, outputs))
-        parts = [verify.tolerance.get(combination.precision)] if combination.precision in verify.tolerance else []
-        if not parts:
-            parts = [verify.tolerance.get(part, verify.tolerance.get("*")) for part in combination.precision.split("-")]
-        given = [part for part in parts if part]
-        tolerance = {
-            "*": max([part["*"] for part in given if "*" in part] or [default_tolerance(combination.precision)])
-        }
-        for name in outputs:
-            matching = [
-                number
-                for part in given
-                for pattern, number in part.items()
-                if pattern != "*" and fnmatchcase(name, pattern)
-            ]
-            if matching:
-                tolerance[name] = max(matching)
+        tolerance = tolerances(verify, combination.precision, outputs)
         return {"tolerance": tolerance, "weak": verify.weak, "on_fail": verify.on_fail}
 
 
-@dataclass(slots=True)
-class _Shape:
-    """A model's inputs at one point of its sizes: for the spec, for checks, and which data was found to fit."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a plan is made of. `calibration` and `samples` are what the spec says, `data` those that are blobs."""
 
-    inputs: Mapping[str, Mapping[str, Json]]
-    tensors: Mapping[str, Input]
-    batch: Json
-    checked: dict[tuple[str, str], bool]
-    texts: Mapping[str, str]
-    """Canonical JSON of the spec's fields `inputs` and `batch`."""
+    settings: Settings
+    model: FrozenModel | None
+    pool: Pool | None
+    options: Mapping[str, Any]
+    quantization: Mapping[str, Any]
+    env: Mapping[str, str]
+    env_files: Mapping[str, Json]
+    calibration: Mapping[str, Json] | None
+    samples: Mapping[str, Json] | None
+    data: Mapping[str, FrozenData]
 
 
 @dataclass(slots=True)
@@ -659,23 +515,9 @@ class _Plan:
     """Canonical JSON of the spec's fields but `inputs` and `batch`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
-
-    options: Mapping[str, Any]
-    env: Mapping[str, Any]
-    tuning: Tuning
-    verify: Verify
-    limits: Limits
-    debug: Debug
-    priority: int
-    salt: str
-
-
 def _order(
     emulated: Sequence[str],
-    settings: _Settings,
+    settings: Settings,
     tuning: str,
     background: Mapping[str, Json] | None,
     env_files: Mapping[str, Json],
@@ -694,11 +536,6 @@ def _order(
         ),
         **({"debug": debug} if (debug := settings.debug.chosen) else {}),
     }
-
-
-def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
-    given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
-    return kind.model_construct(**given)
 
 
 def _sought(model: ModelEntry) -> Mapping[str, Json] | None:
@@ -724,10 +561,6 @@ def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
 def _reference(verify: Verify, model: FrozenModel) -> str:
     """Return who computes the right outputs; ONNX Runtime cannot for TensorFlow."""
     return "migraphx" if model.format == "tf" and "reference" not in verify.model_fields_set else verify.reference
-
-
-def _last(layers: Sequence[Any], name: str, default: Any) -> Any:
-    return next((getattr(layer, name) for layer in reversed(layers) if name in layer.model_fields_set), default)
 
 
 def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,12 @@ class Combination:
         """The cell's readable name, unique in its build."""
         return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
 
+    def data_place(self, use: str) -> Path:
+        """Return where its calibration data or its samples are named."""
+        if use == "calibration" and self.calibrated_by is not None:
+            return ("overrides", self.calibrated_by, use)
+        return ("models", self.index, use)
+
 
 class Complaints:
     """What is wrong with a manifest, each thing once, with its place."""

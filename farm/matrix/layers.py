@@ -1,0 +1,80 @@
+"""Layers: what the settings of a manifest come to for one cell. The more special wins, field by field. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from farm.compilers import default_tolerance
+from farm.manifest import Debug, IncludeEntry, Limits, Manifest, ModelEntry, OverrideEntry, Tuning, Verify
+from farm.matrix.combinations import Combination
+
+Entry = TypeVar("Entry", Tuning, Verify, Limits, Debug)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
+
+    options: Mapping[str, Any]
+    env: Mapping[str, Any]
+    tuning: Tuning
+    verify: Verify
+    limits: Limits
+    debug: Debug
+    priority: int
+    salt: str
+
+
+def settings_of(manifest: Manifest, combination: Combination) -> Settings:
+    """Return the settings of one cell."""
+    layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
+        manifest,
+        combination.model,
+        *combination.extras,
+    ]
+    tolerance: dict[str, dict[str, float]] = {}
+    for layer in layers:
+        for precision, values in layer.verify.tolerance.items():
+            tolerance[precision] = {**tolerance.get(precision, {}), **values}
+    verify = _laid_over(Verify, [layer.verify for layer in layers])
+    return Settings(
+        options={name: value for layer in layers for name, value in layer.options.items()},
+        env={name: value for layer in layers for name, value in layer.env.items()},
+        tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
+        verify=verify.model_copy(update={"tolerance": tolerance}),
+        limits=_laid_over(Limits, [layer.limits for layer in layers]),
+        debug=_laid_over(Debug, [layer.debug for layer in layers]),
+        priority=_last(layers, "priority", 0),
+        salt=_last(layers, "salt", ""),
+    )
+
+
+def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[str, float]:
+    """Return the tolerance of each output that has its own, and of all others (`*`)."""
+    parts = [verify.tolerance.get(precision)] if precision in verify.tolerance else []
+    if not parts:
+        parts = [verify.tolerance.get(part, verify.tolerance.get("*")) for part in precision.split("-")]
+    given = [part for part in parts if part]
+    tolerance = {"*": max([part["*"] for part in given if "*" in part] or [default_tolerance(precision)])}
+    for name in outputs:
+        matching = [
+            number
+            for part in given
+            for pattern, number in part.items()
+            if pattern != "*" and fnmatchcase(name, pattern)
+        ]
+        if matching:
+            tolerance[name] = max(matching)
+    return tolerance
+
+
+def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
+    given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
+    return kind.model_construct(**given)
+
+
+def _last(layers: Sequence[Any], name: str, default: Any) -> Any:
+    return next((getattr(layer, name) for layer in reversed(layers) if name in layer.model_fields_set), default)
