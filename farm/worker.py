@@ -57,6 +57,9 @@ STILL_SECONDS = 60.0
 LONGEST_PAUSE = 3600.0
 """Seconds between two health probes of a fenced node, however long it has been."""
 
+UNPROVEN = "its first health probe runs"
+"""Why a worker rests that has just started."""
+
 Probe = Callable[[Settings, Kind], str]
 """Returns why slots of a kind cannot compile and run a good program; empty where they can."""
 
@@ -219,7 +222,7 @@ class Worker:
         self._process: Process | None = None
         self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
         self._fenced = ""
-        self._resting = "its first health probe runs"
+        self._resting = UNPROVEN
         self._stopped = False
         self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
@@ -332,7 +335,10 @@ class Worker:
             process.stop_consuming()
 
     def _see_to_health(self, beat: Beat) -> None:
-        """Hear whether the node is fenced, probe it where that is due, and look for room on its disk."""
+        """Hear whether the node is fenced, look for room on its disk, and probe it where that is due and there is room."""
+        full = lacks_room(self._settings)
+        if self._probes.answer and full:
+            self._probes.forget()  # For want of room, which is no fault of the node: it is probed again when there is.
         if (wrong := self._probes.answer) is not None:
             if wrong:
                 log.error("health probe failed", worker=self._id, reason=wrong)
@@ -353,10 +359,9 @@ class Worker:
             log.info("the node is let back", node=self._node)
         self._fenced = fenced
         suspect = wrong is None and beat.failed >= SUSPICIOUS
-        if not self._probes.ever or (self._probes.due if fenced else suspect):
+        if not full and (not self._probes.proven or (self._probes.due if fenced else suspect)):
             self._probes.start()
-        if self._probes.proven:
-            self._resting = lacks_room(self._settings)
+        self._resting = full or ("" if self._probes.proven else UNPROVEN)
 
     def leave(self) -> None:
         """End its process, where it has not ended, and its registration."""
@@ -429,9 +434,8 @@ class Probes:
         """What the last probe found wrong, until that is told; empty: nothing."""
         self.row = 0
         """How many passed in a row since the node was fenced."""
-        self.ever = False
         self.proven = False
-        """Whether one has ended."""
+        """Whether the store knows one's answer."""
 
     @property
     def due(self) -> bool:
@@ -447,7 +451,7 @@ class Probes:
         """Start one, where none runs whose answer has not been told."""
         if self._running or self.answer is not None:
             return
-        self._running = self.ever = True
+        self._running = True
         # A daemon: it may take minutes, and nobody waits for it when the worker ends.
         threading.Thread(target=self._run, name="health-probe", daemon=True).start()
 
@@ -455,6 +459,10 @@ class Probes:
         """The store knows the answer."""
         self.answer = None
         self.proven = True
+
+    def forget(self) -> None:
+        """The last answer is not to be believed."""
+        self.answer = None
 
     def _run(self) -> None:
         try:

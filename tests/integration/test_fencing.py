@@ -1,6 +1,7 @@
 """Nodes that fail jobs: fenced by what succeeds elsewhere and by their health probes, and let back."""
 
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -308,7 +309,6 @@ def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
     settings = load_settings({}, data_dir=tmp_path / "not" / "there", min_free_bytes=10**18)
     assert "GB are needed" in lacks_room(settings)
-    assert probe(settings, Kind("cpu", (POOL,), (ANYWHERE,))) == lacks_room(settings)
     assert lacks_room(settings.model_copy(update={"min_free_bytes": 0})) == ""
 
 
@@ -355,3 +355,43 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
         filler.unlink()
         assert reports.wait(build)["counts"]["succeeded"] == 1
         assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"
+
+
+def test_a_worker_that_starts_on_a_full_disk_rests_and_is_not_fenced(
+    farm_settings: Settings, store: Store, small_disk: Path, tmp_path: Path
+) -> None:
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(12 << 20))
+    wrong = tmp_path / "wrong"
+    wrong.write_text("it cannot compile")
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, wrong=wrong):
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        assert not wrong.with_suffix(".asked").exists(), "a probe for which there is no room says nothing"
+        build = submit(store, new_cell())
+        wrong.write_text("")
+        filler.unlink()
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        assert fenced(store, "n1") == ""
+        assert wrong.with_suffix(".asked").exists(), "it takes its first job when its probe has passed"
+
+
+def test_a_probe_that_fails_as_the_disk_fills_fences_nobody(
+    farm_settings: Settings, store: Store, small_disk: Path, tmp_path: Path
+) -> None:
+    """The disk is full when the answer comes, and was not when it was asked."""
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler, wrong = small_disk / "filler", tmp_path / "wrong"
+    os.mkfifo(wrong)
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, wrong=wrong):
+        asked_now = wrong.open("w")  # Opened when the probe reads it.
+        filler.write_bytes(bytes(12 << 20))
+        asked_now.write("No space left on device")
+        asked_now.close()
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        assert fenced(store, "n1") == ""
+        wrong.unlink()
+        wrong.write_text("")
+        filler.unlink()
+        assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+        assert fenced(store, "n1") == ""
