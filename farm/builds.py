@@ -22,7 +22,16 @@ from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
 from farm.data import FrozenData
-from farm.errors import Conflict, ManifestError, NotFound, QuotaExceeded, UsageError
+from farm.errors import (
+    Conflict,
+    FarmError,
+    FarmFault,
+    ManifestError,
+    NotFound,
+    QuotaExceeded,
+    StoreUnavailable,
+    UsageError,
+)
 from farm.estimate import comparable, outlook
 from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.jobs.attempt import Attempt, Limits
@@ -333,8 +342,12 @@ class Builds:
                 elif not self._whole(build_id):
                     try:
                         self._resume(namespace, build_id)
-                    except Conflict as error:
+                    except FarmFault:
+                        raise
+                    except FarmError as error:
                         log.error("build not resumed", namespace=namespace, build=build_id, error=error.message)
+                    except Exception:  # One build that cannot be resumed must not keep the others.
+                        log.exception("build not resumed", namespace=namespace, build=build_id)
 
     def _resume(self, namespace: str, build_id: str) -> None:
         self._require_index(namespace)
@@ -612,6 +625,8 @@ class Builds:
             return None
         planned = self._read_plan(namespace, build_id)
         rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
+        if len(rows) < row["accepted"]:
+            return None  # The store lost them since it told of the build.
         cells = [judge_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
         queued = [cell for cell in cells if cell["state"] == State.QUEUED]
         for cell in queued[:EXPLAINED]:
@@ -626,10 +641,12 @@ class Builds:
         report = self._read_report(namespace, build_id)
         if report:
             return report
-        raise NotFound(
-            f"build {build_id} is in object storage, and the store does not have it",
-            hint="the control plane gives it back to the store within seconds",
-        )
+        if self._artifacts.get_object(f"ns/{namespace}/open/{build_id}"):
+            raise StoreUnavailable(
+                f"the store lost build {build_id}, which is in object storage",
+                hint="the control plane gives it back to the store within seconds",
+            )
+        raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
     def _read_report(self, namespace: str, build_id: str) -> Document | None:
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")

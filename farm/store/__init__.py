@@ -39,7 +39,7 @@ class Store:
         self.events = EventStreams(link, self.epoch)
         self.leader = Leader(link)
         self.history = History(link)
-        self.index = Index(link, self.history)
+        self.index = Index(link, self.history, self.epoch)
         self.wakeups = Wakeups(link)
         self.audit = Audit(link)
 

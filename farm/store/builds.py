@@ -91,7 +91,9 @@ class Builds:
         "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "facts", "log", "phases"}`.
         """
         parts = ("cells", "states", "jobs", "ends")
-        static, states, jobs, ends = self._link.ask_many(["HGETALL", key("build", build_id, part)] for part in parts)
+        static, states, jobs, ends = self._link.ask_many(
+            (["HGETALL", key("build", build_id, part)] for part in parts), together=True
+        )
         live = [name for name, state in states.items() if state in {"queued", "running"}]
         found = self._link.ask_many(["HMGET", key("job", jobs[name]), *_LIVE] for name in live)
         running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}

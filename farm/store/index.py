@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.store.history import History
@@ -15,9 +15,10 @@ LOT = 1000
 class Index:
     """Facts by cache key, for each namespace. Object storage is the record: what is missing here is only looked up."""
 
-    def __init__(self, link: Link, history: History) -> None:
+    def __init__(self, link: Link, history: History, epoch: Callable[[], str]) -> None:
         self._link = link
         self._history = history
+        self._epoch = epoch
 
     def put(self, namespace: str, cache_key: str, facts: Mapping[str, Any]) -> None:
         """Note that an artifact is there and whole."""
@@ -50,8 +51,10 @@ class Index:
     def fill(self, namespace: str, artifacts: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         """Put all artifacts of a namespace in, drop what is not among them, and call the index complete.
 
-        Returns how many there were. What is published meanwhile stays: only what was in before can be dropped.
+        Returns how many there were. What is published meanwhile stays: only what was in before can be dropped. A store
+        that loses its data meanwhile does not call it complete.
         """
+        epoch = self._epoch()
         gone = self.keys(namespace)
         count = 0
         for lot in lots(artifacts, LOT):
@@ -62,5 +65,5 @@ class Index:
             count += len(lot)
         for some in lots(gone, LOT):
             self.remove(namespace, some)
-        self._link.ask("SET", key("index", namespace, "complete"), 1)
+        self._link.run("complete_index", namespace=namespace, begun=epoch)
         return count

@@ -93,9 +93,14 @@ class Link:
             answer: bytes | None = self._redis.execute_command(*command, NEVER_DECODE=True)
             return answer
 
-    def ask_many(self, commands: Iterable[Sequence[Any]], *, tolerant: bool = False) -> list[Any]:
-        """Send commands in one go and return their answers; a `tolerant` caller gets an error in place of an answer."""
-        with self._reaching(), self._redis.pipeline(transaction=False) as pipeline:
+    def ask_many(
+        self, commands: Iterable[Sequence[Any]], *, tolerant: bool = False, together: bool = False
+    ) -> list[Any]:
+        """Send commands in one go and return their answers; a `tolerant` caller gets an error in place of an answer.
+
+        `together`: nothing happens between them.
+        """
+        with self._reaching(), self._redis.pipeline(transaction=together) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
             return pipeline.execute(raise_on_error=not tolerant) if len(pipeline) else []

@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import redis
 from onnx import TensorProto, helper
 
 from farm.app import Farm
+from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen, freeze, new_build_id
 from farm.comparison import Comparison
 from farm.control import retention
-from farm.errors import Conflict, ManifestError, NotFound, UsageError
+from farm.errors import Conflict, ManifestError, NotFound, StoreUnavailable, UsageError
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
@@ -59,6 +60,53 @@ def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Fr
     assert work(farm) == 2
     farm.builds.finish(build["id"])
     assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_are_gone(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    read = farm.store.builds.get
+
+    def lost_after(build_id: str) -> Any:
+        row = read(build_id)
+        lose_redis(farm)
+        return row
+
+    monkeypatch.setattr(farm.store.builds, "get", lost_after)
+    farm.builds.finish(build["id"])
+    monkeypatch.undo()
+    with pytest.raises(StoreUnavailable, match="the store lost build"):
+        farm.builds.report("main", build["id"])
+    farm.builds.resume()
+    farm.builds.finish(build["id"])
+    assert set(states(farm, build["id"]).values()) == {"succeeded"}
+
+
+def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    known = list(rebuild(farm.artifacts, "main"))
+
+    def lost_in_between() -> Iterator[tuple[str, Any]]:
+        yield from known[:1]
+        lose_redis(farm)
+        yield from known[1:]
+
+    farm.store.index.fill("main", lost_in_between())
+    assert not farm.store.index.complete("main")
+    farm.store.index.fill("main", known)
+    assert farm.store.index.complete("main")
+
+
+def test_a_build_that_cannot_be_resumed_keeps_no_other(farm: Farm, frozen: Frozen) -> None:
+    builds = sorted(submit(farm, again(frozen))["id"] for _ in range(2))
+    farm.artifacts.put_object(f"ns/main/builds/{builds[0]}/plan.json", b"{")
+    lose_redis(farm)
+    resumed = Farm(farm.settings)  # A new control plane, that has not read the plan yet.
+    resumed.builds.resume()
+    assert states(resumed, builds[1]) == {"fp32": "queued", "fp16": "queued"}
 
 
 def test_what_was_published_before_the_loss_is_not_compiled_again(farm: Farm, frozen: Frozen) -> None:
