@@ -319,7 +319,9 @@ class Worker:
             log.info("taking jobs again", worker=self._id)
             self.start()
         elif self._process.ended:
-            log.error("the worker process died, starting it again", worker=self._id, status=self._process.status)
+            status = self._process.status
+            log.error("the worker process died, starting it again", worker=self._id, status=status)
+            self._give_up(f"died (exit status {status})")
             self._restart(self._process)
         elif not self._stopped:
             self._process.consume()
@@ -335,7 +337,7 @@ class Worker:
             process.stop_consuming()
 
     def _see_to_health(self, beat: Beat) -> None:
-        """Hear whether the node is fenced, look for room on its disk, and probe it where that is due and there is room."""
+        """Hear whether the node is fenced, look for room on its disk, and probe it where that is due and has room."""
         full = lacks_room(self._settings)
         if self._probes.answer and full:
             self._probes.forget()  # For want of room, which is no fault of the node: it is probed again when there is.
@@ -367,10 +369,19 @@ class Worker:
         """End its process, where it has not ended, and its registration."""
         if self._process:
             self._process.kill()
+            self._give_up("was stopped before the attempt had ended")
         try:
             self._store.workers.leave(self._id)
         except StoreUnavailable as error:
             log.info("registration is left to expire", error=error.message)
+
+    def _give_up(self, why: str) -> None:
+        """Its process is dead: its attempts are lost at once. Where the store is away, their leases will end."""
+        try:
+            for job in self._store.workers.died(self._id, why):
+                log.warning("attempt lost with its worker process", job=job, worker=self._id)
+        except StoreUnavailable as error:
+            log.info("attempts are left to their leases", error=error.message)
 
     def _beat(self) -> Beat | None:
         """Send one heartbeat; None where the store cannot be reached, or had forgotten this worker."""

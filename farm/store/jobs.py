@@ -101,9 +101,9 @@ class Jobs:
             token=token,
             how=outcome.end.value,
             kind=outcome.kind.value if outcome.kind else "",
-            outcome=json.dumps(asdict(outcome)),
+            outcome=_text(asdict(outcome)),
             index=outcome.facts.get("namespace", ""),
-            facts=json.dumps(dict(outcome.facts)),
+            facts=_text(dict(outcome.facts)),
             hit=int(outcome.hit),
         )
         return answer
@@ -283,6 +283,11 @@ class Jobs:
             if int(most or 0) and flying >= int(most):
                 return str(build)
         return None
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    """JSON that scripts can read: half a surrogate, which a compiler's words may hold, is none that they know."""
+    return json.dumps(document, ensure_ascii=False).encode(errors="replace")
 
 
 def _lane(priority: int, build: str, *, again: bool) -> str:

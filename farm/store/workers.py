@@ -83,10 +83,14 @@ class Workers:
 
     def drain(self, worker_id: str) -> bool:
         """Ask a worker to finish what it runs and stop; it hears at its next heartbeat. False where there is none."""
-        if not self._link.ask("EXISTS", key("worker", worker_id)):
-            return False
-        self._link.ask("HSET", key("worker", worker_id), "drain", "1")
-        return True
+        return bool(self._link.run("drain", worker=worker_id))
+
+    def died(self, worker_id: str, why: str) -> Names:
+        """Take its attempts away from a worker whose process died, as `why` says; return their jobs.
+
+        To be called when nothing of it runs any more, and before it may claim again.
+        """
+        return list(self._link.run("worker_died", worker=worker_id, why=why))
 
     def list(self) -> Rows:
         """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids).

@@ -11,6 +11,7 @@ from farm.errors import NotFound, StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings, load_settings
 from farm.store import Store
+from farm.store.link import key
 from tests.helpers import wait_until
 from tests.jobs import POOL, join_pool, new_cell, run_next, submit, take
 
@@ -192,6 +193,34 @@ def test_finishing_twice_counts_once(store: Store) -> None:
     assert len(store.events.read(build_id).items) == before + 1
 
 
+def test_finishing_again_is_answered_the_same_when_another_attempt_has_ended_since(store: Store) -> None:
+    """The answer was dropped, and the worker reaches the store again only when much has happened."""
+    join_pool(store)
+    submit(store, new_cell())
+    job_id, first = take(store)
+    fault = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
+    assert store.jobs.finish(job_id, first.token, fault) == "ok"
+    ready_again(store)
+    _, second = take(store)
+    assert store.jobs.finish(job_id, first.token, fault) == "ok"
+    store.jobs.finish(job_id, second.token, SUCCESS)
+    assert store.jobs.finish(job_id, first.token, fault) == "ok"
+    assert [attempt["end"] for attempt in store.jobs.get(job_id)["attempts"]] == ["failed", "succeeded"]
+
+
+def test_words_that_are_no_text_do_not_keep_a_job_from_its_next_attempt(store: Store) -> None:
+    """What a compiler says is untrusted: half a surrogate stands in JSON, and no script can read it."""
+    join_pool(store)
+    submit(store, new_cell())
+    job_id, claim = take(store)
+    fault = Outcome.failure(FailureKind.GPU_FAULT, "bad name \ud800", detail="\udcff ↯")
+    assert store.jobs.finish(job_id, claim.token, fault) == "ok"
+    assert store.jobs.get(job_id)["attempts"][0]["message"] == "bad name ?"
+    assert store.jobs.get(job_id)["attempts"][0]["detail"] == "? ↯"
+    ready_again(store)
+    assert take(store)[1].previous == ("gpu_fault",)
+
+
 def test_a_user_error_is_final_at_once(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
@@ -292,6 +321,36 @@ def test_a_lost_lease_starts_the_next_attempt_and_supersedes_the_old(store: Stor
     assert states(store, build_id) == ["running"]
     assert store.jobs.finish(job_id, new.token, SUCCESS) == "ok"
     assert [attempt["end"] for attempt in store.jobs.get(job_id)["attempts"]] == ["superseded", "succeeded"]
+
+
+def test_a_worker_whose_process_died_loses_its_attempts_at_once(store: Store) -> None:
+    join_pool(store, slots=2)
+    join_pool(store, "w2", node="n2")
+    build_id = submit(store, new_cell(), new_cell(), new_cell())
+    handed = [job for job, _ in store.jobs.hand_out(POOL.name, 1)]
+    for job_id, worker in zip(handed, ("w1", "w1", "w2"), strict=True):
+        assert store.jobs.claim(job_id, 1, nonce=job_id, worker=worker, node=f"n{worker[1]}").answer == "run"
+    assert set(store.workers.died("w1", "died (exit status -9)")) == {*handed[:2]}
+    assert store.workers.died("w1", "died (exit status -9)") == [], "it may be told again"
+    assert sorted(states(store, build_id)) == ["queued", "queued", "running"]
+    (attempt,) = store.jobs.get(handed[0])["attempts"]
+    assert (attempt["end"], attempt["kind"]) == ("lost", "worker_lost")
+    assert attempt["message"] == "worker w1 on node n1 died (exit status -9)"
+    assert store.jobs.get(handed[0])["charged"] == 1
+    (again, number), *_ = store.jobs.hand_out(POOL.name, 1)
+    assert store.jobs.claim(again, number, nonce="x", worker="w1", node="n1").answer == "elsewhere"
+
+
+def test_a_server_clock_that_was_set_back_keeps_no_job_for_longer_than_two_leases(store: Store) -> None:
+    """As it is found after that: marks of an hour that is yet to come."""
+    join_pool(store)
+    submit(store, new_cell())
+    job_id, _ = take(store)
+    store.jobs.expire_leases("reaper")
+    hour = 3_600_000 + int(store._link.ask("TIME")[0]) * 1000
+    store._link.ask("ZADD", key("leases"), hour, job_id)
+    store._link.ask("HSET", key("reaper", "reaper"), "since", hour, "last", hour)
+    assert lose(store) == job_id
 
 
 def test_a_renewed_lease_does_not_end(store: Store) -> None:

@@ -20,7 +20,7 @@ local function key(...)
 end
 
 local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priority", "rank", "number", "charged", "losses", "token",
-                "done", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
+                "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling", "excluded", "time",
                 "memory", "phase", "spent"}
 
 -- A job's fields but its order, or nil where there is no such job.
@@ -236,8 +236,7 @@ local function end_job(job, cells, to, outcome, kind)
     call("ZREM", key("delayed"), job.id)
   end
   place(job, "", cells)
-  call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome,
-       "done", job.done or "")
+  call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome)
   local active = key("active", job.namespace, job.job_key)
   if call("GET", active) == job.id then call("DEL", active) end
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
@@ -269,7 +268,7 @@ local function requeue(job, cells, delay, node, kind)
   if node then excluded[node] = NOW + delay + EXCLUDED end
   job.state, job.queued_at = "queued", NOW
   job.number = string.format("%d", job.number + 1)
-  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW, "done", job.done or "",
+  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
   call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
        "refused")
@@ -366,6 +365,14 @@ local function charge(job, cells, kind, outcome)
     local delay = delays < 0 and 0 or RETRY * 2 ^ delays
     requeue(job, cells, delay, job.node, kind)
   end
+end
+
+-- Take a running attempt away from a worker that will not end it; it is charged.
+local function lose(job, why)
+  local message = "worker " .. job.worker .. " on node " .. job.node .. " " .. why
+  local outcome = cjson.encode({["end"] = "lost", kind = "worker_lost", message = message})
+  end_attempt(job, "lost", outcome)
+  charge(job, cells_of(job), "worker_lost", outcome)
 end
 
 -- Why a worker on a node takes no jobs for now, or "".

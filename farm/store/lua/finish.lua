@@ -5,22 +5,23 @@
 -- arguments: job, token, how, kind, outcome, index, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
 --   artifact is in, "" = the job's; facts: JSON, for the index; hit: 1 where it was found, so nothing was tried
--- answer: "ok", also when it comes again; "superseded" when the attempt had lost its lease
+-- answer: "ok", also when it comes again, however late; "superseded" when the attempt had lost its lease
 local id = job
 local job = read(id)
 if not job then return "superseded" end
-if job.done == token then return "ok" end
 if job.state ~= "running" or job.token ~= token then
   local number = token:match("^(%d+)-")
   local attempts = key("job", id, "attempts")
   if number and call("HGET", attempts, number .. ":token") == token then
+    local past = call("HGET", attempts, number .. ":end")
+    local over = past and cjson.decode(past)["end"] or "lost"
+    if over ~= "lost" and over ~= "superseded" then return "ok" end
     call("HSET", attempts, number .. ":end", ending({["end"] = "superseded"}, outcome))
   end
   return "superseded"
 end
 
 local cells = cells_of(job)
-job.done = token
 end_attempt(job, how, outcome)
 note_busy(job.worker)
 if how == "succeeded" then

@@ -1,0 +1,13 @@
+-- The process of a worker died, and with it all that it ran: its attempts are lost now, not when their leases end.
+-- keys: leases, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, node:<node>, stopping, wake:…
+-- arguments: worker, why
+--   why: how it died, as a sentence goes on that begins with the worker
+-- answer: ids of the jobs whose attempts were lost
+local lost = {}
+for _, id in ipairs(call("ZRANGE", key("leases"), 0, -1)) do
+  if call("HGET", key("job", id), "worker") == worker then
+    lose(read(id), why)
+    lost[#lost + 1] = id
+  end
+end
+return lost
