@@ -361,13 +361,10 @@ class FarmClient:
 
         document = self.reproduction(name, cell)
 
-        def bring(file: Mapping[str, Any], place: Path) -> None:
-            self.download({**file, "path": file["digest"]}, place.parent).replace(place)
-
         with into(folder):
             if any(folder.iterdir()):
                 raise UsageError(f"{folder} is not empty", hint="choose another folder")
-            reproduction.write(document, folder, reproduction.MachineFile.of(machine), bring)
+            reproduction.write(document, folder, reproduction.MachineFile.of(machine), self.bring)
         return document
 
     def workers(self) -> list[Document]:
@@ -585,6 +582,10 @@ class FarmClient:
     def download(self, blob: Mapping[str, Any], folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path."""
         return self._transport.download(blob, folder)
+
+    def bring(self, file: Mapping[str, Any], place: Path) -> None:
+        """Write a file that a work order names to `place`, in a folder that is there."""
+        self.download({**file, "path": file["digest"]}, place.parent).replace(place)
 
     def _sidecar_of(self, cell: Document) -> Document:
         try:

@@ -231,8 +231,13 @@ def _original(one: Artifact, model: Path | None, settings: Settings) -> Path:
         folder = _cache(one.sidecar) / "model"
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            if not _is_whole(folder / str(file["path"]), file["digest"]):
-                client.download(file, folder)
+            # Weights may lie in folders beside the model.
+            place = folder / str(file["path"])
+            if not place.resolve().is_relative_to(folder.resolve()):
+                raise ArtifactGone(f"the farm names a file {file['path']!r}, which is refused")
+            if not _is_whole(place, file["digest"]):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                client.bring(file, place)
         return folder / str(files[0]["path"])
 
 

@@ -456,7 +456,8 @@ def _program_array(array: Any, shape: Any, request: Request) -> Any:
 
     moved = array.transpose(0, 3, 1, 2) if array.ndim == 4 and _is_nhwc(request) else array
     lens = static_lens(shape)
-    return np.ascontiguousarray(moved).reshape(lens if moved.ndim == 0 else moved.shape)
+    # What is mapped from an archive may lie at any byte, where MIGraphX does not take it.
+    return np.require(moved, requirements=("C", "A")).reshape(lens if moved.ndim == 0 else moved.shape)
 
 
 def _model_array(array: Any, request: Request) -> Any:

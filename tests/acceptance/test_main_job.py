@@ -175,6 +175,9 @@ def test_external_data_in_several_files_comes_through_a_worker(farm: Command) ->
         (cell,) = farm.json("submit", "farm.yaml")["cells"]
         assert cell["state"] == "succeeded", cell["message"]
         found = farm.json("fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp32", "-o", "out", "--sample")
+        arguments = ("net/onnxruntime-cpu/fp32", "--against", "onnxruntime", "--seconds", "0.1")
+        [measured] = farm.json("bench", *arguments)["artifacts"]  # beside the model as the farm has it
+    assert measured["against"]["latency"]["repeats"] > 0
     sample = np.load(farm.folder / found["sample"])
     right = sample["x"] @ weights["weights.bin"] + weights["parts/bias.bin"]
     np.testing.assert_allclose(sample["y"].reshape(1, 3), right.reshape(1, 3), rtol=1e-4)
