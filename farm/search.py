@@ -26,8 +26,7 @@ from farm.spec import digest_of
 from farm.steps import StepEnded, Steps, slice_request, tune_request, tuning_mode
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
-from farm.tuning.files import read_folder, write_folder
-from farm.tuning.records import Snapshot, Source, Store, Work
+from farm.tuning.records import Snapshot, Store, Work
 
 log = get_logger(__name__)
 
@@ -194,11 +193,14 @@ class Search:
         own = self._lanes[self.children.slot]
         with self._lock:
             self._prepare(own)
-            self._tidy(own)
+            self._collector.tidy(own.folder)
         if self.cut:
             return None
+        finished = False
         try:
-            return self._ask(own, request, read=read, write=write)
+            answer = self._ask(own, request, read=read, write=write)
+            finished = True
+            return answer
         except StepEnded as ended:
             if not self._was_cut(ended):
                 raise
@@ -211,7 +213,25 @@ class Search:
                 if own.learnt or self.cut:  # Else there was nothing to tune: it did nothing but compile.
                     self._spend(seconds)
                 if not self.slices:
-                    self.work += Work(tuned=own.operations)
+                    self._count_whole(own, seconds, finished=finished)
+
+    def _count_whole(self, own: Lane, seconds: float, *, finished: bool) -> None:
+        """Count the operations of a model that could not be cut: as a slice of its own, which is the whole model."""
+        key = slice_key(self.spec, digest_of({name: self.spec[name] for name in ("model", "inputs", "batch")}))
+        tuned = own.operations
+        self.work += Work(tuned=tuned)
+        if entry := self._collector.slices.get(key):
+            before = json.loads(entry[0])
+            known = max(int(before["operations"]) - tuned, 0)
+            share = known / before["operations"]
+            self.work += Work(known=known, saved=round(before["seconds"] * share, 3))
+        elif finished and tuned:
+            self._collect(own, {key: {"operations": tuned, "seconds": seconds}})
+
+    def copy(self, folder: Path) -> None:
+        """Write all that is known into another folder, whatever a child that was ended left of ours."""
+        with self._lock:
+            self._collector.copy(folder)
 
     def _finish(self) -> None:
         """Commit the rest. No later call would do it where storage is away, so this one waits; not when cancelled."""
@@ -275,7 +295,7 @@ class Search:
             finished = {"operations": piece.operations, "seconds": seconds}
             self._collect(lane, {} if ended else {piece.key: finished})
             if ended:
-                self._tidy(lane)
+                self._collector.tidy(lane.folder)
                 self._judge(piece, ended)
             else:
                 self.work += self._tuned(piece, lane, others=others)
@@ -339,7 +359,7 @@ class Search:
     ) -> dict[str, Any]:
         """Ask a child that tunes into a lane's folder, within the budget."""
         began = time.monotonic()
-        lane.learnt, lane.ended, lane.began = Snapshot(), None, began
+        lane.ended, lane.began = None, began
         try:
             return lane.steps.ask(
                 request,
@@ -368,20 +388,13 @@ class Search:
             detail += f"; {self._fan_out.slots} {kind} at work"
         self.children.on_phase(Phase.TUNING, (self._begun - 1) / self._count, detail)
 
-    def _tidy(self, lane: Lane) -> None:
-        """Write a folder anew where a child left something broken or undecided, on which the next would trip."""
-        found = read_folder(lane.folder, Source(""))
-        if found.dropped.nulls or found.dropped.broken:
-            for path in lane.folder.iterdir():
-                if path.is_file():
-                    path.unlink()
-            write_folder(found.snapshot, lane.folder)
-
     def _prepare(self, lane: Lane) -> None:
-        """Bring what other slots and other attempts learnt into a lane's folder."""
+        """Bring what other slots and other attempts learnt into a lane's folder, for the next child."""
         with self._patiently():
             self._collector.follow()
         self._collector.prepare(lane.folder)
+        # Here, under the lock: who collects meanwhile would count what the child before it left as the next one's.
+        lane.learnt = Snapshot()
 
     def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
         """Commit what is new in a lane's folder, and which slices were finished there."""

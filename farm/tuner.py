@@ -23,7 +23,7 @@ from farm.search import COLLECT_SECONDS, REFUSED, Search
 from farm.slots import FreeSlots
 from farm.steps import StepEnded, Steps, bench_request, compile_request, inputs_of, is_shared
 from farm.tuning.database import Learning
-from farm.tuning.files import read_folder, write_folder
+from farm.tuning.files import read_folder
 from farm.tuning.records import Source
 
 log = get_logger(__name__)
@@ -142,7 +142,7 @@ class Tuner:
             return compiled
         # From a copy: what the compiler now chooses in a hurry would stop every later search for something better.
         copy = self.folder.with_name("tuning-copy")
-        write_folder(read_folder(self.folder, Source("")).snapshot, copy)
+        self.search.copy(copy)
         return self.steps.ask(
             request(copy, **dict.fromkeys(self.mode.arguments, False)),
             self.mode.reading(str(copy)),

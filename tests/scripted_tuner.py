@@ -124,6 +124,7 @@ from farm.tuning.database import TuningDatabase  # noqa: E402
 
 SPEC: Mapping[str, Any] = {
     "compiler": {"name": "migraphx"},
+    "model": {"digest": "0" * 64},
     "toolchain": "rocm7.2-migraphx2.15-00000000",
     "precision": "fp16",
     "options": {},

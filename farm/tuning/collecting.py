@@ -88,8 +88,26 @@ class Collector:
     def prepare(self, folder: Path) -> None:
         """Bring all that is known by now into a folder in which no child is at work; makes it where it is missing."""
         if folder not in self._folders or self._known.minus(self._folders[folder]):
-            write_folder(self._known, folder)
-            self._folders[folder] = self._known
+            self._write(folder)
+
+    def tidy(self, folder: Path) -> None:
+        """Write a folder anew where a child left something broken or undecided, on which the next would trip, or took
+        something with it: who is killed while he writes a file again leaves the beginning of it, or no file.
+        """
+        found = read_folder(folder, self._source)
+        if found.dropped.nulls or found.dropped.broken or self._folders[folder].minus(found.snapshot):
+            for path in folder.iterdir():
+                if path.is_file():
+                    path.unlink()
+            self._write(folder)
+
+    def copy(self, folder: Path) -> None:
+        """Write all that is known into a folder that is nobody's: what a child learns there is not collected."""
+        write_folder(self._known, folder)
+
+    def _write(self, folder: Path) -> None:
+        write_folder(self._known, folder)
+        self._folders[folder] = self._known
 
     def look(self, folder: Path, work: Work, finished: Mapping[str, Any] | None = None) -> Snapshot:
         """Find the records that are new in a folder since the last look, and return them.

@@ -214,6 +214,12 @@ def test_what_is_tuned_as_a_whole_counts(artifacts: S3Store, farm_settings: Sett
     assert found.log.total().work == work
     assert 0 < sum(record.source.seconds for record in found) < work.seconds + 0.01
 
+    again = tuner_for(artifacts, farm_settings, tmp_path, "two")
+    again.order["model"]["format"] = "tf"
+    again.compile(save_model(tmp_path, OPERATIONS), None)
+    assert (again.search.work.known, again.search.work.tuned) == (10, 0)
+    assert again.search.work.saved == work.seconds
+
 
 def test_the_last_commit_waits_for_storage_that_is_away(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,8 +16,8 @@ from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
 from farm.tuning.collecting import Collector
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name
-from farm.tuning.files import PROBLEM_CACHE
-from farm.tuning.records import Snapshot, Store, Work
+from farm.tuning.files import PROBLEM_CACHE, read_folder
+from farm.tuning.records import Snapshot, Source, Store, Work
 from tests.tuning_writers import NAME, delta, kill_writers, race
 
 
@@ -217,6 +217,29 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     assert session.work == Work(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0)
     (record,) = found.query(Store.PROBLEM_CACHE, '{"name":"gpu::mlir_op","problem":"new-2"}')
     assert (record.value, record.source.job, record.source.seconds) == ('"b"', "job-9", 6.0)
+
+
+@pytest.mark.parametrize("left", ["half", "no file"])
+def test_who_is_killed_while_he_writes_takes_nothing_with_him(
+    database: TuningDatabase, tmp_path: Path, left: str
+) -> None:
+    """MIGraphX writes its cache whole, over the old one; MIOpen deletes a file before it puts the new one there."""
+    database.commit(delta(1))
+    folder = tmp_path / "own"
+    restored = database.restore(folder)
+    collector = Collector(database, folder, restored, session="job-9/1")
+    cache = folder / PROBLEM_CACHE
+    whole = cache.read_bytes()
+    cache.write_bytes(whole[: len(whole) // 2])
+    if left == "no file":
+        cache.unlink()
+    assert len(collector.look(folder, Work())) == 0
+    collector.copy(tmp_path / "copy")
+    collector.tidy(folder)
+    for each in (folder, tmp_path / "copy"):
+        assert len(read_folder(each, Source("")).snapshot) == len(restored.snapshot)
+    collector.commit(Work())
+    assert len(database.waiting()) == 1, "nothing of it is news"
 
 
 def test_what_others_committed_is_read_once(database: TuningDatabase) -> None:
