@@ -51,13 +51,16 @@ REFUSED = frozenset(
 """What a compiler may say of one slice without the whole being wrong."""
 
 
-def slice_key(spec: Mapping[str, Any], signature: str) -> str:
+def slice_key(spec: Mapping[str, Any], signature: str, threads: int) -> str:
     """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
 
-    64 hex digits. Names and weights are no part of it, so equal layers of different models share one.
+    64 hex digits. Names and weights are no part of it, so equal layers of different models share one. Where the threads
+    of a slot decide what can be tried, they are part of it.
     """
     fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
-    extra = {name: value for name, value in spec["tuning"].items() if name != "mode"}
+    extra: dict[str, Any] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
+    if COMPILERS[spec["compiler"]["name"]].tuning_binds:
+        extra["threads"] = threads
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
 
 
@@ -172,7 +175,7 @@ class Search:
         """Tune each slice of a model that is not known; `inputs` are what its compile reads. Raises StepEnded."""
         missing = []
         for cut in self._cut(model, inputs):
-            piece = Slice(slice_key(self.spec, cut["signature"]), cut["operations"] * cut["count"], cut)
+            piece = Slice(self._key(cut["signature"]), cut["operations"] * cut["count"], cut)
             self.slices.append({"key": piece.key, "count": cut["count"]})
             if not self._is_known(piece):
                 missing.append(piece)
@@ -217,7 +220,7 @@ class Search:
 
     def _count_whole(self, own: Lane, seconds: float, *, finished: bool) -> None:
         """Count the operations of a model that could not be cut: as a slice of its own, which is the whole model."""
-        key = slice_key(self.spec, digest_of({name: self.spec[name] for name in ("model", "inputs", "batch")}))
+        key = self._key(digest_of({name: self.spec[name] for name in ("model", "inputs", "batch")}))
         tuned = own.operations
         self.work += Work(tuned=tuned)
         if entry := self._collector.slices.get(key):
@@ -246,6 +249,9 @@ class Search:
             if lost:
                 return None
             self.children.cancelled.wait(FINISH_PAUSE)
+
+    def _key(self, signature: str) -> str:
+        return slice_key(self.spec, signature, self.children.settings.threads_per_slot)
 
     def _is_known(self, piece: Slice) -> bool:
         """Say whether the database has a slice by now; count it where it does."""

@@ -305,7 +305,7 @@ class _Graph:
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
         return Slice(
             model=model,
-            signature=_signature(model),
+            signature=_signature(model, self.types),
             operations=sum(_operations(node) for node in nodes),
             inputs={
                 name: {"dtype": DTYPES[self.types[name][0]][0], "shape": [*self.types[name][1]]} for name in inputs
@@ -354,8 +354,11 @@ def _operations(node: Any) -> int:
     )
 
 
-def _signature(model: Any) -> str:
-    """Return a digest of what decides how a model is tuned: operators, shapes and dtypes, not names and weights."""
+def _signature(model: Any, types: Mapping[str, Type]) -> str:
+    """Return a digest of what decides how a model is tuned: operators, shapes and dtypes, not names and weights.
+
+    Inner shapes too (`types`): the scales of a Resize are no whole numbers, and decide the shapes behind it.
+    """
     from onnx import numpy_helper
 
     graph = model.graph
@@ -373,7 +376,7 @@ def _signature(model: Any) -> str:
             node.domain,
             node.op_type,
             [number(name) for name in node.input],
-            [number(name) for name in node.output],
+            [[number(name), types.get(name)] for name in node.output],
             sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute),
         ]
         for node in graph.node

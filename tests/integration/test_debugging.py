@@ -85,7 +85,8 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
     steps, spec = steps_of(tmp_path / "tuned", "onnxruntime", {"print": True}, mode="quick")
     folder = tmp_path / "slices"
     found = steps.ask(slice_request(steps.order, PNET, folder), read=[PNET.parent], write=[folder])
-    keys = [slice_key(spec, piece["signature"]) for piece in found["slices"]]
+    threads = steps.children.settings.threads_per_slot
+    keys = [slice_key(spec, piece["signature"], threads) for piece in found["slices"]]
     known = {Store.ONNXRUNTIME: '{"all/1":1.0,"basic/1":2.0}', Store.SLICES: '{"operations":1,"seconds":1.0}'}
     monkeypatch.setattr("farm.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
     texts = []

@@ -131,6 +131,32 @@ def test_equal_layers_are_one_slice(tmp_path: Path) -> None:
         assert "Softmax" not in kinds or "MatMul" in kinds[kinds.index("Softmax") :]
 
 
+def test_slices_whose_inner_shapes_differ_are_two(tmp_path: Path) -> None:
+    """Only the scales say how large the convolution is: inputs, outputs and attributes are the same."""
+
+    def signature(scale: float) -> str:
+        nodes = [
+            helper.make_node("Resize", ["x", "", "scales"], ["large"]),
+            helper.make_node("Conv", ["large", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("GlobalAveragePool", ["c"], ["y"]),
+        ]
+        tensors = [
+            numpy_helper.from_array(np.array([1, 1, scale, scale], np.float32), "scales"),
+            numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w"),
+        ]
+        ports = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, size, size])
+            for name, size in (("x", 8), ("y", 1))
+        ]
+        graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], tensors)
+        path = tmp_path / "net.onnx"
+        onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        (piece,) = cut(str(path), inputs_of(path))
+        return piece.signature
+
+    assert signature(2) == signature(2) != signature(4)
+
+
 def test_dequantized_weights_go_with_their_convolution(tmp_path: Path) -> None:
     """Of a quantized model no slice takes a weight, or a dequantized activation, from outside."""
     nodes, tensors = [], []

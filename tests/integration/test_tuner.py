@@ -10,15 +10,27 @@ import pytest
 from farm.artifacts.s3 import S3Store
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
+from farm.search import slice_key
 from farm.settings import Settings, load_settings
 from farm.steps import StepEnded
 from farm.tuner import Published
 from farm.tuning.files import OBJECTS, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
-from tests.scripted_tuner import CANDIDATES, PER_SLICE, ScriptedSteps, Tuner, database, save_model, tuner_for, worked
+from tests.scripted_tuner import (
+    CANDIDATES,
+    PER_SLICE,
+    SPEC,
+    ScriptedSteps,
+    Tuner,
+    database,
+    save_model,
+    tuner_for,
+    worked,
+)
 
 FIND_DB = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
+QUICK = {"tuning": {"mode": "quick"}}
 OPERATIONS = [f"conv-{index}" for index in range(10)]
 
 
@@ -249,6 +261,13 @@ def test_shared_operations_cost_the_next_model_nothing(farm_settings: Settings, 
     """No slice of the second model is one that was tuned, but four of five of its operations are."""
     work, _ = second_model(farm_settings, tmp_path, 20, slowest=0.004)
     assert work == pytest.approx(0.2)
+
+
+def test_what_was_tried_with_few_threads_stops_no_search_with_more() -> None:
+    """ONNX Runtime's candidates are numbers of threads; on a GPU these decide nothing."""
+    few, many = (slice_key({**SPEC, "compiler": {"name": "onnxruntime"}, **QUICK}, "s", threads) for threads in (2, 8))
+    assert few != many
+    assert slice_key({**SPEC, **QUICK}, "s", 2) == slice_key({**SPEC, **QUICK}, "s", 8)
 
 
 def test_the_best_candidate_of_all_slices_is_chosen(tmp_path: Path) -> None:
