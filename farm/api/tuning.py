@@ -85,7 +85,7 @@ def tuning_import(
     offered = text.unpack(snapshot)
     text.check(offered)
     known_now = database.read().snapshot
-    found = fitting(offered, known_now, pool.device, miopen)
+    found = fitting(offered, known_now, pool.device, pool.toolchain, miopen)
     source = Source(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain)
     delta = found.snapshot.measured_by(source)
     if delta:

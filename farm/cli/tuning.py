@@ -161,18 +161,23 @@ def import_(
     from farm.cli import render
     from farm.tuning import text
     from farm.tuning.files import read_files
+    from farm.tuning.importing import label
     from farm.tuning.records import Source
 
     read = read_files(paths, Source(""))
+    dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
     if not len(read.snapshot):
-        left_out = read.dropped.nulls, read.dropped.broken
-        why = _left_out(*left_out) if any(left_out) else "no database of MIOpen's or MIGraphX's is there"
-        raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}")
+        why = _left_out(**dropped) if any(dropped.values()) else "no database of MIOpen's or MIGraphX's is there"
+        places = [f"{file}: damaged at {where}" for file, where in read.dropped.parts.items()]
+        told = [*places, *(f"{file}: {reason}" for file, reason in read.dropped.files.items())]
+        raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(told))
     with connect() as client:
         name = choose(client.tuning(), database)
         found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)
-    found = {**found, "refused": {**read.dropped.files, **found["refused"]}}
-    dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
+    # The farm knows tables; who brings them knows files.
+    files = {label(place): ", ".join(str(path) for path in origins) for place, origins in read.origins.items()}
+    refused = {files.get(table, table): why for table, why in found["refused"].items()}
+    found = {**found, "refused": {**read.dropped.files, **refused}}
     if as_json:
         output.emit({"database": name, **found, "dropped": dropped})
     else:
@@ -181,6 +186,8 @@ def import_(
         output.say(f"{fit}, {found['added']} of them new to {name}")
         if any(dropped.values()):
             output.note(f"left out: {_left_out(**dropped)}")
+        for file, where in read.dropped.parts.items():
+            output.note(f"{file} is damaged at {where}: its whole records were taken")
         for file, why in found["refused"].items():
             output.note(f"refused {file}: {why}")
     if not sum(found["records"].values()):

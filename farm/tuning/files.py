@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,12 +59,20 @@ class Dropped:
     broken: int = 0
     files: dict[str, str] = field(default_factory=dict)
     """Whole files, with the reason."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """Files that were read in part: what was left out of each, and where the first damage is."""
 
     def add(self, other: Dropped) -> None:
         """Count what another file dropped too."""
         self.nulls += other.nulls
         self.broken += other.broken
         self.files |= other.files
+        self.parts |= other.parts
+
+    def broke(self, name: str, where: str) -> None:
+        """Count something broken in a file; where the first is stays."""
+        self.broken += 1
+        self.parts.setdefault(name, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,8 @@ class Read:
 
     snapshot: Snapshot
     dropped: Dropped
+    origins: Mapping[Place, Sequence[Path]] = field(default_factory=dict)
+    """The files that each table came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,38 +110,52 @@ def read_folder(folder: Path, source: Source) -> Read:
 
     A folder that is not there holds nothing. Files that are neither are not ours to read.
     """
-    tables: list[Record] = []
-    dropped = Dropped()
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        reader = _reader(path)
-        if reader:
-            try:
-                tables += reader(path, source, dropped)
-            except FileNotFoundError:
-                continue  # MIOpen replaces a file by deleting it first.
-    return Read(Snapshot.of(tables), dropped)
+    return _read(sorted(folder.iterdir()) if folder.is_dir() else [], source)
 
 
 def read_files(paths: Iterable[Path], source: Source) -> Read:
     """Read folders and files that a user named. Raises UsageError for what is no tuning database."""
-    snapshot, dropped = Snapshot(), Dropped()
+    files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            found = read_folder(path, source)
-            snapshot = snapshot.join(found.snapshot)
-            dropped.add(found.dropped)
-            continue
-        reader = _reader(path)
-        if reader is None:
+        if not path.exists():
+            raise UsageError(f"there is no {path}")
+        if not path.is_dir() and _reader(path) is None:
             raise UsageError(
-                f"{path} is no tuning database",
+                f"{path} is no tuning database"
+                + (f": {_LEFT_ALONE[path.suffix]}" if path.suffix in _LEFT_ALONE else ""),
                 hint="a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt",
             )
+        files += sorted(path.iterdir()) if path.is_dir() else [path]
+    found = _read(files, source)
+    for path in files:
+        if path.suffix in _LEFT_ALONE:
+            found.dropped.files[path.name] = _LEFT_ALONE[path.suffix]
+    return found
+
+
+_LEFT_ALONE = {
+    ".ukdb": "kernel binaries are no tuning; `farm fetch --with-kernels` brings those of a program",
+    ".udb": "MIOpen's SQLite form is not read, only text (.udb.txt), which it writes unless it was built otherwise",
+}
+"""Files of MIOpen's that lie beside its databases, by ending, and why they are not read."""
+
+
+def _read(paths: Iterable[Path], source: Source) -> Read:
+    records: list[Record] = []
+    origins: dict[Place, list[Path]] = {}
+    dropped = Dropped()
+    for path in paths:
+        reader = _reader(path)
+        if reader is None or path.is_dir():
+            continue
         try:
-            snapshot = snapshot.join(Snapshot.of(reader(path, source, dropped)))
+            found = reader(path, source, dropped)
         except FileNotFoundError:
-            raise UsageError(f"there is no {path}") from None
-    return Read(snapshot, dropped)
+            continue  # MIOpen replaces a file by deleting it first.
+        for place in {(record.store, record.file) for record in found}:
+            origins.setdefault(place, []).append(path)
+        records += found
+    return Read(Snapshot.of(records), dropped, origins)
 
 
 def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> None:
@@ -182,15 +206,17 @@ def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:
         return []
     try:
         found = list(_entries(json.loads(data)))
-    except (ValueError, RecursionError, TypeError, KeyError, IndexError):
+    except (ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError) as error:
         # Cut or damaged: what is whole in it can still be used.
-        found = list(_salvaged(data.decode("utf-8", errors="replace"), dropped))
-    return _records(found, source, dropped)
+        at = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "the whole: it is no problem cache"
+        dropped.broke(path.name, at)
+        found = list(_salvaged(data.decode("utf-8", errors="replace")))
+    return _records(found, source, dropped, path.name)
 
 
-def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: Dropped) -> list[Record]:
+def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: Dropped, name: str) -> list[Record]:
     records = []
-    for device, key, solution in entries:
+    for number, (device, key, solution) in enumerate(entries, 1):
         if solution is None:
             dropped.nulls += 1
             continue
@@ -199,7 +225,7 @@ def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: D
                 raise ValueError(key)
             records.append(Record(Store.PROBLEM_CACHE, device, canonical(key), canonical(solution), source))
         except (ValueError, AttributeError, RecursionError):
-            dropped.broken += 1
+            dropped.broke(name, f"entry {number}")
     return records
 
 
@@ -218,12 +244,11 @@ def _entries(document: Any) -> Iterator[tuple[str, Any, Any]]:
             raise KeyError(first)
 
 
-def _salvaged(text: str, dropped: Dropped) -> Iterator[tuple[str, Any, Any]]:
+def _salvaged(text: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield what is whole in a problem cache that is not."""
     decoder, device, position = json.JSONDecoder(), "", 0
     start = re.compile(r"\[\s*(?=\{)")
     between, end = re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
-    dropped.broken += 1
     while match := start.search(text, position):
         position = match.end()
         try:
@@ -264,10 +289,10 @@ def _read_sqlite(path: Path, source: Source, dropped: Dropped) -> list[Record]:
                         raise ValueError(device)
                     found.append((canonical(device), key, solution))
                 except (ValueError, TypeError, AttributeError, RecursionError):
-                    dropped.broken += 1
-    except sqlite3.Error:
-        dropped.broken += 1
-    return _records(found, source, dropped)
+                    dropped.broke(path.name, f"a row after {len(found)} whole ones")
+    except sqlite3.Error as error:
+        dropped.broke(path.name, str(error))
+    return _records(found, source, dropped, path.name)
 
 
 def _entries_json(table: Table) -> str:
@@ -309,7 +334,7 @@ def _read_object(path: Path, source: Source, dropped: Dropped) -> list[Record]:
         values = json.loads(data or b"{}")
         return [Record(store, "", key, canonical(value), source) for key, value in values.items()]
     except (ValueError, AttributeError, RecursionError):
-        dropped.broken += 1
+        dropped.broke(path.name, "the whole")
         return []
 
 
@@ -325,11 +350,12 @@ def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
     seen: set[str] = set()
     lines = data.decode("ascii", errors="replace").split("\n")
     # A line ends in a newline; without one it may have lost its end.
-    dropped.broken += bool(lines.pop().strip("\r\n "))
-    for line in lines:
+    end = lines.pop()
+    for number, line in enumerate(lines, 1):
         parsed = _parse_line(line)
         if parsed is None:
-            dropped.broken += bool(line.strip())
+            if line.strip():
+                dropped.broke(path.name, f"line {number}")
         elif parsed[0] not in seen:
             key, items = parsed
             seen.add(key)
@@ -341,6 +367,8 @@ def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
                     Record(named.store, path.name, f"{key}={solver}", values, source)
                     for solver, values in items.items()
                 ]
+    if end.strip("\r\n "):
+        dropped.broke(path.name, f"line {len(lines) + 1}, which has no end")
     return records
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from farm.errors import UsageError
 from farm.spec import Device
 from farm.tuning.files import OBJECTS, MIOpenName, miopen_name
 from farm.tuning.records import Place, Snapshot, Store, Table
@@ -22,62 +24,131 @@ class Fitting:
     refused: Mapping[str, str]
 
 
-def fitting(offered: Snapshot, known: Snapshot, device: Device, miopen: str = "") -> Fitting:
-    """Choose what was measured on this kind of device, by the version of MIOpen that the database has.
+def fitting(offered: Snapshot, known: Snapshot, device: Device, toolchain: str, miopen: str = "") -> Fitting:
+    """Choose what this kind of device measured, and this toolchain reads.
 
-    Where the database holds nothing of MIOpen yet, `miopen` is that version (`HIP.3_5_1_4dddc24`, from the files'
-    names); without it, files of one version are taken, and of several none: MIOpen ignores what another one wrote.
+    Which version of MIOpen that has, its own jobs have shown, else what was imported before; where there is neither, it
+    is `miopen` (`HIP.3_5_1_4dddc24`, from the files' names). The form of its problem cache is known from MIGraphX's
+    version, else in the same way. Raises UsageError where several are offered and nothing says which.
     """
+    arch = device.arch.partition(":")[0]
+    ours = [place for place in offered.tables if not _other_miopen_device(place, device)]
+    versions = _shown(known, lambda place: _version(place, arch)) or _chosen(ours, arch, miopen)
+    form = _form_of(toolchain)
+    forms = {form} if form is not None else _shown(known, _form) or _the_one(map(_form, offered.tables), _BOTH_FORMS)
     taken: dict[Place, Table] = {}
     refused = {}
-    arch = device.arch.partition(":")[0]
-    versions = _versions(known, arch) or ({miopen} if miopen else _versions(offered, arch))
-    forms = _forms(known) or _forms(offered)
     for (store, file), table in offered.tables.items():
         if store is Store.PROBLEM_CACHE:
             why = _other_device(file, table, device) or _other_form(file, forms)
         elif store in OBJECTS:
             why = "it is the farm's own, and is not imported"
         else:
-            why = _other_miopen(file, arch, versions)
+            why = _other_miopen_device((store, file), device) or _other_miopen(file, versions)
         if why:
-            refused[file if miopen_name(file) else f"{store} {file}".strip()] = why
+            refused[label((store, file))] = why
         else:
             taken[store, file] = table
     return Fitting(Snapshot(taken), refused)
 
 
-_FORMS = {False: "in the form of ROCm 7.2 and older", True: "keyed by device"}
+def label(place: Place) -> str:
+    """Return what people call a table: MIOpen's by its file, others by store and device."""
+    store, file = place
+    return file if miopen_name(file) else f"{store} {file}".strip()
 
 
-def _forms(snapshot: Snapshot) -> set[bool]:
-    """Return of each form that the problem caches are in whether it names the device."""
-    return {bool(file) for (store, file), table in snapshot.tables.items() if store is Store.PROBLEM_CACHE and table}
+def _shown(known: Snapshot, of: Callable[[Place], str]) -> set[str]:
+    """Return what the tables of a database show of its toolchain: those that its own jobs wrote, else all."""
+    found = {of(place): table for place, table in known.tables.items() if table and of(place)}
+    own = {shown for shown, table in found.items() if any(source.job for _, source in table.values())}
+    return own or {*found}
 
 
-def _other_form(file: str, forms: set[bool]) -> str:
-    mine = bool(file)
-    if len(forms) > 1:
-        return "the problem caches are of both forms: import that which this pool's toolchain reads"
-    return "" if mine in forms else f"it is {_FORMS[mine]}, and this database is {_FORMS[not mine]}"
+def _the_one(offered: Iterable[str], several: str) -> set[str]:
+    found = sorted({*offered} - {""})
+    if len(found) > 1:
+        raise UsageError(several.format(", ".join(found)), hint=_CHOOSE)
+    return {*found}
 
 
-def _versions(snapshot: Snapshot, arch: str) -> set[str]:
-    names = (miopen_name(file) for _, file in snapshot.tables)
-    return {named.version for named in names if named and _is_of(named, arch)}
+_CHOOSE = "nothing was imported; a job that tunes in this pool, or an export of another such pool, shows which it is"
+
+# --- the problem cache's form ---------------------------------------------------------------------------------------
+
+_PLAIN, _KEYED = "in the form of ROCm 7.2 and older", "keyed by device"
+_BOTH_FORMS = "the problem caches are of both forms ({}): import that which this pool's toolchain reads"
+
+
+def _form_of(toolchain: str) -> str | None:
+    """Return the form that a toolchain reads; None where its version does not say.
+
+    MIGraphX 2.15 (ROCm 7.2) names no device. 2.16 is the number of development before and after the change.
+    """
+    said = re.search(r"migraphx(\d+)\.(\d+)", toolchain)
+    version = (int(said[1]), int(said[2])) if said else (2, 16)
+    return None if version == (2, 16) else _PLAIN if version < (2, 16) else _KEYED
+
+
+def _form(place: Place) -> str:
+    store, file = place
+    return "" if store is not Store.PROBLEM_CACHE else _KEYED if file else _PLAIN
+
+
+def _other_form(file: str, forms: set[str]) -> str:
+    mine = _form((Store.PROBLEM_CACHE, file))
+    return "" if mine in forms else f"it is {mine}, and this pool's toolchain reads what is {', '.join(sorted(forms))}"
+
+
+# --- MIOpen's version and device ------------------------------------------------------------------------------------
+
+_UNITS = re.compile(r"(?:_(?:no)?sramecc)?(?:_(?:no)?xnack)?(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))")
+"""What follows the architecture in a name: features, and compute units, up to 64 in decimals, more in hexadecimals."""
+
+
+def _chosen(offered: Iterable[Place], arch: str, miopen: str) -> set[str]:
+    found = {_version(place, arch) for place in offered} - {""}
+    if miopen and found and miopen not in found:
+        told = ", ".join(sorted(found))
+        raise UsageError(f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}")
+    several = "the files are of several versions of MIOpen: choose one with --miopen, of {}"
+    return {miopen} if miopen else _the_one(found, several)
+
+
+def _version(place: Place, arch: str) -> str:
+    named = miopen_name(place[1])
+    return named.version if named and _is_of(named, arch) else ""
 
 
 def _is_of(named: MIOpenName, arch: str) -> bool:
     return named.base.removeprefix("batchnorm_").startswith(arch)
 
 
-def _other_miopen(file: str, arch: str, versions: set[str]) -> str:
+def _other_miopen(file: str, versions: set[str]) -> str:
     named = miopen_name(file)
-    if named is None or not _is_of(named, arch):
+    version = named.version if named else ""
+    if version in versions:
+        return ""
+    return f"it is of MIOpen {version or 'without a version'}, not of {', '.join(sorted(versions))}"
+
+
+def _other_miopen_device(place: Place, device: Device) -> str:
+    """Say that a file of MIOpen's is of another device, by its name; what that does not tell is let through."""
+    named, arch = miopen_name(place[1]), device.arch.partition(":")[0]
+    if named is None:
+        return ""
+    if not _is_of(named, arch):
         return f"it is not of {arch}"
-    if len(versions) > 1:
-        return f"the files are of several versions of MIOpen: choose one of {', '.join(sorted(versions))}"
-    return "" if named.version in versions else f"it is of MIOpen {named.version}, not of {', '.join(versions)}"
+    said = _UNITS.fullmatch(named.base.removeprefix("batchnorm_").removeprefix(arch))
+    if said is None or device.compute_units is None:
+        return ""
+    units = int(said["decimal"]) if said["decimal"] else int(said["hexadecimal"], 16)
+    # On RDNA it counts work group processors, which have two compute units.
+    right = {device.compute_units} | ({device.compute_units // 2} if arch.startswith("gfx1") else set())
+    return "" if units in right else f"it is of {arch} with {units} compute units, not {device.compute_units}"
+
+
+# --- the problem cache's device -------------------------------------------------------------------------------------
 
 
 def _other_device(key: str, table: Table, device: Device) -> str:
@@ -93,6 +164,13 @@ def _other_device(key: str, table: Table, device: Device) -> str:
                 found.add((arch, units))
     for arch, units in sorted(found):
         other_units = device.compute_units is not None and units != str(device.compute_units)
-        if arch.partition(":")[0] != device.arch.partition(":")[0] or other_units:
+        if _is_other_arch(arch, device.arch) or other_units:
             return f"it is of {arch} with {units} compute units"
     return ""
+
+
+def _is_other_arch(one: str, other: str) -> bool:
+    """Whether two architectures differ; features (`:sramecc+:xnack-`) count where both name them."""
+    if ":" in one and ":" in other:
+        return one != other
+    return one.partition(":")[0] != other.partition(":")[0]

@@ -21,6 +21,7 @@ from farm.errors import ExitCode
 from farm.pools import Pool, Target
 from farm.spec import Device
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
+from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.api_farm import POOL, farm, serving
 from tests.tuning_writers import delta
 
@@ -60,6 +61,7 @@ def own_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / FIND).write_text(LINE + "cut=Con")
     (folder / "gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt").write_text(LINE)
+    (folder / "gfx942130.ukdb").write_bytes(b"SQLite format 3")
     (folder / "cache.json").write_text(json.dumps([[CONV, "v4:64,16"], [{**CONV, "problem": "x"}, None]]))
     return folder
 
@@ -77,7 +79,9 @@ def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
     out, err = capsys.readouterr()
     assert out == f"2 records fit, 2 of them new to {QUICK}\n"
     assert "left out: 1 never decided, 1 broken" in err
-    assert "refused gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
+    assert f"{FIND} is damaged at line 2, which has no end: its whole records were taken" in err
+    assert "own/gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
+    assert "refused gfx942130.ukdb: kernel binaries are no tuning" in err
     assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
 
     assert said(["export", "gfx942 quick", "-o", "mine"], capsys).startswith(f"2 records of {QUICK}")
@@ -99,24 +103,67 @@ def test_what_was_measured_elsewhere_is_refused_by_name(tmp_path: Path, capsys: 
     (tmp_path / "other.json").write_text(json.dumps([[{**CONV, "problem": "gfx90a\t104\t1\tconv"}, "v4:1"]]))
     assert main(["tuning", "import", QUICK, "other.json"]) == 2
     err = capsys.readouterr().err
-    assert "it is of gfx90a with 104 compute units" in err
+    assert "refused other.json: it is of gfx90a with 104 compute units" in err
     assert "nothing of it fits this database" in err
+    # An MI308X has the same architecture.
+    (tmp_path / "gfx94250.HIP.3_5_1_4dddc24.ufdb.txt").write_text(LINE)
+    assert main(["tuning", "import", QUICK, "gfx94250.HIP.3_5_1_4dddc24.ufdb.txt"]) == 2
+    assert "it is of gfx942 with 80 compute units, not 304" in capsys.readouterr().err
+    assert main(["tuning", "import", QUICK, "nowhere"]) == 2
+    assert "there is no nowhere" in capsys.readouterr().err
 
 
-def test_a_problem_cache_of_the_other_form_is_refused(
+def test_of_several_versions_nothing_is_taken_until_one_is_chosen(
     database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A toolchain reads one form: records of the other would keep those of its own from being written."""
+    """What jobs of the pool wrote shows which its MIOpen is; what was imported by mistake does not stop that."""
+    own = own_folder(tmp_path / "own")
+    older = "gfx942130.HIP.3_4_0_0f1e2d3.ufdb.txt"
+    (own / older).write_text(LINE)
+    assert main(["tuning", "import", QUICK, str(own)]) == 2
+    err = capsys.readouterr().err
+    assert "choose one with --miopen, of HIP.3_4_0_0f1e2d3, HIP.3_5_1_4dddc24" in err
+    assert main(["tuning", "import", QUICK, str(own), "--miopen", "3.5.1"]) == 2
+    assert "no file is of MIOpen 3.5.1" in capsys.readouterr().err
+    assert not database.exists()
+    assert main(["tuning", "import", QUICK, str(own / older)]) == 0
+    assert main(["tuning", "import", QUICK, str(own / FIND)]) == 2
+    measured = Record(Store.FIND_DB, FIND, "k", "ConvA:1,0,a", Source("2026-11-20T00:00:00+00:00", "w", "job-1"))
+    database.commit(Snapshot.of([measured]))
+    assert main(["tuning", "import", QUICK, str(own / FIND)]) == 0
+    assert main(["tuning", "import", QUICK, str(own / older)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "read"), [("2.15", ["old.json"]), ("2.16", ["old.json", "new.json"]), ("2.17", ["new.json"])]
+)
+def test_a_problem_cache_of_the_other_form_is_refused(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, read: list[str]
+) -> None:
+    """A toolchain reads one form: records of the other would keep those of its own from being written.
+
+    Which one, MIGraphX's version says; 2.16 was the number both before and after the change, so the first decides.
+    """
+    pool = replace(GPU, toolchain=f"rocm7.9-migraphx{version}-1a2b3c4d")
+    farm.store.workers.register(
+        {"id": "w3", "node": "n3", "pid": 1, "host": "n3", "slots": 1, "pools": [pool.as_dict()]}, ttl=600
+    )
+    database = TuningDatabase(farm.artifacts, "main", pool.name, device_name(pool.device), "quick")
     device = {"cu_count": 304, "device_name": "MI300X", "gfx_name": GPU.device.arch, "wavefront_size": 64}
     (tmp_path / "old.json").write_text(json.dumps([[CONV, "v4:64"]]))
     (tmp_path / "new.json").write_text(json.dumps([[device, [[CONV, "v4:32"]]]]))
-    assert main(["tuning", "import", QUICK, "old.json", "new.json"]) == 2
-    assert "the problem caches are of both forms" in capsys.readouterr().err
-    assert main(["tuning", "import", QUICK, "old.json"]) == 0
-    assert main(["tuning", "import", QUICK, "new.json"]) == 2
-    assert "it is keyed by device, and this database is in the form of ROCm 7.2 and older" in capsys.readouterr().err
+    if len(read) > 1:
+        assert main(["tuning", "import", database.name, "old.json", "new.json"]) == 2
+        assert "the problem caches are of both forms" in capsys.readouterr().err
+        assert not database.exists()
+    assert main(["tuning", "import", database.name, read[0]]) == 0
+    other = next(name for name in ("new.json", "old.json") if name != read[0])
+    assert main(["tuning", "import", database.name, other]) == 2
+    assert f"refused {other}: it is " in capsys.readouterr().err
     database.restore(tmp_path / "restored")
-    assert json.loads((tmp_path / "restored" / "problem_cache.json").read_text()) == [[CONV, "v4:64"]]
+    assert json.loads((tmp_path / "restored" / "problem_cache.json").read_text()) == json.loads(
+        (tmp_path / read[0]).read_text()
+    )
 
 
 def test_ls_stats_merge_and_pictures(

@@ -178,6 +178,14 @@ def test_no_bytes_are_an_error(data: bytes, tmp_path: Path) -> None:
     read_folder(tmp_path, SOURCE)
 
 
+@pytest.mark.parametrize("text", ['["ab"]', "[[1,2]]", "[[null,1]]", '[[{"name":1},2,3]]', '{"a":1}', "7"])
+def test_no_document_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / PROBLEM_CACHE).write_text(text)
+    read = read_folder(tmp_path, SOURCE)
+    assert (len(read.snapshot), read.dropped.broken) == (0, 1)
+    assert "it is no problem cache" in read.dropped.parts[PROBLEM_CACHE]
+
+
 def test_a_hostile_depth_is_no_error(tmp_path: Path) -> None:
     (tmp_path / PROBLEM_CACHE).write_text("[" * 200_000)
     assert len(read_folder(tmp_path, SOURCE).snapshot) == 0
