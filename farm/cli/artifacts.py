@@ -18,6 +18,7 @@ from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 
 if TYPE_CHECKING:
     from farm.client import FarmClient
+    from farm.fetching import Fetched, FetchedFamily
 
 
 class Listing(StrEnum):
@@ -55,14 +56,7 @@ def fetch(
             made = client.fetch_family(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
             )
-        if as_json:
-            output.emit({"index": str(made.index), **made.document, "left_out": made.left_out})
-            return
-        for identifier in made.left_out:
-            output.note(f"left out: {identifier} is of another model file or toolchain")
-        for line in render.family(made.document):
-            output.say(line)
-        output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
+        _say_family(made, as_json=as_json)
         return
     with connect() as client:
         found = client.fetch(
@@ -82,6 +76,25 @@ def fetch(
         paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
         output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"]})
         return
+    _say_fetched(found)
+    if sample and not found.sample:
+        output.note("the artifact has no sample: it was not verified")
+    if with_kernels and not found.kernels:
+        output.note("the artifact has no kernel binaries: its first run took none of MIOpen's")
+
+
+def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
+    if as_json:
+        output.emit({"index": str(made.index), **made.document, "left_out": made.left_out})
+        return
+    for identifier in made.left_out:
+        output.note(f"left out: {identifier} is of another model file or toolchain")
+    for line in render.family(made.document):
+        output.say(line)
+    output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
+
+
+def _say_fetched(found: Fetched) -> None:
     program = found.artifact["blobs"]["program"]
     output.say(f"{found.program}  {render.size(program['size'])}  sha256 {program['digest'][:16]}…  checked")
     output.say(f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}")
@@ -91,12 +104,8 @@ def fetch(
         output.say(str(text))
     if found.sample:
         output.say(f"{found.sample}  one input with its right outputs")
-    elif sample:
-        output.note("the artifact has no sample: it was not verified")
     if found.kernels:
         output.say(f"{found.kernels}  set MIOPEN_CUSTOM_CACHE_DIR to it, and the first run builds no kernels")
-    elif with_kernels:
-        output.note("the artifact has no kernel binaries: its first run took none of MIOpen's")
 
 
 def ls(

@@ -222,24 +222,10 @@ def _evaluate(request: Request, messages: Messages) -> Result:
         times.append([])
         for index in part:
             messages.phase("verifying", sum(map(len, times)) / total)
-            prepared = program.prepare(runs[index])
-            started = time.perf_counter()
-            values = program.run(prepared)
-            times[-1].append(time.perf_counter() - started)
-            outputs.append(dict(zip(program.outputs, values, strict=True)))
-        missing = [name for name in references[0] if name not in outputs[0]]
-        if missing:
-            raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
-        compared = evidence.compare(
-            [references[index] for index in part],
-            outputs,
-            batch=point["batch"],
-            tolerance=request["tolerance"],
-            equal_share=request["equal"],
-        )
-        ran = len(part) * point["batch"]
-        few = min(point["samples"], ran) < min(meta["minimum"], ran)
-        found.append({**compared, "weak": bool(references[0]) and (compared["weak"] or few)})
+            values, seconds = _timed(program, runs[index])
+            times[-1].append(seconds)
+            outputs.append(values)
+        found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
@@ -264,6 +250,35 @@ def _evaluate(request: Request, messages: Messages) -> Result:
         },
         "peak_memory": _peak_memory(),
     }
+
+
+def _timed(program: Program, feeds: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return the outputs of one run by name, and its seconds."""
+    prepared = program.prepare(feeds)
+    started = time.perf_counter()
+    values = program.run(prepared)
+    return dict(zip(program.outputs, values, strict=True)), time.perf_counter() - started
+
+
+def _compare(
+    request: Request,
+    point: dict[str, Any],
+    minimum: int,
+    references: Sequence[dict[str, Any]],
+    outputs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what the runs of one point come to; where there were few samples of the model, that proves little."""
+    from . import evidence
+
+    missing = [name for name in references[0] if name not in outputs[0]]
+    if missing:
+        raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
+    compared = evidence.compare(
+        references, outputs, batch=point["batch"], tolerance=request["tolerance"], equal_share=request["equal"]
+    )
+    ran = len(outputs) * point["batch"]
+    few = min(point["samples"], ran) < min(minimum, ran)
+    return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
 
 
 def _parts(points: Sequence[dict[str, Any]], most: int) -> Iterator[range]:

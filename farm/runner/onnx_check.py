@@ -108,18 +108,19 @@ def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> dict[str
     Raises BadModel with one sentence that names the tensor or node; OSError where the file cannot be read.
     """
     path = Path(path)
-    _check_file(path)
+    check_file(path, "; keep its weights in external data")
     return _Check(_parse(path), path.absolute().parent, alone).run()
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path, way_out: str = "") -> None:
+    """Refuse what is no file, empty or too large; `way_out` is said of the last. Raises BadModel, OSError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise BadModel("the model is not a regular file")
     if status.st_size == 0:
         raise BadModel("the model file is empty (0 bytes)")
     if status.st_size > MAX_FILE_BYTES:
-        raise BadModel("the model file is larger than 2 GiB; keep its weights in external data")
+        raise BadModel(f"the model file is larger than 2 GiB{way_out}")
 
 
 def _parse(path: Path) -> Any:

@@ -174,21 +174,7 @@ def _from_file(
     counts: dict[str, int] = {}
     axes: dict[str, int] = {}
     for name, spec in inputs.items():
-        if name not in arrays and (ranges.get(name) or {}).get("value") is not None:
-            shape = static_shape(spec)
-            arrays[name] = fill((1, *shape), spec["dtype"], ranges[name], None)
-        if name not in arrays:
-            raise Failure(
-                "bad_calibration",
-                f"{what}: no array for input '{name}'; there are {', '.join(sorted(arrays)) or 'none'}",
-            )
-        arrays[name] = _cast(arrays[name], spec["dtype"], f"{what}: array '{name}'")
-        shape = static_shape(spec)
-        if arrays[name].shape == shape and "batch_axis" not in spec:
-            if batch and batch in shape:
-                spec["batch_axis"] = shape.index(batch)
-            else:
-                arrays[name] = arrays[name][np.newaxis]  # a single sample
+        arrays[name] = _of_input(name, spec, arrays, ranges.get(name) or {}, batch, what)
         axes[name], counts[name] = _stacking(name, arrays[name].shape, spec, what)
     _check_counts(counts, what)
     total = max(counts.values(), default=1)
@@ -205,8 +191,37 @@ def _from_file(
         lambda index: {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs},
     )
     known = {name: rank for name, rank in output_ranks.items() if name in arrays and name not in inputs}
+    expected = _expected(known, arrays, total, size, number, what)
+    return Samples(runs, expected if known else [], size)
+
+
+def _of_input(
+    name: str, spec: dict[str, Any], arrays: Arrays, declared: Mapping[str, Any], batch: int | None, what: str
+) -> Any:
+    """Return an input's array, samples stacked; a declared constant needs none. Says in `spec` where the batch is."""
+    shape = static_shape(spec)
+    if name in arrays:
+        array = arrays[name]
+    elif declared.get("value") is not None:
+        array = fill((1, *shape), spec["dtype"], declared, None)
+    else:
+        there = ", ".join(sorted(arrays)) or "none"
+        raise Failure("bad_calibration", f"{what}: no array for input '{name}'; there are {there}")
+    array = _cast(array, spec["dtype"], f"{what}: array '{name}'")
+    if array.shape == shape and "batch_axis" not in spec:
+        if batch and batch in shape:
+            spec["batch_axis"] = shape.index(batch)
+        else:
+            array = array[np.newaxis]  # a single sample
+    return array
+
+
+def _expected(
+    ranks: Mapping[str, int | None], arrays: Arrays, total: int, size: int, number: int, what: str
+) -> list[Arrays]:
+    """Return the expected outputs of each run; of `total` samples, each run takes `size`."""
     expected: list[Arrays] = [{} for _ in range(number)]
-    for name, rank in known.items():
+    for name, rank in ranks.items():
         array = arrays[name]
         stacked = rank == array.ndim if rank is not None else size > 1 or array.shape[:2] != (total, 1)
         if not array.ndim or array.shape[0] != total:
@@ -216,7 +231,7 @@ def _from_file(
             )
         for index, outputs in enumerate(expected):
             outputs[name] = _part(array, 0 if stacked else LEADING, index * size, size, total)
-    return Samples(runs, expected if known else [], size)
+    return expected
 
 
 def _read(path: str, what: str) -> Arrays:

@@ -7,13 +7,12 @@ constants. Field numbers are those of TensorFlow's graph.proto, node_def.proto, 
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .onnx_check import MAX_ELEMENTS, MAX_FILE_BYTES, MAX_NODES, BadModel
+from .onnx_check import MAX_ELEMENTS, MAX_NODES, BadModel, check_file
 from .wire import Malformed, as_bytes, fields, signed, text
 
 DTYPES: dict[int, tuple[str, int]] = {
@@ -46,13 +45,7 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> dict[
     Raises BadModel with one sentence that names the node; OSError where the file cannot be read.
     """
     path = Path(path)
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise BadModel("the model is not a regular file")
-    if status.st_size == 0:
-        raise BadModel("the model file is empty (0 bytes)")
-    if status.st_size > MAX_FILE_BYTES:
-        raise BadModel("the model file is larger than 2 GiB")
+    check_file(path)
     try:
         return _graph(memoryview(path.read_bytes()), outputs)
     except (IndexError, UnicodeDecodeError, Malformed):
