@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import uvicorn
 from pydantic import SecretStr
 
@@ -62,6 +63,22 @@ def serving(farm: Farm, **options: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def commands(farm: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let commands run in a folder, and find this farm."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.reset_defaults()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with serving(farm) as url:
+        monkeypatch.setenv("FARM_API_URL", url)
+        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+        yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-pytest_plugins = ["tests.chaos.plugin"]
+pytest_plugins = ["tests.api_farm", "tests.chaos.plugin"]
 
 
 def pytest_configure() -> None:

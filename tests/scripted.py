@@ -75,4 +75,4 @@ class ScriptedExecutor:
 
 Farm.current().__dict__["executor"] = ScriptedExecutor()  # in place of the one that would need object storage
 
-from tasks.app import app  # noqa: E402
+from tasks.app import app  # noqa: E402, F401 - what Celery starts

@@ -10,18 +10,14 @@ an embedded SeaweedFS.
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm import embedded
 from farm.artifacts.s3 import S3Store
-from farm.settings import load_settings
-from tests.benchmarks.tuning_kills import tune
+from tests.benchmarks.tuning_kills import storage_of_its_own, tune
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, save_model
 
 
@@ -33,30 +29,16 @@ def main() -> None:
     arguments = parser.parse_args()
     # Each candidate is compiled, then timed, for half of `slowest` each on average.
     slowest = arguments.seconds / PER_SLICE / CANDIDATES
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        access, secret = secrets.token_hex(8), secrets.token_hex(16)
-        server = embedded.start_weed(folder / "s3", access, secret, bucket="farm")
-        try:
-            settings = load_settings(
-                {"XDG_CONFIG_HOME": name},
-                data_dir=folder,
-                s3_endpoint=server.url,
-                s3_access_key=access,
-                s3_secret_key=secret,
-                s3_bucket="farm",
-            )
-            alone = 0.0
-            for slots in (1, 2, 4):
-                operations = [f"{slots}-{index}" for index in range(arguments.slices * PER_SLICE)]
-                model = save_model(folder / f"model-{slots}", operations, slowest)
-                started = time.monotonic()
-                tune(S3Store.from_settings(settings), settings, folder, f"attempt-{slots}", model, slots)
-                seconds = time.monotonic() - started
-                alone = alone or seconds
-                print(f"{slots} slots: {seconds:6.1f} s, {seconds / alone:.0%} of one slot's, ideal {1 / slots:.0%}")
-        finally:
-            server.stop()
+    with storage_of_its_own() as settings:
+        alone = 0.0
+        for slots in (1, 2, 4):
+            operations = [f"{slots}-{index}" for index in range(arguments.slices * PER_SLICE)]
+            model = save_model(settings.data_dir / f"model-{slots}", operations, slowest)
+            started = time.monotonic()
+            tune(S3Store.from_settings(settings), settings, settings.data_dir, f"attempt-{slots}", model, slots)
+            seconds = time.monotonic() - started
+            alone = alone or seconds
+            print(f"{slots} slots: {seconds:6.1f} s, {seconds / alone:.0%} of one slot's, ideal {1 / slots:.0%}")
     if seconds / alone > 0.4:
         sys.exit("four slots take more than 40 % of the time of one")
 

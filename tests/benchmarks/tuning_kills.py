@@ -20,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +123,25 @@ def second_model(settings: Settings, folder: Path, operations: int, slowest: flo
     return again / work, then / seconds
 
 
+@contextmanager
+def storage_of_its_own() -> Iterator[Settings]:
+    """Settings with a folder that goes afterwards and an S3 server in it."""
+    with tempfile.TemporaryDirectory() as name:
+        access, secret = secrets.token_hex(8), secrets.token_hex(16)
+        server = embedded.start_weed(Path(name) / "s3", access, secret, bucket="farm")
+        try:
+            yield load_settings(
+                {"XDG_CONFIG_HOME": name},
+                data_dir=Path(name),
+                s3_endpoint=server.url,
+                s3_access_key=access,
+                s3_secret_key=secret,
+                s3_bucket="farm",
+            )
+        finally:
+            server.stop()
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,33 +149,20 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=40)
     parser.add_argument("--slots", type=int, default=1, help="how many slots tune a model at once")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        access, secret = secrets.token_hex(8), secrets.token_hex(16)
-        server = embedded.start_weed(folder / "s3", access, secret, bucket="farm")
-        try:
-            settings = load_settings(
-                {"XDG_CONFIG_HOME": name},
-                data_dir=folder,
-                s3_endpoint=server.url,
-                s3_access_key=access,
-                s3_secret_key=secret,
-                s3_bucket="farm",
-            )
-            kills = kill_at_random(
-                settings, folder, kills=arguments.kills, operations=arguments.operations, slots=arguments.slots
-            )
-            most = max(kills.lost)
-            in_hand = PER_SLICE * CANDIDATES * arguments.slots
-            print(f"kills                        {kills.kills}, {kills.models} models of {arguments.operations}")
-            print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
-            print(f"what is in hand has          {in_hand}")
-            print(f"deltas that cannot be read   {len(kills.unreadable)} beside {kills.deltas} that were merged")
-            print(f"records in the head          {kills.records}, none lost")
-            work, time_ = second_model(settings, folder, arguments.operations, slowest=0.2)
-            print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")
-        finally:
-            server.stop()
+    with storage_of_its_own() as settings:
+        folder = settings.data_dir
+        kills = kill_at_random(
+            settings, folder, kills=arguments.kills, operations=arguments.operations, slots=arguments.slots
+        )
+        most = max(kills.lost)
+        in_hand = PER_SLICE * CANDIDATES * arguments.slots
+        print(f"kills                        {kills.kills}, {kills.models} models of {arguments.operations}")
+        print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
+        print(f"what is in hand has          {in_hand}")
+        print(f"deltas that cannot be read   {len(kills.unreadable)} beside {kills.deltas} that were merged")
+        print(f"records in the head          {kills.records}, none lost")
+        work, time_ = second_model(settings, folder, arguments.operations, slowest=0.2)
+        print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")
     if most > in_hand or time_ > 0.25 or kills.unreadable:
         sys.exit("more was lost, or less saved, than promised")
 

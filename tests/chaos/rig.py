@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from farm import embedded
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.audit import Auditor
-from farm.client import FarmClient, Frozen, freeze
+from farm.client import FarmClient, Frozen
 from farm.embedded import Server
-from farm.settings import Settings, load_settings
+from farm.settings import load_settings
 from farm.store import Store
 from tests.api_farm import freeze_manifest
 from tests.helpers import wait_until
-from tests.jobs import POOL, ROOT, Worker, alive, join_pool, running_workers
+from tests.jobs import ROOT, Worker, alive, join_pool, running_workers
 
 LEASE = 3.0
 ENDED = {"succeeded", "failed", "cancelled"}

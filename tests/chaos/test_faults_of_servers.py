@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -24,7 +22,6 @@ import pytest
 import redis
 
 from farm import embedded
-from farm.embedded import Server
 from farm.errors import FarmFault, StoreUnavailable
 from farm.jobs.state import Outcome
 from farm.settings import load_settings

@@ -19,11 +19,9 @@ from botocore.awsrequest import AWSResponse
 
 from farm.artifacts import QUARANTINE, blob_key, ownership, sidecar_key
 from farm.artifacts.s3 import PART, S3Store
-from farm.artifacts.sidecar import facts
 from farm.audit import Auditor
 from farm.control.retention import tidy_storage
 from farm.errors import ArtifactGone
-from farm.jobs.state import AttemptEnd
 from tests.chaos.conftest import Rigs
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault

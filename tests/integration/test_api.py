@@ -30,9 +30,7 @@ from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAll
 from farm.family import schema
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
-from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, serving, succeed, url, work
-
-__all__ = ["client", "farm", "frozen", "url"]
+from tests.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, succeed, work
 
 # --- who may ask ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import junitparser
 import pytest
-import structlog
 
 import farm as package
 from farm.app import Farm
@@ -22,27 +21,16 @@ from farm.artifacts import blob_key
 from farm.cli import main
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings
-from tests.api_farm import MANIFEST, farm, freeze_manifest, serving, succeed, work
+from tests.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
 from tests.helpers import wait_until
-
-__all__ = ["farm"]
 
 
 @pytest.fixture
 def manifest(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A manifest in the current folder, and a farm that commands find."""
     freeze_manifest(tmp_path, MANIFEST)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    # The server is in this process: its log lines must not be taken for what a command prints.
-    structlog.reset_defaults()
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with serving(farm) as url:
-        monkeypatch.setenv("FARM_API_URL", url)
-        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+    with commands(farm, tmp_path, monkeypatch):
         yield "farm.yaml"
-    structlog.reset_defaults()
 
 
 @pytest.fixture

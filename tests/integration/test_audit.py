@@ -14,7 +14,7 @@ from farm.app import Farm
 from farm.artifacts import ownership
 from farm.audit import Auditor, Finding
 from farm.client import FarmClient, Frozen
-from tests.api_farm import POOL, client, farm, finished, frozen, url
+from tests.api_farm import POOL, finished
 
 Damage = Callable[[Farm, redis.Redis, str], object]
 

@@ -25,7 +25,7 @@ from farm.errors import Conflict, ManifestError, NotFound, StoreUnavailable, Usa
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
-from tests.api_farm import MANIFEST, POOL, client, farm, freeze_manifest, frozen, succeed, url, work
+from tests.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
 from tests.helpers import wait_until
 
 

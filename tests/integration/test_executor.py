@@ -24,7 +24,7 @@ from farm.runner import actions, samples
 from farm.runner.protocol import Messages
 from farm.slots import ANYWHERE, Slot
 from farm.steps import measurements_of
-from tests.api_farm import MANIFEST, POOL, farm, freeze_manifest
+from tests.api_farm import MANIFEST, POOL, freeze_manifest
 
 
 def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE) -> Outcome:

@@ -13,7 +13,6 @@ import pytest
 
 from farm.app import Farm
 from farm.client import FarmClient, Frozen
-from tests.api_farm import client, farm, frozen, url
 from tests.chaos.report import Fault
 from tests.hostile_manifests import OPENED_BY_THE_CLIENT, hostile
 from tests.hostile_manifests import __file__ as corpus

@@ -14,7 +14,7 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client import FarmClient, Frozen
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
-from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, client, farm, freeze_manifest, frozen, url, work
+from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, freeze_manifest, work
 
 OTHER = """\
 version: 1

@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from farm.artifacts import blob_key, sidecar_key
 from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen
 from farm.errors import Conflict
-from tests.api_farm import MANIFEST, POOL, client, farm, finished, freeze_manifest, frozen, succeed, url, work
+from tests.api_farm import MANIFEST, POOL, finished, freeze_manifest, succeed, work
 from tests.chaos.report import Fault
 
 CANARY = "canary-of-main"

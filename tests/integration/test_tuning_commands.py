@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from farm.app import Farm
 from farm.cli import main
@@ -22,10 +21,8 @@ from farm.pools import Pool, Target
 from farm.spec import Device
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
 from farm.tuning.records import Record, Snapshot, Source, Store
-from tests.api_farm import POOL, farm, serving
+from tests.api_farm import POOL, commands
 from tests.tuning_writers import delta
-
-__all__ = ["farm"]
 
 GPU = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-1a2b3c4d", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
 QUICK = f"{GPU.name}/{device_name(GPU.device)}/quick"
@@ -39,16 +36,8 @@ def _commands_find_the_farm(farm: Farm, tmp_path: Path, monkeypatch: pytest.Monk
     farm.store.workers.register(
         {"id": "w2", "node": "n2", "pid": 1, "host": "n2", "slots": 1, "pools": [GPU.as_dict()]}, ttl=600
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    # The server is in this process: its log lines must not be taken for what a command prints.
-    structlog.reset_defaults()
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with serving(farm) as url:
-        monkeypatch.setenv("FARM_API_URL", url)
-        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+    with commands(farm, tmp_path, monkeypatch):
         yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

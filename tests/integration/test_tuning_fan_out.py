@@ -25,13 +25,11 @@ from farm.steps import StepEnded
 from farm.tuner import Tuner
 from farm.tuning.records import Store
 from tasks.slots import Slots
-from tests.api_farm import POOL, farm
+from tests.api_farm import POOL
 from tests.benchmarks.tuning_kills import kill_at_random
 from tests.helpers import wait_until
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, Begun, begun, database, save_model, tuner_for, worked
 from tests.transformer import save_encoder
-
-__all__ = ["farm"]
 
 OPERATIONS = [f"conv-{index}" for index in range(24)]
 SLICES = OPERATIONS[::PER_SLICE]

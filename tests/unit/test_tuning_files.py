@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from farm.errors import UsageError
 from farm.tuning.files import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
-from farm.tuning.records import Snapshot, Source, Store
+from farm.tuning.records import Snapshot, Source
 
 SOURCE = Source("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
