@@ -21,9 +21,6 @@ TASK = "tasks.compile"
 PREFIX = "{farm}:broker:"
 """In front of every key of Celery's, so that they stay apart from the store's in one database."""
 
-VISIBILITY_SECONDS = 30 * 86400
-"""An unacknowledged message comes back after this; longer than any job, since the leases find lost workers."""
-
 SOCKET_SECONDS = 30
 """A silent broker counts as gone; longer than Celery's own blocking reads."""
 
@@ -35,7 +32,8 @@ def make_celery(settings: Settings) -> Celery:
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,
-        # A message is acknowledged when its attempt has ended; no worker holds more than it runs.
+        # A message is done with when its attempt has ended: a worker that drains gives it back. None holds more than it
+        # runs.
         task_acks_late=True,
         task_reject_on_worker_lost=False,
         worker_prefetch_multiplier=1,
@@ -52,7 +50,8 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_max_retries=None,
         broker_transport_options={
             "global_keyprefix": PREFIX,
-            "visibility_timeout": VISIBILITY_SECONDS,
+            # Who has taken a message is in the job store (docs/decisions/0027).
+            "ack_emulation": False,
             "socket_timeout": SOCKET_SECONDS,
             "socket_keepalive": True,
             "priority_steps": [0],

@@ -189,6 +189,18 @@ def test_draining_lets_jobs_end_and_gives_the_rest_back(
     assert attempts(store, waiting) == [("succeeded", "n2")]
 
 
+def test_a_message_that_a_worker_gives_back_lies_in_the_queue_again(farm_settings: Settings) -> None:
+    app, taken = broker.make_celery(farm_settings), []
+    broker.dispatch(app, POOL.name, [("j-1", 1)])
+    with app.connection_for_read() as connection:
+        queue = app.amqp.queues.new_missing(POOL.name)
+        with connection.Consumer([queue], on_message=taken.append, accept=["json"]):
+            connection.drain_events(timeout=10)
+        assert broker.queued(app, POOL.name) == set()
+        taken[0].reject(requeue=True)
+    assert broker.queued(app, POOL.name) == {("j-1", 1)}
+
+
 def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, reports: Reports, redis_url: str) -> None:
     with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
         build_id = submit(store, new_cell(script=[{"do": "hang"}]))
