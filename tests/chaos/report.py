@@ -29,6 +29,8 @@ class Fault:
     passes: str
     counts: dict[str, int]
     full: dict[str, int]
+    alone: bool = True
+    """Whether nothing else runs beside it: else how many seconds something took says nothing of the farm."""
     figures: dict[str, Any] = field(default_factory=dict)
     recoveries: list[float] = field(default_factory=list)
     """Seconds from each fault until what it stopped went on."""
@@ -48,12 +50,14 @@ class Fault:
         }
 
     def recovered(self, seconds: Sequence[float], limit: float) -> None:
-        """Note recovery times and require all of them within `limit` seconds."""
+        """Note recovery times, and require all of them within `limit` seconds where it runs alone."""
         self.recoveries += seconds
         if seconds:
             middle = sorted(seconds)[len(seconds) // 2]
             self.measured(recoveries=len(seconds), recovery_median=middle, recovery_max=max(seconds))
-        assert all(value <= limit for value in seconds), f"recovered after {max(seconds):.1f} s, not {limit} s"
+        assert not self.alone or all(value <= limit for value in seconds), (
+            f"recovered after {max(seconds):.1f} s, not {limit} s"
+        )
 
     def ended(self, *, passed: bool, why: str) -> None:
         """Note how the test ended, and why it failed; a failure stays one."""
@@ -82,12 +86,15 @@ class Fault:
 
 
 def load_faults(share: float) -> dict[str, Fault]:
-    """Read `counts.toml`; with a share of 0 the counts of the slice, which are empty where a fault is not in it."""
+    """Read `counts.toml`; with a share of 0 the counts of the slice, which are empty where a fault is not in it.
+
+    The slice runs beside other tests.
+    """
     faults = {}
     for name, row in tomllib.loads(COUNTS.read_text()).items():
         part = row.get("slice", {})
         counts = {key: max(math.ceil(value * share), part.get(key, 1)) for key, value in row["full"].items()}
-        faults[name] = Fault(name, row["fault"], row["passes"], counts if share else part, row["full"])
+        faults[name] = Fault(name, row["fault"], row["passes"], counts if share else part, row["full"], bool(share))
     return faults
 
 

@@ -87,7 +87,7 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         self.stop_workers()
         self.parts.close()
-        wait_until(lambda: not self.processes(), timeout=5, message="nothing is left running")
+        wait_until(lambda: not self.processes(), message="nothing is left running")
 
     def through(self, redis_url: str) -> None:
         """Have everybody who is started from here on, and ourselves, reach Valkey by another address."""
@@ -203,7 +203,7 @@ class Rig:
         self.builds.append(build["id"])
         return str(build["id"])
 
-    def wait(self, build_id: str, timeout: float = 60.0) -> list[dict[str, Any]]:
+    def wait(self, build_id: str, timeout: float = 180.0) -> list[dict[str, Any]]:
         """Wait for a build's report and return its cells."""
 
         def reported() -> bool:

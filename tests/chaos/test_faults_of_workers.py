@@ -37,27 +37,30 @@ def test_killed_workers(fault: Fault, rig: Rigs) -> None:
     client = farm.serve()
     farm.script({"": [{"seconds": 4.0}]})
     workers = farm.workers("n0", "n1", "n2", "n3")
-    build_id = farm.submit(client, fault.count.jobs)
+    builds = [farm.submit(client, fault.count.jobs)]
     killed: list[tuple[float, list[str]]] = []
     left = 0.0
     while len(killed) < fault.count.kills:
+        if farm.store.builds.get(builds[-1])["counts"]["queued"] < 8:
+            builds.append(farm.submit(client, fault.count.jobs))
         victim = chance.choice(workers)
         pid = victim.celery()
-        mine = [cell for cell in farm.running(build_id) if (cell["worker"] or "").startswith(f"{victim.node}-")]
+        running = [cell for build_id in builds for cell in farm.running(build_id)]
+        mine = [cell for cell in running if (cell["worker"] or "").startswith(f"{victim.node}-")]
         compilers = compilers_of(pid)
         # One at a time: the others are at work. And only first attempts: a job that lost three workers is quarantined,
         # which is fault 7.
         others = all(compilers_of(worker.celery()) for worker in workers if worker is not victim)
         if not others or not compilers or not mine or any(cell["attempt"] > 1 for cell in mine):
-            assert farm.store.builds.get(build_id)["state"] == "open", "the build ended before all were killed"
             pause(0.1)
             continue
         os.kill(pid, signal.SIGKILL)
         killed.append((time.time(), [cell["job"] for cell in mine]))
         start = time.monotonic()
-        wait_until(lambda compilers=compilers: gone(compilers), timeout=5, message="its compilers are gone")
+        wait_until(lambda compilers=compilers: gone(compilers), message="its compilers are gone")
         left = max(left, time.monotonic() - start)
-    farm.wait(build_id, timeout=900)
+    for build_id in builds:
+        farm.wait(build_id, timeout=900)
     recoveries = []
     for at, jobs in killed:
         for job in jobs:
@@ -65,7 +68,8 @@ def test_killed_workers(fault: Fault, rig: Rigs) -> None:
             hit = [one for one in attempts if one["end"] == "lost" and one["started_at"] <= at <= one["ended_at"]]
             recoveries += [attempts[one["number"]]["started_at"] - at for one in hit]
     fault.measured(killed=len(killed), attempts_lost=len(recoveries), compilers_gone_after=left, **farm.ledger())
-    assert fault.figures["succeeded"] == fault.count.jobs
+    assert fault.figures["succeeded"] == fault.figures["accepted"]
+    assert left <= 5 or not fault.alone
     fault.recovered(recoveries, LEASE + 5)
 
 
@@ -160,7 +164,7 @@ def test_workers_that_sleep(fault: Fault, rig: Rigs) -> None:
         first = [{"until": str(go)}, {"seconds": 1.0}]
         farm.script({str(number + 1): [first[number % 2], {}] for number in range(count)} | {"": [{}]})
         build_id = farm.submit(client, count)
-        wait_until(lambda b=build_id, n=count: len(farm.running(b)) == n, timeout=30, message="all run")
+        wait_until(lambda b=build_id, n=count: len(farm.running(b)) == n, timeout=180, message="all run")
         pids = [pid for worker in sleepers for pid in (worker.supervisor.pid, worker.celery())]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -168,7 +172,7 @@ def test_workers_that_sleep(fault: Fault, rig: Rigs) -> None:
             asleep = time.monotonic()
             if not others:
                 others += farm.workers("awake", slots=4)
-            cells = farm.wait(build_id, timeout=60)
+            cells = farm.wait(build_id, timeout=300)
             go.touch()
             pause(max(0.0, 3 * LEASE - (time.monotonic() - asleep)))
         finally:
@@ -177,14 +181,13 @@ def test_workers_that_sleep(fault: Fault, rig: Rigs) -> None:
         for cell in cells:
             ends = wait_until(
                 lambda cell=cell: (e := [one["end"] for one in farm.attempts(cell)])[0] != "lost" and e,
-                timeout=30,
                 message="the late result came",
             )
             superseded += ends == ["superseded", "succeeded"]
         cells_seen += len(cells)
         stops += count
         # The next round is for the sleepers again.
-        wait_until(lambda: len(farm.store.workers.list()) == at_once + 1, timeout=30, message="all are known again")
+        wait_until(lambda: len(farm.store.workers.list()) == at_once + 1, message="all are known again")
         if stops < fault.count.stops:
             awake = others.pop()
             awake.stop()
