@@ -5,7 +5,7 @@ candidates of all operations that the problem cache does not have are compiled f
 another; the cache is written whole, not atomically, at the end, or after each operation with
 MIGRAPHX_TRACE_BENCHMARKING. How long a candidate takes is random, `slowest` at most. Every candidate that was worked on
 leaves a byte in the log, so work can be counted. A model with a `gate` says in that folder which slice is begun on
-which GPU, and waits until the gate of that GPU is opened.
+which GPU, and waits until the gate of that GPU, or of that slice, is opened.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
 
 
 def wait_at(gate: Path, gpu: str, slice_: str) -> None:
-    """Say that a slice is begun, and wait until its GPU may go on."""
+    """Say that a slice is begun, and wait until it or its GPU may go on."""
     with (gate / "begun").open("a") as begun:
         begun.write(f"{gpu} {slice_} {os.getpid()}\n")
-    deadline = time.monotonic() + 60
-    while not (gate / gpu).exists():
+    deadline = time.monotonic() + 300
+    while not ((gate / gpu).exists() or (gate / slice_).exists()):
         if time.monotonic() > deadline:
             raise TimeoutError(gate / gpu)
         time.sleep(0.01)

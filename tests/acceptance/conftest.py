@@ -28,7 +28,7 @@ class Command:
     folder: Path
     environ: dict[str, str]
 
-    def __call__(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
         """Run to the end and return what it printed."""
         return subprocess.run(
             [sys.executable, "-m", "farm", *arguments],
@@ -61,7 +61,7 @@ class Command:
             yield
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
 
     def json(self, *arguments: str) -> Any:
         """Run to the end and return the JSON on standard output."""

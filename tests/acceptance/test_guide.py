@@ -147,7 +147,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stdout}"
@@ -159,7 +159,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("guide"))
     yield shell
     shell.up.send_signal(2)
-    shell.up.communicate(timeout=60)
+    shell.up.communicate(timeout=120)
 
 
 # --- The tests ------------------------------------------------------------------------------------------------------

@@ -243,15 +243,25 @@ def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, sam
     client = command(tmp_path / "client", FARM_API_URL=f"http://127.0.0.1:{port}", FARM_API_TOKEN=token)
     client.folder.mkdir()
     try:
-        wait_until(lambda: len(client.json("ls", "workers").get("items", [])) == 2, timeout=60)
+        wait_until(lambda: len(client.json("ls", "workers").get("items", [])) == 2, timeout=180)
         report = client.json("submit", str(same))
         assert report["build"]["verdict"]["exit_code"] == 0
-        assert len({cell["worker"] for cell in report["cells"]}) == 2
+        at_work = {cell["worker"] for cell in report["cells"]}
+
+        def both_at_work() -> bool:
+            """Workers are listed before they take jobs: there are new ones until both have."""
+            if len(at_work) < 2:
+                same.write_text(f"{SAME}salt: {secrets.token_hex(8)}\n")
+                at_work.update(cell["worker"] for cell in client.json("submit", str(same))["cells"])
+            return len(at_work) == 2
+
+        wait_until(both_at_work, timeout=600)
+        same.write_text(SAME)
         assert keys(report) == keys(quickstart.json("plan", str(same)))
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
         valkey.stop()
         weed.stop()

@@ -72,7 +72,7 @@ def bearer(settings: Settings) -> dict[str, str]:
 
 
 def ask(settings: Settings, path: str) -> Any:
-    return httpx.get(settings.api_url + path, headers=bearer(settings)).raise_for_status().json()
+    return httpx.get(settings.api_url + path, headers=bearer(settings), timeout=60).raise_for_status().json()
 
 
 def processes_of(farm: EmbeddedFarm) -> list[psutil.Process]:
@@ -135,8 +135,8 @@ def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings])
     for pid in pids.values():
         assert pid
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=20)
-    wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=30)
+    wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=180)
+    wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=180)
     assert store.has_blob(digest, size)
 
 
@@ -148,7 +148,9 @@ def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple
         lambda: next((one["id"] for one in ask(settings, "/v1/workers")["items"] if one["pid"] == pid), ""), timeout=60
     )
     with capture_logs() as logs:
-        httpx.post(f"{settings.api_url}/v1/workers/{name}/drain", headers=bearer(settings)).raise_for_status()
+        httpx.post(
+            f"{settings.api_url}/v1/workers/{name}/drain", headers=bearer(settings), timeout=60
+        ).raise_for_status()
         wait_until(lambda: worker.pid not in (None, pid), timeout=60)
     (line,) = (line for line in logs if line.get("part") == "worker")
     assert (line["log_level"], line["event"]) == ("info", "embedded part ended, starting it again")
@@ -164,7 +166,7 @@ def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp
     settings = settings_for(tmp_path, **told)
     digest, size = S3Store.from_settings(settings).put_blob_bytes(b"kept")
     run.kill()
-    wait_until(lambda: none_runs(run.processes), timeout=20)
+    wait_until(lambda: none_runs(run.processes))
     assert (tmp_path / "farm.json").exists(), "stale, and nobody minds"
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)

@@ -110,7 +110,7 @@ def test_the_servers_end_with_who_started_them(tmp_path: Path, number: signal.Si
     starter.wait()
     starter.stdout.close()
     starter.stdin.close()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout=15)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def guarded(patience: float, script: str) -> subprocess.Popen[str]:
@@ -130,14 +130,14 @@ def test_a_guard_ends_what_ignores_sigterm_and_what_hides_in_a_session_of_its_ow
     assert guard.stdout and guard.stdin
     pids = [int(pid) for pid in guard.stdout.readline().split()]
     guard.stdin.close()
-    assert guard.wait(10) == 128 + signal.SIGKILL
+    assert guard.wait(60) == 128 + signal.SIGKILL
     guard.stdout.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_guard_exits_as_its_program_did() -> None:
     with guarded(1, "raise SystemExit(7)") as guard:
-        assert guard.wait(10) == 7
+        assert guard.wait(60) == 7
 
 
 def test_a_guard_that_is_killed_takes_its_program_along() -> None:

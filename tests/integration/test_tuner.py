@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.search import slice_key
 from farm.settings import Settings, load_settings
+from farm.slots import Slot
 from farm.steps import StepEnded
 from farm.tuner import Published
 from farm.tuning.files import OBJECTS, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
+from tests.helpers import wait_until
 from tests.scripted_tuner import (
     CANDIDATES,
     PER_SLICE,
     SPEC,
     ScriptedSteps,
     Tuner,
+    begun,
     database,
     save_model,
     tuner_for,
@@ -162,9 +166,16 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
     """At its end the child is stopped. What the compiler then chooses by itself never enters the database."""
-    model = save_model(tmp_path, OPERATIONS, slowest=0.04)
-    tuner = tuner_for(artifacts, farm_settings, tmp_path, "short", budget=3.0)
-    tuner.compile(model, None)
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    model = save_model(tmp_path, OPERATIONS, gate=gate)
+    slot = Slot("GPU-0")
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "short", budget=6.0, slot=slot)
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(tuner.compile, model, None)
+        first = wait_until(lambda: begun(gate))[0]
+        (gate / first.slice).touch()  # The others stay closed, so that it is the budget that ends.
+        ended.result()
     assert tuner.search.cut
     report = tuner.report(published=True)
     assert (report["finished"], report["operations"]) == (False, 10)
@@ -173,7 +184,8 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     assert kept < 10, "the whole was compiled, but from a copy"
     assert worked(model) > kept * CANDIDATES
     assert "MIOPEN_FIND_ENFORCE" not in environments(tuner)["compile"]
-    longer = tuner_for(artifacts, farm_settings, tmp_path, "longer", budget=600.0)
+    (gate / slot.gpu).touch()
+    longer = tuner_for(artifacts, farm_settings, tmp_path, "longer", budget=600.0, slot=slot)
     longer.compile(model, None)
     assert not longer.search.cut
     assert longer.search.work.known >= report["tuned"]
