@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farm.artifacts import ArtifactStore
     from farm.builds import Builds
     from farm.executor import Executor
+    from farm.job_views import Jobs
     from farm.store import Store
     from farm.tokens import Tokens
 
@@ -79,6 +80,13 @@ class Farm:
         from farm.builds import Builds
 
         return Builds(self.store, self.artifacts, self.settings)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """What can be asked of jobs."""
+        from farm.job_views import Jobs
+
+        return Jobs(self.store, self.artifacts)
 
     @cached_property
     def executor(self) -> Executor:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from farm import junit, reproduction
-from farm.artifacts import ArtifactStore, readable, reference_key
+from farm import junit
+from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
@@ -34,7 +32,8 @@ from farm.errors import (
 )
 from farm.estimate import comparable, outlook
 from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
-from farm.jobs.attempt import Attempt, Limits
+from farm.job_views import Jobs
+from farm.jobs.attempt import Attempt
 from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
@@ -44,8 +43,7 @@ from farm.plan import Plan, make_plan, needed_blobs
 from farm.pools import Pool, in_use
 from farm.retry import plan_retry, unsuccessful
 from farm.settings import Settings
-from farm.spec import digest_of, job_key, keys_of
-from farm.steps import reference_recipe
+from farm.spec import job_key, keys_of
 from farm.store import Store
 from farm.sweep import draw, sweeps_of
 from farm.verdict import judge_cell, verdict_of
@@ -64,9 +62,6 @@ EXPLAINED = 20
 LOT = 500
 """Cells that one script call takes."""
 
-SHOWN_LOG = 64 << 20
-"""Bytes of a log that are shown at most, the last ones; a compiler that traces its work writes more."""
-
 Document = dict[str, Any]
 
 
@@ -77,6 +72,7 @@ class Builds:
         self._store = store
         self._artifacts = artifacts
         self._refs = Refs(artifacts)
+        self._jobs = Jobs(store, artifacts)
         self._settings = settings
         self._bucket_models = BucketModels(artifacts, settings.s3_sources)
         self._filling = threading.Lock()
@@ -458,53 +454,8 @@ class Builds:
             return build_id
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
 
-    # --- jobs ---------------------------------------------------------------------------------------------------
-
-    def job(self, namespace: str, job_id: str) -> Document:
-        """Return a job with its attempts. Raises NotFound."""
-        job = self._store.jobs.get(job_id)
-        if job is None or job["namespace"] != namespace:
-            raise NotFound(f"no job {job_id} in namespace {namespace}")
-        return dict(job)
-
-    def log(self, namespace: str, job_id: str) -> bytes:
-        """Return a job's log: its last part while it runs, that of the last attempt after that, `SHOWN_LOG` at most."""
-        job = self.job(namespace, job_id)
-        digest = job.get("log")
-        if not digest or job["state"] == State.RUNNING:
-            return self._store.jobs.log_tail(job_id) or b""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "log.txt"
-            self._artifacts.get_blob(digest, path)
-            with path.open("rb") as whole:
-                left_out = max(0, path.stat().st_size - SHOWN_LOG)
-                whole.seek(left_out)
-                shown = whole.read()
-        return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
-
-    def reproduction(self, namespace: str, job_id: str) -> Document:
-        """Return all that decides a job's last attempt (`farm.reproduction.describe`), however it ended.
-
-        Raises NotFound.
-        """
-        job = self.job(namespace, job_id)
-        tried = job["attempts"]
-        attempt = Attempt(
-            job_id,
-            job["attempt"],
-            token="",
-            order=job["order"],
-            limits=tried[-1]["limits"] if tried else Limits(time=0.0, memory=0),
-            namespace=namespace,
-            key=job["key"],
-            build=job["cells"][0]["build"] if job["cells"] else "",
-            worker=tried[-1]["worker"] or "" if tried else "",
-            previous=tuple(one["kind"] or "" for one in tried[:-1]),
-        )
-        return self._described(attempt, job)
-
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
-        """Return what `reproduction` says of a cell's job; from the build's plan and report once the store forgot it.
+        """Return what `Jobs.reproduction` says of a cell's job; from its build's plan and report once it is forgotten.
 
         Raises NotFound, also for a cell that was a hit when it was planned: its artifact has its own.
         """
@@ -513,7 +464,7 @@ class Builds:
         if cell is None:
             raise NotFound(f"no cell {identifier} in build {build_id}")
         if cell["job"] and self._store.jobs.get(cell["job"]):
-            return self.reproduction(namespace, cell["job"])
+            return self._jobs.reproduction(namespace, cell["job"])
         planned = next(row for row in self._read_plan(namespace, build_id)["cells"] if row["identifier"] == identifier)
         if planned["order"] is None:
             raise NotFound(f"{identifier} was there before build {build_id}", hint=f"`farm reproduce {cell['key']}`")
@@ -528,15 +479,7 @@ class Builds:
             build=build_id,
             worker=cell["worker"] or "",
         )
-        return self._described(attempt, cell)
-
-    def _described(self, attempt: Attempt, ended: Mapping[str, Any]) -> Document:
-        namespace, order = attempt.namespace, attempt.order
-        failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
-        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(order))))
-        made = json.loads(known.data) if known else None
-        reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
-        return reproduction.describe(attempt, reference=reference, ended=failure)
+        return self._jobs.described(attempt, cell)
 
     # --- the end of a build -------------------------------------------------------------------------------------
 

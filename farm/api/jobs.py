@@ -17,14 +17,14 @@ JobId = Annotated[str, Path(pattern=schemas.JOB_ID)]
 @router.get("/jobs/{job_id}")
 def job(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
     """Return a job with its attempts."""
-    return farm.builds.job(caller.namespace, job_id)
+    return farm.jobs.get(caller.namespace, job_id)
 
 
 @router.get("/jobs/{job_id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
     """Return a job's log: its last 64 KiB while it runs, after that the last attempt's, 64 MiB of it at most."""
     return Response(
-        farm.builds.log(caller.namespace, job_id),
+        farm.jobs.log(caller.namespace, job_id),
         media_type="text/plain; charset=utf-8",
         # What a compiler printed about a hostile model must stay text in every browser.
         headers={"X-Content-Type-Options": "nosniff"},
@@ -34,4 +34,4 @@ def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
 @router.get("/jobs/{job_id}/reproduction")
 def reproduction(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
     """Return what reruns a job's last attempt elsewhere: work order, limits, inputs by digest; however it ended."""
-    return farm.builds.reproduction(caller.namespace, job_id)
+    return farm.jobs.reproduction(caller.namespace, job_id)

@@ -599,9 +599,9 @@ def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch:
     build = submit(farm, frozen)
     digest, _ = farm.artifacts.put_blob_bytes(b"passes\n" * 1000 + b"and then it died\n")
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
-    monkeypatch.setattr("farm.builds.SHOWN_LOG", 24)
+    monkeypatch.setattr("farm.job_views.SHOWN_LOG", 24)
     job = farm.builds.cells("main", build["id"])[0]["job"]
-    first, *rest = farm.builds.log("main", job).decode().splitlines()
+    first, *rest = farm.jobs.log("main", job).decode().splitlines()
     assert first == f"(6993 bytes before this are in blob {digest})"
     assert rest == ["passes", "and then it died"]
 
@@ -640,7 +640,7 @@ def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_p
         jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
         wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
     (cell,) = farm.builds.cells("main", build["id"])
-    assert (cell["kind"], farm.builds.job("main", cell["job"])["quarantined"]) == ("worker_lost", True)
+    assert (cell["kind"], farm.jobs.get("main", cell["job"])["quarantined"]) == ("worker_lost", True)
     document = client.reproduce(cell["job"], tmp_path / "again", farm.settings)
     assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
     assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()

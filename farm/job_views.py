@@ -1,0 +1,83 @@
+"""Jobs: what can be asked of them. All answers are plain JSON, but a log."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farm import reproduction
+from farm.artifacts import ArtifactStore, reference_key
+from farm.errors import NotFound
+from farm.jobs.attempt import Attempt, Limits
+from farm.jobs.state import State
+from farm.spec import digest_of
+from farm.steps import reference_recipe
+from farm.store import Store
+
+SHOWN_LOG = 64 << 20
+"""Bytes of a log that are shown at most, the last ones; a compiler that traces its work writes more."""
+
+Document = dict[str, Any]
+
+
+class Jobs:
+    """The jobs of every namespace, while the store has them."""
+
+    def __init__(self, store: Store, artifacts: ArtifactStore) -> None:
+        self._store = store
+        self._artifacts = artifacts
+
+    def get(self, namespace: str, job_id: str) -> Document:
+        """Return a job with its attempts. Raises NotFound."""
+        job = self._store.jobs.get(job_id)
+        if job is None or job["namespace"] != namespace:
+            raise NotFound(f"no job {job_id} in namespace {namespace}")
+        return dict(job)
+
+    def log(self, namespace: str, job_id: str) -> bytes:
+        """Return a job's log: its last part while it runs, that of the last attempt after that, `SHOWN_LOG` at most."""
+        job = self.get(namespace, job_id)
+        digest = job.get("log")
+        if not digest or job["state"] == State.RUNNING:
+            return self._store.jobs.log_tail(job_id) or b""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "log.txt"
+            self._artifacts.get_blob(digest, path)
+            with path.open("rb") as whole:
+                left_out = max(0, path.stat().st_size - SHOWN_LOG)
+                whole.seek(left_out)
+                shown = whole.read()
+        return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
+
+    def reproduction(self, namespace: str, job_id: str) -> Document:
+        """Return all that decides a job's last attempt (`farm.reproduction.describe`), however it ended.
+
+        Raises NotFound.
+        """
+        job = self.get(namespace, job_id)
+        tried = job["attempts"]
+        attempt = Attempt(
+            job_id,
+            job["attempt"],
+            token="",
+            order=job["order"],
+            limits=tried[-1]["limits"] if tried else Limits(time=0.0, memory=0),
+            namespace=namespace,
+            key=job["key"],
+            build=job["cells"][0]["build"] if job["cells"] else "",
+            worker=tried[-1]["worker"] or "" if tried else "",
+            previous=tuple(one["kind"] or "" for one in tried[:-1]),
+        )
+        return self.described(attempt, job)
+
+    def described(self, attempt: Attempt, ended: Mapping[str, Any]) -> Document:
+        """Return all that decides an attempt; `ended` is the job or cell that says how it did."""
+        namespace, order = attempt.namespace, attempt.order
+        failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
+        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(order))))
+        made = json.loads(known.data) if known else None
+        reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
+        return reproduction.describe(attempt, reference=reference, ended=failure)
