@@ -48,6 +48,8 @@ def make_celery(settings: Settings) -> Celery:
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A server that refuses for now (full, a replica after a failover) is waited for as one that is away.
+        broker_channel_error_retry=True,
         broker_transport_options={
             "global_keyprefix": PREFIX,
             # Who has taken a message is in the job store (docs/decisions/0027).
@@ -102,11 +104,19 @@ def _reaching(app: Celery) -> Iterator[None]:
     try:
         yield
     except (OperationalError, *app.pool.connection.connection_errors) as error:
-        parts = urlsplit(app.conf.broker_url)
         raise StoreUnavailable(
-            f"the broker at {parts.hostname}:{parts.port or 6379} cannot be reached: {type(error).__name__}",
+            f"the broker at {_address(app)} cannot be reached: {type(error).__name__}",
             hint="start it, or set FARM_REDIS_URL to where it is",
         ) from error
+    except app.pool.connection.channel_errors as error:
+        raise StoreUnavailable(
+            f"the broker at {_address(app)} refuses: {error}", hint="it is full, or a replica: `farm doctor` says which"
+        ) from error
+
+
+def _address(app: Celery) -> str:
+    parts = urlsplit(app.conf.broker_url)
+    return f"{parts.hostname}:{parts.port or 6379}"
 
 
 def _broker_url(url: str) -> str:

@@ -270,7 +270,8 @@ class Worker:
     def descriptor(self) -> int | None:
         """Readable when the process has ended; None where that is no news."""
         assert self._process is not None
-        return None if self._rests and self._process.ended else self._process.descriptor
+        waits = self._rests or not self._reaches_store
+        return None if waits and self._process.ended else self._process.descriptor
 
     def health(self) -> dict[str, Any]:
         """Return how it is: whether it takes jobs, and why not."""
@@ -315,14 +316,8 @@ class Worker:
             self._see_to_health(beat)
         if self._rests:
             self._stop_consuming(self._process)
-        elif self._process.ended and self._stopped:
-            log.info("taking jobs again", worker=self._id)
-            self.start()
         elif self._process.ended:
-            status = self._process.status
-            log.error("the worker process died, starting it again", worker=self._id, status=status)
-            self._give_up(f"died (exit status {status})")
-            self._restart(self._process)
+            self._replace(self._process)
         elif not self._stopped:
             self._process.consume()
             if beat and not self._consumes(self._process, beat):
@@ -392,9 +387,11 @@ class Worker:
                 self.register()
         except StoreUnavailable as error:
             if self._reaches_store:
-                log.warning("no heartbeat", error=error.message)
+                log.warning("no heartbeat, trying again", error=error.message, hint=error.hint)
             self._reaches_store = False
             return None
+        if not self._reaches_store:
+            log.info("heartbeats reach the store again", worker=self._id)
         self._reaches_store = True
         return None if beat.answer == "unknown" else beat
 
@@ -404,6 +401,18 @@ class Worker:
             return True
         consuming = process.consuming_for
         return process.age < START_SECONDS if consuming is None else consuming < self._settings.lease_seconds
+
+    def _replace(self, process: Process) -> None:
+        """Start another process for one that ended; as long as the store is away that would only die again."""
+        if not self._stopped:
+            log.error("the worker process died, starting it again", worker=self._id, status=process.status)
+            self._give_up(f"died (exit status {process.status})")
+            self._stopped = not self._reaches_store
+            if self._reaches_store:
+                self._restart(process)
+        elif self._reaches_store:
+            log.info("taking jobs again", worker=self._id)
+            self.start()
 
     def _restart(self, process: Process) -> None:
         process.kill()

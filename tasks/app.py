@@ -4,12 +4,15 @@ JSON`."""
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.exceptions import CPendingDeprecationWarning
 from click import Option
 
 from farm.app import Farm
+from farm.errors import FarmFault
 from farm.logging import configure
 from farm.slots import from_text
 from tasks import compile as _registers_the_task  # noqa: F401
@@ -42,7 +45,10 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         **options: Any,
     ) -> None:
         farm = Farm.current()
-        opened = Slots.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+        try:
+            opened = Slots.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+        except FarmFault as error:
+            raise SystemExit(f"the worker process cannot start: {error.message}; {error.hint}") from None
         if lifeline is not None:
             opened.obey(lifeline)
         super().__init__(parent, **options)
@@ -57,6 +63,9 @@ def configure_logging(**_: Any) -> None:
     configure(Farm.current().settings)
     for name in ("celery.app.trace", "celery.worker.strategy"):  # They say what the slots say, without its ids.
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("celery.worker.consumer.connection", "celery.worker.consumer.consumer"):  # As our consumer says it.
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)  # On settings that we have chosen.
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types

@@ -1,25 +1,59 @@
-"""The consumer of a worker process: Celery's own, for messages of which the job store knows who took them."""
+"""The consumer of a worker process: Celery's own, for messages of which the job store knows who took them.
+
+It looks for a lost broker more often, and says so in one line.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import math
+import time
 from typing import Any
 
 from celery.worker import consumer
 
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
 RECONNECT_SECONDS = 3.0
-"""Between two looks for a broker that is away; Celery's own pauses grow to half a minute."""
+"""Between two looks for a broker that is away, or refuses; Celery's own pauses grow to half a minute."""
+
+CALM_SECONDS = 4 * RECONNECT_SECONDS
+"""After so long without trouble the next is another one, and said again."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
     """Takes messages; `worker_consumer` names it."""
 
+    _troubled = -math.inf
+
     def ensure_connected(self, connection: Any) -> Any:
-        """Return the connection once there is one; a lost broker is looked for more often than by Celery itself."""
-        connection.ensure_connection = partial(
-            connection.ensure_connection, interval_start=RECONNECT_SECONDS, interval_step=0.0
-        )
+        """Return the connection once there is one."""
+        ensure = connection.ensure_connection
+
+        def patiently(_: Any, *rest: Any, **options: Any) -> Any:
+            pauses = {"interval_start": RECONNECT_SECONDS, "interval_step": 0.0}
+            return ensure(lambda error, _: self._tell(error), *rest, **options, **pauses)
+
+        connection.ensure_connection = patiently
         connected = super().ensure_connected(connection)
         # A lost connection is no reason to send again what runs here: it would be stale.
         connected.default_channel.do_restore = False
         return connected
+
+    def on_connection_error_before_connected(self, error: Exception) -> None:
+        """Give the server time: it can be reached, and refuses what a connection begins with."""
+        self._tell(error)
+        time.sleep(RECONNECT_SECONDS)
+
+    def on_connection_error_after_connected(self, error: Exception) -> None:
+        """Let go of a connection that broke; a server that refuses what it is asked for is given time."""
+        self._tell(error)
+        super().on_connection_error_after_connected(error)
+        if isinstance(error, self.channel_errors):
+            time.sleep(RECONNECT_SECONDS)
+
+    def _tell(self, error: Exception) -> None:
+        if time.monotonic() - self._troubled > CALM_SECONDS:
+            log.warning("cannot take messages, trying again", error=f"{type(error).__name__}: {error}")
+        self._troubled = time.monotonic()

@@ -140,11 +140,14 @@ class Slots:
 
     def _claim(self, job_id: str, number: int) -> Claim:
         nonce = secrets.token_hex(16)
+        told = False
         while not self._draining.is_set():
             try:
                 return self._store.jobs.claim(job_id, number, nonce=nonce, worker=self._worker, node=self._node)
             except StoreUnavailable as error:
-                log.warning("cannot claim, trying again", job=job_id, error=error.message)
+                if not told:
+                    log.warning("cannot claim, trying again", job=job_id, error=error.message, hint=error.hint)
+                told = True
                 self._draining.wait(RETRY_SECONDS)
         raise Draining
 
@@ -166,11 +169,14 @@ class Slots:
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Tell the store until it answers: an outcome is worth more than a free slot."""
         pause = threading.Event()
+        told = False
         while True:
             try:
                 answer = self._store.jobs.finish(attempt.job_id, attempt.token, outcome)
             except StoreUnavailable as error:
-                log.warning("cannot finish, trying again", error=error.message)
+                if not told:
+                    log.warning("cannot finish, trying again", error=error.message, hint=error.hint)
+                told = True
                 pause.wait(RETRY_SECONDS)
             else:
                 log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
@@ -256,7 +262,7 @@ class Leases:
             )
         except StoreUnavailable as error:
             if self._reaches_store:
-                log.warning("cannot renew leases, trying again", error=error.message)
+                log.warning("cannot renew leases, trying again", error=error.message, hint=error.hint)
             self._reaches_store = False
             lease.due = time.monotonic() + min(RETRY_SECONDS, self._seconds)
             return

@@ -148,7 +148,7 @@ def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> Non
             step()
         except FarmFault as error:
             if healthy:
-                log.warning("control loop waits", loop=name, error=error.message)
+                log.warning("control loop waits", loop=name, error=error.message, hint=error.hint)
             healthy = False
             stop.wait(WAIT_SECONDS)
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -37,8 +38,24 @@ A script takes milliseconds, that of a large lot some tenths of a second: a serv
 its callers are told.
 """
 
-_REFUSALS = ("MISCONF", "NOREPLICAS", "UNBLOCKED")
+_REPLICA = "it is a replica: it goes on by itself when it is the primary again; else name that one in redis_url"
+_REFUSALS = {
+    "MISCONF": "it cannot write to its disk: look at its log",
+    "NOREPLICAS": "too few replicas follow it (min-replicas-to-write)",
+    "UNBLOCKED": _REPLICA,
+}
 """How the answers begin with which a server refuses to write for now, and for which redis-py has no class."""
+
+_REFUSING = {
+    OutOfMemoryError: "it is full: raise its maxmemory; the farm goes on by itself, and loses nothing meanwhile",
+    ReadOnlyError: _REPLICA,
+    MasterDownError: _REPLICA,
+    NoPermissionError: "allow its user all commands on the farm's keys",
+}
+"""What to do about errors for which redis-py has a class."""
+
+_PLACE = re.compile(r"\.? script: \S+, on @.*| script: on @\S*")
+"""Where in a script it was refused: nobody's turn."""
 
 T = TypeVar("T")
 
@@ -154,15 +171,9 @@ class Link:
                 f"Redis at {self.address} cannot be reached: {type(error).__name__}",
                 hint="start it, or set FARM_REDIS_URL to where it is",
             ) from error
-        except (OutOfMemoryError, ReadOnlyError, MasterDownError, NoPermissionError) as error:
-            raise self._refused(error) from error
         except ResponseError as error:
-            if str(error).startswith(_REFUSALS):
-                raise self._refused(error) from error
-            raise
-
-    def _refused(self, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"Redis at {self.address} refuses: {error}",
-            hint="it is full (maxmemory), a replica, cannot write to its disk, or allows this user too little",
-        )
+            hint = _REFUSING.get(type(error)) or _REFUSALS.get(str(error).partition(" ")[0])
+            if hint is None:
+                raise
+            why = _PLACE.sub("", str(error))
+            raise StoreUnavailable(f"Redis at {self.address} refuses: {why}", hint=hint) from error

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from farm import broker, embedded
+from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
@@ -284,6 +285,48 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path)
     finally:
         store.close()
         server.stop()
+
+
+def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_for_messages(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One slot runs an attempt, the other waits for a message as the server becomes a replica, then is full."""
+    server = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    settings, done = settings_for(server.url, log_level="warning"), tmp_path / "done"
+    store = Store.connect(settings)
+    lines = []
+
+    def said() -> str:
+        lines.append(capfd.readouterr().err)
+        return "".join(lines)
+
+    try:
+        with (
+            control_plane(settings, store) as reports,
+            running_worker(settings, store, slots=2) as worker,
+            redis.Redis.from_url(server.url) as raw,
+        ):
+            running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+            wait_until_running(store, running)
+            celery = worker.celery()
+            raw.execute_command("REPLICAOF", "127.0.0.1", "1")
+            wait_until(lambda: "cannot take messages" in said(), message="it is told once")
+            raw.execute_command("REPLICAOF", "NO", "ONE")
+            reports.wait(submit(store, new_cell()))
+            raw.config_set("maxmemory", 1)
+            with pytest.raises(StoreUnavailable, match="refuses: command not allowed when used memory") as full:
+                store.workers.pause_pool(POOL.name, paused=True)
+            assert "raise its maxmemory" in (full.value.hint or "")
+            raw.config_set("maxmemory", 0)
+            done.touch()
+            reports.wait(running)
+            assert attempts(store, running) == [("succeeded", "n1")]
+            assert worker.celery() == celery
+    finally:
+        store.close()
+        server.stop()
+    assert "Traceback" not in said()
+    assert said().count("cannot take messages") == 1
 
 
 def test_a_lost_server_takes_running_jobs_with_it_and_nothing_else(
