@@ -77,6 +77,9 @@ def optimize(
 
     Needs no server. The program goes to saved_models/<model> with its sidecar beside it; both are written only when the
     program loads from its file, runs, and agrees with the original model.
+
+    One size, on one GPU, and what tuning learnt is not kept: `farm run` knows int4, ranges of sizes, all GPUs at once
+    and tuning databases.
     """
     from farm.optimize import Wanted, destination, make, plan, report, store
 

@@ -14,6 +14,7 @@ from farm.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from farm.client import FarmClient
+    from farm.tuning.files import Read
     from farm.tuning.records import Snapshot
 
 commands = typer.Typer(
@@ -119,7 +120,7 @@ def export(
         known = text.read(client.tuning_snapshot(name))
     # What the farm keeps for itself says nothing to MIGraphX and MIOpen.
     snapshot = known.only(record for record in known if record.store not in OBJECTS)
-    if not snapshot:
+    if not len(snapshot):
         hint = "`farm tuning stats` says what is in it; how ONNX Runtime runs a tuned program best is in its sidecar"
         raise NotFound(f"{name} has nothing that MIGraphX or MIOpen could read", hint=hint)
     if sqlite and not any(store is Store.PROBLEM_CACHE and file for store, file in snapshot.tables):
@@ -168,8 +169,8 @@ def import_(
     dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
     if not len(read.snapshot):
         why = _left_out(**dropped) if any(dropped.values()) else "no database of MIOpen's or MIGraphX's is there"
-        places = [f"{file}: damaged at {where}" for file, where in read.dropped.parts.items()]
-        told = [*places, *(f"{file}: {reason}" for file, reason in read.dropped.files.items())]
+        places = {file: f"damaged: {where}" for file, where in read.dropped.parts.items()}
+        told = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
         raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(told))
     with connect() as client:
         name = choose(client.tuning(), database)
@@ -186,8 +187,7 @@ def import_(
         output.say(f"{fit}, {found['added']} of them new to {name}")
         if any(dropped.values()):
             output.note(f"left out: {_left_out(**dropped)}")
-        for file, where in read.dropped.parts.items():
-            output.note(f"{file} is damaged at {where}: its whole records were taken")
+        _tell_damage(read)
         for file, why in found["refused"].items():
             output.note(f"refused {file}: {why}")
     if not sum(found["records"].values()):
@@ -314,12 +314,20 @@ def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str)
     from farm.tuning.records import Source
 
     if Path(what).exists():
-        return read_files([Path(what)], Source("")).snapshot
+        read = read_files([Path(what)], Source(""))
+        _tell_damage(read)
+        return read.snapshot
     return text.read(client.tuning_snapshot(choose(items, what)))
 
 
 def _values(snapshot: Snapshot) -> dict[tuple[str, str, str], str]:
     return {(str(record.store), record.file, record.key): record.value for record in snapshot}
+
+
+def _tell_damage(read: Read) -> None:
+    for file, where in read.dropped.parts.items():
+        if file not in read.dropped.files:
+            output.note(f"{file} is damaged ({where}): what is whole in it counts")
 
 
 def _left_out(nulls: int, broken: int) -> str:

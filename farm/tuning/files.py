@@ -60,7 +60,7 @@ class Dropped:
     files: dict[str, str] = field(default_factory=dict)
     """Whole files, with the reason."""
     parts: dict[str, str] = field(default_factory=dict)
-    """Files that were read in part: what was left out of each, and where the first damage is."""
+    """Files that are damaged, with the place of the first damage; what is whole in them was read."""
 
     def add(self, other: Dropped) -> None:
         """Count what another file dropped too."""
@@ -208,9 +208,11 @@ def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:
         found = list(_entries(json.loads(data)))
     except (ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError) as error:
         # Cut or damaged: what is whole in it can still be used.
-        at = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "the whole: it is no problem cache"
-        dropped.broke(path.name, at)
         found = list(_salvaged(data.decode("utf-8", errors="replace")))
+        at = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "its form"
+        dropped.broke(path.name, at)
+        if not found:
+            dropped.files[path.name] = f"nothing in it is a whole entry of a problem cache; damaged: {at}"
     return _records(found, source, dropped, path.name)
 
 
@@ -289,7 +291,7 @@ def _read_sqlite(path: Path, source: Source, dropped: Dropped) -> list[Record]:
                         raise ValueError(device)
                     found.append((canonical(device), key, solution))
                 except (ValueError, TypeError, AttributeError, RecursionError):
-                    dropped.broke(path.name, f"a row after {len(found)} whole ones")
+                    dropped.broke(path.name, f"row {len(found) + 1}")
     except sqlite3.Error as error:
         dropped.broke(path.name, str(error))
     return _records(found, source, dropped, path.name)
@@ -334,7 +336,7 @@ def _read_object(path: Path, source: Source, dropped: Dropped) -> list[Record]:
         values = json.loads(data or b"{}")
         return [Record(store, "", key, canonical(value), source) for key, value in values.items()]
     except (ValueError, AttributeError, RecursionError):
-        dropped.broke(path.name, "the whole")
+        dropped.broke(path.name, "its form")
         return []
 
 
@@ -368,7 +370,7 @@ def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
                     for solver, values in items.items()
                 ]
     if end.strip("\r\n "):
-        dropped.broke(path.name, f"line {len(lines) + 1}, which has no end")
+        dropped.broke(path.name, f"line {len(lines) + 1} has no end")
     return records
 
 

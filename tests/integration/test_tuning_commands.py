@@ -68,7 +68,7 @@ def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
     out, err = capsys.readouterr()
     assert out == f"2 records fit, 2 of them new to {QUICK}\n"
     assert "left out: 1 never decided, 1 broken" in err
-    assert f"{FIND} is damaged at line 2, which has no end: its whole records were taken" in err
+    assert f"{FIND} is damaged (line 2 has no end): what is whole in it counts" in err
     assert "own/gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
     assert "refused gfx942130.ukdb: kernel binaries are no tuning" in err
     assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
@@ -171,6 +171,17 @@ def test_ls_stats_merge_and_pictures(
     assert b"<svg" in (tmp_path / "pictures" / "operations.svg").read_bytes()
     assert b"minutes" in (tmp_path / "pictures" / "hours.svg").read_bytes()
     assert main(["tuning", "stats", "gfx942 full", "--pictures", "none"]) == ExitCode.NOTHING_MATCHED
+
+
+def test_what_no_other_program_reads_is_not_exported(
+    database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime's jobs leave figures of the farm's own, and their sessions."""
+    record = Record(Store.SLICES, "", "0" * 64, '{"operations":1,"seconds":1.0}', Source("2026-11-20T00:00:00+00:00"))
+    database.commit(Snapshot.of([record], delta(1).log))
+    assert main(["tuning", "export", QUICK, "-o", "out"]) == ExitCode.NOTHING_MATCHED
+    assert "has nothing that MIGraphX or MIOpen could read" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_control_plane_merges_by_itself(farm: Farm, database: TuningDatabase) -> None:

@@ -183,7 +183,7 @@ def test_no_document_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / PROBLEM_CACHE).write_text(text)
     read = read_folder(tmp_path, SOURCE)
     assert (len(read.snapshot), read.dropped.broken) == (0, 1)
-    assert "it is no problem cache" in read.dropped.parts[PROBLEM_CACHE]
+    assert "nothing in it is a whole entry" in read.dropped.files[PROBLEM_CACHE]
 
 
 def test_a_hostile_depth_is_no_error(tmp_path: Path) -> None:
