@@ -36,7 +36,7 @@ from tests.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, s
 
 
 def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
-    document = httpx.get(f"{url}/v1/openapi.json").json()
+    document = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()
     open_to_all = {"/v1/health", "/v1/schema/manifest"}
     for path, methods in document["paths"].items():
         filled = path.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
@@ -498,7 +498,7 @@ def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, fro
     watcher.start()
     work(farm)
     farm.builds.finish(build_id)
-    watcher.join(timeout=20)
+    watcher.join(timeout=60)
     assert not watcher.is_alive()
     for identifier in ("net/onnxruntime-cpu/fp32/static", "net/onnxruntime-cpu/fp16/static"):
         states = [e["state"] for e in events if e["type"] == "cell" and e["identifier"] == identifier]
@@ -641,7 +641,7 @@ def test_workers_and_pools(client: FarmClient) -> None:
 
 def test_the_documentation_has_every_route(url: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    paths = httpx.get(f"{url}/v1/openapi.json").json()["paths"]
+    paths = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert {route for route in routes if f"`{route}" not in text} == set()
 

@@ -349,7 +349,7 @@ def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys
     handed = wait_until(lambda: work(farm))
     assert handed == 2
     farm.builds.finish(farm.builds.resolve("main", "@latest"))
-    watching.join(timeout=30)
+    watching.join(timeout=60)
     assert codes == [0]
     assert "net/onnxruntime-cpu/fp16/static succeeded" in capsys.readouterr().err
 
@@ -362,6 +362,6 @@ def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.S
         assert server.stdout is not None
         lines = [server.stdout.readline() for _ in range(3)]
         url = json.loads(b"".join(lines))["api_url"]
-        assert httpx.get(f"{url}/v1/health").json()["status"] == "ok"
+        assert httpx.get(f"{url}/v1/health", timeout=60).json()["status"] == "ok"
         server.send_signal(number)
-        assert server.wait(timeout=20) == 0
+        assert server.wait(timeout=60) == 0

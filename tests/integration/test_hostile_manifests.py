@@ -37,7 +37,8 @@ def test_every_one_is_refused_with_its_line(fault: Fault, tmp_path: Path) -> Non
     assert all(line > 0 for found in problems.values() for line, _ in found)
     assert all(len(message) < 1000 for found in problems.values() for _, message in found)
     assert told["memory"] <= 200 << 20
-    assert seconds <= 1.0, name
+    # A core that works for others too, on its other thread, takes longer for the same.
+    assert seconds <= (1.0 if fault.alone else 3.0), name
 
 
 @pytest.mark.fault("22-api")

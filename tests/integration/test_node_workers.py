@@ -70,7 +70,7 @@ def farm_worker(settings: Settings, root: Path, node: str = "n1") -> Iterator[su
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 @contextmanager

@@ -261,7 +261,7 @@ def test_ctrl_c_leaves_nothing(net: Path, tmp_path: Path) -> None:
         if line.strip() == "measuring":
             process.send_signal(signal.SIGINT)
             break
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 8
     assert left_over(tmp_path) == []
 

@@ -123,19 +123,33 @@ def test_builds_are_resumed_at_first_and_when_the_epoch_is_new(store: Store, raw
 # --- workers and pools -----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_between_two_long_jobs_does_not_idle(store: Store) -> None:
+HOUR = 3600.0
+
+
+def an_hour_later(raw: redis.Redis) -> None:
+    """Have what was handed out, and the worker's last claim or end of an attempt, be an hour older."""
+    handed = f"{{farm}}:pool:{POOL.name}:handed"
+    for job in raw.zrange(handed, 0, -1):
+        raw.zincrby(handed, -HOUR * 1000, job)
+    raw.hincrby("{farm}:worker:w1", "busy_at", -int(HOUR) * 1000)
+
+
+def test_a_worker_between_two_long_jobs_does_not_idle(store: Store, raw: redis.Redis) -> None:
     """Jobs wait with the broker for as long as those before them take; that alone says nothing against the worker."""
     join_pool(store, slots=2)
     submit(store, new_cell(), new_cell())
     first, _ = store.jobs.hand_out(POOL.name, 1)
-    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5)
+    an_hour_later(raw)
+    assert store.workers.heartbeat("w1").unclaimed >= HOUR
     claim = store.jobs.claim(*first, nonce="n", worker="w1", node="n1")
-    assert store.workers.heartbeat("w1").unclaimed < 0.5
-    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5)
+    assert store.workers.heartbeat("w1").unclaimed < HOUR
+    an_hour_later(raw)
+    assert store.workers.heartbeat("w1").unclaimed >= HOUR
     store.jobs.finish(first[0], claim.token, Outcome.success({}))
     beat = store.workers.heartbeat("w1")
-    assert (beat.running, beat.unclaimed < 0.5) == (0, True)
-    wait_until(lambda: store.workers.heartbeat("w1").unclaimed >= 0.5, message="it leaves a job lying")
+    assert (beat.running, beat.unclaimed < HOUR) == (0, True)
+    an_hour_later(raw)
+    assert store.workers.heartbeat("w1").unclaimed >= HOUR, "it leaves a job lying"
 
 
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:

@@ -27,7 +27,7 @@ models: [{name: two, source: {path: net.onnx}, options: {level: tuned}}]
 
 def routes(url: str) -> Iterator[tuple[str, str, str]]:
     """Yield method, pattern and a path that fits it, of every route."""
-    for pattern, methods in httpx.get(f"{url}/v1/openapi.json").json()["paths"].items():
+    for pattern, methods in httpx.get(f"{url}/v1/openapi.json", timeout=60).json()["paths"].items():
         path = pattern.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
         path = path.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32).replace("{name}", "nobody")
         for method in methods:
