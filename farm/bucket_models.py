@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import ArtifactStore
-from farm.child import Limits, Seal, classify, run_child
+from farm.child import Limits, Seal, run_child
 from farm.errors import UsageError
+from farm.failures import classify
 from farm.jobs.state import Fault
 from farm.models import FrozenModel, UnreadableModel, read_model
 

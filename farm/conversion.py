@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.child import Limits, Seal, classify, run_child
+from farm.child import Limits, Seal, run_child
 from farm.client_cache import adopt, note_use
 from farm.errors import UsageError
+from farm.failures import classify
 from farm.manifest import ModelEntry
 from farm.models import UnreadableModel, file_reference
 from farm.shapes import Span

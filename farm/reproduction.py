@@ -31,8 +31,8 @@ Bring = Callable[[Mapping[str, Any], Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "cgroups.py", "child.py", "compilers", "jobs", "pools.py", "reproduction.py", "runner", "slots.py",
-    "spec.py", "steps.py",
+    "__init__.py", "cgroups.py", "child.py", "compilers", "failures.py", "jobs", "pools.py", "reproduction.py",
+    "runner", "slots.py", "spec.py", "steps.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another and the standard library."""
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import farm
-from farm.child import Failure, Seal, classify, run_child
 from farm.child import Limits as ChildLimits
+from farm.child import Seal, run_child
 from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
+from farm.failures import Failure, classify
 from farm.jobs.attempt import Limits
 from farm.jobs.state import FailureKind, Phase
 from farm.slots import ANYWHERE, Slot

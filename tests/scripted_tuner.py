@@ -115,7 +115,8 @@ if __name__ == "__main__":
 # --- the worker ------------------------------------------------------------------------------------------------
 
 from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
-from farm.child import Limits, classify, run_child  # noqa: E402
+from farm.child import Limits, run_child  # noqa: E402
+from farm.failures import classify  # noqa: E402
 from farm.settings import Settings  # noqa: E402
 from farm.slots import ANYWHERE, Slot  # noqa: E402
 from farm.steps import Children, OnPhase, StepEnded, Steps  # noqa: E402

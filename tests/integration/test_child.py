@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from farm import cgroups
-from farm.child import ChildEnd, EndedBy, Limits, Seal, classify, run_child
+from farm.child import ChildEnd, EndedBy, Limits, Seal, run_child
+from farm.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
 from tests.helpers import wait_until

@@ -40,6 +40,7 @@ PURE = [
     "plan",
     "verdict",
     "verification",
+    "failures",
     "family",
     "shapes",
     "sweep",

@@ -1,0 +1,169 @@
+"""Failures: which kind a child's end is, and the sentence for the user. Decided here and nowhere else. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from farm.child import ChildEnd, EndedBy
+from farm.jobs.state import FailureKind
+
+
+class Failure(NamedTuple):
+    """Why a child failed: the kind, one sentence, and a few useful lines of its log."""
+
+    kind: FailureKind
+    message: str
+    detail: str = ""
+
+
+class _Known(NamedTuple):
+    """Something that compilers say: the pattern, the kind it is, and the sentence (empty: the compiler's own)."""
+
+    pattern: str
+    kind: FailureKind
+    sentence: str = ""
+
+
+_DYING_WORDS = (
+    _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, "the worker's disk is full"),
+    _Known(
+        r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory",
+        FailureKind.GPU_MEMORY,
+        "the GPU's memory ran out",
+    ),
+    _Known(
+        r"Memory access fault by GPU|HW Exception by GPU|GPU Hang|hipErrorIllegalAddress",
+        FailureKind.GPU_FAULT,
+        "the GPU reported a fault",
+    ),
+    _Known(
+        r"No device\b|Failed to get device properties|no ROCm-capable device",
+        FailureKind.GPU_FAULT,
+        "the compiler found no working GPU",
+    ),
+    _Known(
+        r"std::bad_alloc|\bbad allocation\b|MemoryError|Cannot allocate memory|Failed to allocate memory",
+        FailureKind.OUT_OF_MEMORY,
+        "memory ran out",
+    ),
+)
+"""Also looked for at the end of the log of a process that died."""
+
+_MESSAGES = (
+    _Known(
+        r"Unknown operator: (?P<what>\S+)",
+        FailureKind.UNSUPPORTED_OPERATOR,
+        "the compiler does not have operator {what}",
+    ),
+    _Known(
+        r"Prototensor data type (?P<what>\d+) not supported",
+        FailureKind.UNSUPPORTED_OPERATOR,
+        "the compiler does not have the model's tensor type {what}",
+    ),
+    _Known(
+        r"NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation"
+        r"|can't be converted to MLDataType|Unsupported model IR version|ONNX Runtime only \*guarantees\* support"
+        r"|\b(?:is|are) not supported\b",
+        FailureKind.UNSUPPORTED_OPERATOR,
+    ),
+    _Known(r"Failed reading (?:onnx|tf) file", FailureKind.BAD_MODEL, "the compiler cannot read the model file"),
+    _Known(
+        r"Dynamic loading or symbol lookup failed|Program version mismatch|Operator not found: "
+        r"|Failed to load module: ",
+        FailureKind.TOOLCHAIN_MISMATCH,
+    ),
+    *_DYING_WORDS,
+)
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def classify(end: ChildEnd) -> Failure | None:
+    """Return why a child failed; None where it answered, or was cancelled. Decided here and nowhere else."""
+    if end.ok or end.by is EndedBy.CANCELLED:
+        return None
+    detail = _useful_lines(end.log_tail)
+    if end.by is not EndedBy.ITSELF:
+        return _from_limit(end, detail)
+    if end.error is not None:
+        return _from_error(end.error, detail)
+    return _from_death(end, detail)
+
+
+def _from_limit(end: ChildEnd, detail: str) -> Failure:
+    signs = "progress" if end.limits.progress_only else "progress and no CPU time"
+    kind, sentence = {
+        EndedBy.TIME_LIMIT: (
+            FailureKind.TIME_LIMIT,
+            f"it took longer than {_seconds(end.limits.whole or end.limits.time)}",
+        ),
+        EndedBy.HANG: (FailureKind.HANG, f"no {signs} for {_seconds(end.limits.hang)}"),
+        EndedBy.MEMORY_LIMIT: (
+            FailureKind.OUT_OF_MEMORY,
+            f"it needed more memory than {_bytes(end.limits.memory)}",
+        ),
+        EndedBy.LOG_LIMIT: (
+            FailureKind.COMPILER_ERROR,
+            f"it wrote more than {_bytes(end.limits.log)} of log",
+        ),
+    }[end.by]
+    return Failure(kind, sentence + _during(end), detail)
+
+
+def _from_error(error: Mapping[str, str], detail: str) -> Failure:
+    message = error.get("message") or "the compiler failed without a message"
+    detail = error.get("detail") or detail
+    stated = error.get("kind", "")
+    if stated in ("", FailureKind.INTERNAL):
+        found = _recognise(_MESSAGES, f"{message}\n{detail}")
+        if found:
+            return Failure(found.kind, found.message or message, detail)
+    return Failure(FailureKind(stated or FailureKind.COMPILER_ERROR), message, detail)
+
+
+def _from_death(end: ChildEnd, detail: str) -> Failure:
+    found = _recognise(_DYING_WORDS, end.log_tail)
+    if found and end.exit_code != 0:
+        return Failure(found.kind, found.message + _during(end), detail)
+    if end.signal == signal.SIGKILL and end.oom_killer:
+        return Failure(FailureKind.OUT_OF_MEMORY, "the machine's memory ran out" + _during(end), detail)
+    how = f"died by {_signal_name(end.signal)}" if end.signal else f"exited with code {end.exit_code} and no answer"
+    return Failure(FailureKind.COMPILER_CRASH, f"it {how}{_during(end)}", detail)
+
+
+def _recognise(table: tuple[_Known, ...], text: str) -> Failure | None:
+    for known in table:
+        if found := re.search(known.pattern, text):
+            return Failure(known.kind, known.sentence.format(**found.groupdict()))
+    return None
+
+
+def _during(end: ChildEnd) -> str:
+    return f" while {end.phase}" if end.phase else ""
+
+
+def _useful_lines(log: str) -> str:
+    """Return the last lines of a log that say something, without colours."""
+    lines = [_ANSI.sub("", line).rstrip()[:400] for line in log.splitlines()]
+    return "\n".join([line for line in lines if line][-8:])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min" if seconds < 7200 else f"{seconds / 3600:g} h"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= scale:
+            return f"{size / scale:.4g} {unit}"
+    return f"{size} bytes"
