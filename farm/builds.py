@@ -24,6 +24,7 @@ from farm.errors import (
     Conflict,
     FarmError,
     FarmFault,
+    InputsMissing,
     ManifestError,
     NotFound,
     QuotaExceeded,
@@ -188,8 +189,7 @@ class Builds:
 
         `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound).
 
-        Raises ManifestError for what is wrong in the manifest, UsageError for inputs that were not brought,
-        QuotaExceeded.
+        Raises ManifestError for what is wrong in the manifest, InputsMissing for what was not uploaded, QuotaExceeded.
         """
         build_id = submission["build_id"]
         text = submission["manifest"].encode()
@@ -197,9 +197,10 @@ class Builds:
             return self.get(namespace, build_id)
         plan, manifest = self._plan(namespace, submission)
         if absent := self._absent(plan.needed_blobs):
-            raise UsageError(
+            raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
-                hint="upload what the plan lists as missing, then submit again",
+                absent,
+                hint="upload what is listed as missing, then submit again",
             )
         self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         document = {

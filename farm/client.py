@@ -25,7 +25,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
-from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotFound, UsageError
 from farm.fetching import (
     Fetched,
     FetchedFamily,
@@ -177,8 +177,17 @@ class FarmClient:
 
         `plan` is what `plan` returned for it, if that was asked already.
         """
-        missing = (plan or self.plan(frozen))["missing_blobs"]
+        if plan is None:
+            try:
+                return self._create(frozen)
+            except InputsMissing as error:
+                missing = error.blobs
+        else:
+            missing = plan["missing_blobs"]
         self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
+        return self._create(frozen)
+
+    def _create(self, frozen: Frozen) -> Document:
         headers = {"Idempotency-Key": frozen.build_id}
         return self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
 

@@ -4,7 +4,8 @@
     ├── CompileFailed       1   422   a compiler could not do it: another model or precision may help
     ├── GateFailed          3   422   it compiled, and is not good enough: accuracy or budget
     ├── UsageError          2   400   the request is wrong: the caller changes it
-    │   └── ManifestError   2   422   … and these are the places in the manifest
+    │   ├── ManifestError   2   422   … and these are the places in the manifest
+    │   └── InputsMissing   2   400   … it names inputs that are to be uploaded first
     ├── Conflict            2   409   it is there already, or has moved on
     ├── NotFound            4   404   nothing matched
     ├── NotAllowed          5   403   this token may not do that
@@ -116,6 +117,14 @@ class ManifestError(UsageError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class InputsMissing(UsageError):
+    """A build cannot be made before its inputs are in object storage; `blobs` are the digests of those that are not."""
+
+    def __init__(self, message: str, blobs: Sequence[str], *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.blobs = list(blobs)
 
 
 class Conflict(FarmError):

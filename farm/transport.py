@@ -219,7 +219,10 @@ def _checked(response: httpx.Response) -> httpx.Response:
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
     if kind is errors.ManifestError:
         raise errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
-    raise kind(detail, hint=str(document.get("hint", "")))
+    hint = str(document.get("hint", ""))
+    if kind is errors.InputsMissing:
+        raise errors.InputsMissing(detail, document["missing_blobs"], hint=hint)
+    raise kind(detail, hint=hint)
 
 
 def older_farm(url: Any, lacks: str) -> UsageError:

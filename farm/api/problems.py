@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from farm.errors import FarmError, FarmFault, ManifestError, QuotaExceeded
+from farm.errors import FarmError, FarmFault, InputsMissing, ManifestError, QuotaExceeded
 from farm.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 
 def problem(error: FarmError) -> dict[str, Any]:
-    """Return the Problem Details of an error; `hint` and `problems` are ours."""
+    """Return the Problem Details of an error; `hint`, `problems` and `missing_blobs` are ours."""
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + type(error).__name__,
         "title": _title(type(error).__name__),
@@ -34,6 +34,8 @@ def problem(error: FarmError) -> dict[str, Any]:
         document["hint"] = error.hint
     if isinstance(error, ManifestError):
         document["problems"] = [asdict(each) for each in error.problems]
+    if isinstance(error, InputsMissing):
+        document["missing_blobs"] = error.blobs
     return document
 
 

@@ -21,7 +21,7 @@ from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen, freeze, new_build_id
 from farm.comparison import Comparison
 from farm.control import retention
-from farm.errors import Conflict, ManifestError, NotFound, StoreUnavailable, UsageError
+from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
@@ -149,8 +149,9 @@ def test_the_same_id_with_another_manifest_is_refused(farm: Farm, frozen: Frozen
 
 
 def test_a_build_without_its_inputs_is_refused_and_nothing_is_made(farm: Farm, frozen: Frozen) -> None:
-    with pytest.raises(UsageError, match="not in object storage"):
+    with pytest.raises(InputsMissing, match="not in object storage") as refused:
         farm.builds.submit("main", frozen.submission, by="test")
+    assert refused.value.blobs == [frozen.submission["models"]["net"]["files"][0]["digest"]]
     assert farm.builds.list("main") == []
     assert list(farm.artifacts.list_objects("ns/main/open/")) == []
 
