@@ -32,7 +32,7 @@ from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.steps import Children, OnPhase, StepEnded, Steps, after_a_crash, reference_recipe
 from farm.tuner import Published, Tuner
-from farm.tuning.database import TuningDatabase, device_name
+from farm.tuning.database import TuningDatabase, device_name, mode_name
 
 log = get_logger(__name__)
 
@@ -241,7 +241,7 @@ class _Run:
         device = device_name(Device(**spec["device"]))
         return Tuner(
             self.steps,
-            TuningDatabase(self.artifacts, attempt.namespace, self.order["pool"], device, spec["tuning"]["mode"]),
+            TuningDatabase(self.artifacts, attempt.namespace, self.order["pool"], device, mode_name(spec["tuning"])),
             session=f"{attempt.job_id}-{attempt.number}",
             worker=attempt.worker,
             job=attempt.job_id,

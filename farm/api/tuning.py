@@ -84,7 +84,7 @@ def tuning_import(
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     offered = text.unpack(snapshot)
     text.check(offered)
-    known_now = database.read().snapshot
+    known_now = database.since(frozenset()).snapshot
     found = fitting(offered, known_now, pool.device, pool.toolchain, miopen)
     source = Source(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain)
     delta = found.snapshot.measured_by(source)

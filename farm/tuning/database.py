@@ -16,13 +16,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from farm.artifacts import ArtifactStore, Entry, blob_key, readable
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
@@ -64,6 +64,15 @@ def device_name(device: Device) -> str:
     for value, unit in ((device.compute_units, "cu"), (device.xcc, "xcc"), (device.cpu_family, "")):
         name += f"-{value}{unit}" if value else ""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def mode_name(tuning: Mapping[str, Any]) -> str:
+    """Return the last part of a database's name, of a spec's `tuning`: the mode.
+
+    With an enforcement of the user's own in it, since what a weaker one found would end the mode's own search for good.
+    """
+    enforced = tuning.get("miopen_find_enforce")
+    return f"{tuning['mode']}-enforce{enforced}" if enforced else str(tuning["mode"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
 from farm.tuning.collecting import Collector
-from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name
+from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
 from farm.tuning.files import PROBLEM_CACHE, read_folder
 from farm.tuning.records import Snapshot, Source, Store, Work
 from tests.tuning_writers import NAME, delta, kill_writers, race
@@ -255,6 +255,11 @@ def test_what_others_committed_is_read_once(database: TuningDatabase) -> None:
     news = database.since(news.seen)
     assert len(news.snapshot) == 7
     assert not database.since(news.seen).snapshot
+
+
+def test_an_enforcement_of_its_own_has_a_database_of_its_own() -> None:
+    assert mode_name({"mode": "quick"}) == "quick"
+    assert mode_name({"mode": "quick", "miopen_find_enforce": 1}) == "quick-enforce1"
 
 
 def test_devices_have_names_that_fit_into_object_keys() -> None:
