@@ -313,7 +313,10 @@ class Worker:
             self._drain(self._process, hurry=signals)
             return
         if beat:
+            told = self._resting
             self._see_to_health(beat)
+            if self._resting != told:
+                self._beat()  # Claims are answered, and jobs handed out, by what the store knows.
         if self._rests:
             self._stop_consuming(self._process)
         elif self._process.ended:

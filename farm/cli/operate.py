@@ -92,7 +92,10 @@ def drain(
     """Have a worker take nothing more, finish what it runs, and stop."""
     with connect() as client:
         client.drain(worker)
-    output.emit({"worker": worker, "draining": True}) if as_json else output.say(f"{worker} drains")
+    output.emit({"worker": worker, "draining": True}) if as_json else output.say(
+        f"{worker} takes nothing more and stops when its jobs have ended; what keeps it running (systemd, `farm up`) "
+        "starts another: `farm pause POOL` keeps jobs from starting"
+    )
 
 
 def unfence(

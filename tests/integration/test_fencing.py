@@ -258,6 +258,14 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
         assert asked(port, "/")[0] == 404
 
 
+def test_a_worker_whose_first_probe_has_passed_takes_jobs_before_its_next_heartbeat(
+    farm_settings: Settings, store: Store
+) -> None:
+    settings = farm_settings.model_copy(update={"renew_seconds": 60.0, "lease_seconds": 240.0})
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store):
+        assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+
+
 def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.touch()
