@@ -46,7 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Server]:
     """The session's Valkey."""
+    import redis
+
     server = embedded.start_valkey(tmp_path_factory.mktemp("valkey"), secrets.token_hex(8))
+    with redis.Redis.from_url(server.url) as connection:
+        # A disk that others keep busy would hold every script up; no test takes the power away.
+        connection.config_set("appendfsync", "no")
     yield server
     server.stop()
 
