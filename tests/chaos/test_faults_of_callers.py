@@ -181,7 +181,7 @@ def test_what_compilers_print_is_inert(
         main(command)
         shown += "".join(capsys.readouterr())
     headers = {"Authorization": f"Bearer {farm.settings.api_token.get_secret_value()}"}
-    raw = [httpx.get(f"{client.url}/v1/jobs/{cell['job']}/log", headers=headers) for cell in cells]
+    raw = [httpx.get(f"{client.url}/v1/jobs/{cell['job']}/log", headers=headers, timeout=60) for cell in cells]
     drives = [shown[max(0, found.start() - 50) : found.end() + 50] for found in DRIVES.finditer(shown)]
     (suite,) = junitparser.JUnitXml.fromfile(str(junit))
     fault.measured(texts=len(texts), commands=len(commands), kilobytes=len(shown) // 1000, active=len(drives))

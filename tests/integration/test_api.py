@@ -43,7 +43,7 @@ def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
         filled = filled.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32)
         for method in methods:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic c2VzYW1l"}):
-                answer = httpx.request(method, url + filled, headers=headers)
+                answer = httpx.request(method, url + filled, headers=headers, timeout=60)
                 assert answer.status_code == (200 if path in open_to_all else 401), (method, path)
                 if path not in open_to_all:
                     assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -62,8 +62,8 @@ def test_without_a_token_there_is_no_app_for_everybody(settings: Settings) -> No
 
 def test_without_a_token_loopback_serves_its_own_names_only(settings: Settings) -> None:
     with serving(Farm(settings), loopback=True) as url:
-        assert httpx.get(f"{url}/v1/builds").json() == {"items": []}
-        rebound = httpx.get(f"{url}/v1/builds", headers={"Host": "evil.example"})
+        assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
+        rebound = httpx.get(f"{url}/v1/builds", headers={"Host": "evil.example"}, timeout=60)
         assert rebound.status_code == 400
 
 
@@ -196,7 +196,7 @@ def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tm
     assert store.pid
     try:
         with serving(Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)})), loopback=True) as url:
-            assert httpx.get(f"{url}/v1/builds").json() == {"items": []}
+            assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
             os.kill(store.pid, signal.SIGSTOP)
             answer = httpx.get(f"{url}/v1/builds", timeout=10)
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
@@ -625,7 +625,7 @@ def test_a_blob_is_a_redirect_that_needs_no_token(farm: Farm, url: str, client: 
     answer = client._transport._api.get(f"/v1/blobs/{digest}")
     assert answer.status_code == 307
     assert answer.headers["Location"] == answer.json()["url"]
-    assert httpx.get(answer.json()["url"]).content.startswith(b"program ")
+    assert httpx.get(answer.json()["url"], timeout=60).content.startswith(b"program ")
     assert client._transport._api.get(f"/v1/blobs/{'0' * 64}").status_code == 404
 
 
@@ -647,8 +647,8 @@ def test_the_documentation_has_every_route(url: str) -> None:
 
 
 def test_schema_is_served_for_editors(url: str) -> None:
-    assert "2020-12" in httpx.get(f"{url}/v1/schema/manifest").json()["$schema"]
-    assert "draft-07" in httpx.get(f"{url}/v1/schema/manifest?draft7=true").json()["$schema"]
+    assert "2020-12" in httpx.get(f"{url}/v1/schema/manifest", timeout=60).json()["$schema"]
+    assert "draft-07" in httpx.get(f"{url}/v1/schema/manifest?draft7=true", timeout=60).json()["$schema"]
 
 
 def test_large_answers_are_compressed(client: FarmClient) -> None:

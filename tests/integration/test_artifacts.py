@@ -484,16 +484,16 @@ def test_a_presigned_put_takes_exactly_its_blob(store: S3Store) -> None:
     digest = hashlib.sha256(data).hexdigest()
     put = store.presign_put(digest, len(data))
 
-    wrong_bytes = httpx.put(put.url, content=other, headers=dict(put.headers))
+    wrong_bytes = httpx.put(put.url, content=other, headers=dict(put.headers), timeout=60)
     own_checksum = {
         **put.headers,
         "x-amz-checksum-sha256": store.presign_put(hashlib.sha256(other).hexdigest(), 15).headers[
             "x-amz-checksum-sha256"
         ],
     }
-    forged = httpx.put(put.url, content=other, headers=own_checksum)
-    no_checksum = httpx.put(put.url, content=other)
-    longer = httpx.put(put.url, content=data + b"!", headers={**put.headers, "content-length": "16"})
+    forged = httpx.put(put.url, content=other, headers=own_checksum, timeout=60)
+    no_checksum = httpx.put(put.url, content=other, timeout=60)
+    longer = httpx.put(put.url, content=data + b"!", headers={**put.headers, "content-length": "16"}, timeout=60)
     assert (wrong_bytes.status_code, forged.status_code, no_checksum.status_code, longer.status_code) == (
         400,
         403,
@@ -502,16 +502,16 @@ def test_a_presigned_put_takes_exactly_its_blob(store: S3Store) -> None:
     )
     assert not store.has_blob(digest)
 
-    assert httpx.put(put.url, content=data, headers=dict(put.headers)).status_code == 200
+    assert httpx.put(put.url, content=data, headers=dict(put.headers), timeout=60).status_code == 200
     assert store.verify_blob(digest, len(data))
 
 
 def test_a_presigned_get_downloads_under_a_name(store: S3Store) -> None:
     digest, _ = store.put_blob_bytes(b"program")
-    answer = httpx.get(store.presign_get(blob_key(digest), filename='res"net\r\n.mxr'))
+    answer = httpx.get(store.presign_get(blob_key(digest), filename='res"net\r\n.mxr'), timeout=60)
     assert answer.content == b"program"
     assert answer.headers["content-disposition"] == 'attachment; filename="res_net__.mxr"'
-    assert httpx.get(store.presign_get(blob_key(digest)) + "0").status_code == 403
+    assert httpx.get(store.presign_get(blob_key(digest)) + "0", timeout=60).status_code == 403
 
 
 def test_presigned_urls_name_the_public_address(s3_settings: dict[str, str]) -> None:

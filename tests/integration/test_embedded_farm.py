@@ -103,7 +103,7 @@ def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settin
     assert not farm.joined
     assert ask(settings, "/v1/workers")["items"]
     S3Store.from_settings(settings).check()
-    assert httpx.get(settings.api_url + "/v1/workers").status_code == 401
+    assert httpx.get(settings.api_url + "/v1/workers", timeout=60).status_code == 401
     for name in ("farm.json", "credentials.json", "valkey/valkey.conf"):
         assert (folder / name).stat().st_mode & 0o077 == 0
     assert {path.name for path in (folder / "logs").iterdir()} == {
@@ -169,7 +169,7 @@ def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp
     wait_until(lambda: none_runs(run.processes))
     assert (tmp_path / "farm.json").exists(), "stale, and nobody minds"
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url)
+        httpx.get(url, timeout=60)
 
     farm = EmbeddedFarm(settings_for(tmp_path))
     with farm as settings:

@@ -133,29 +133,28 @@ ATTACKS: dict[str, Attack] = {
     "a build whose id is a path": lambda w: w.post("/v1/builds", w.submission(build_id="../../main/builds/b-0")),
     "an endless label": lambda w: w.post("/v1/builds", w.submission(labels={"a": "x" * 257})),
     # Object storage, past the API.
-    "upload other bytes": lambda w: httpx.put((p := w.put())["url"], content=b"x" * 16, headers=p["headers"]),
+    "upload other bytes": lambda w: httpx.put(
+        (p := w.put())["url"], content=b"x" * 16, headers=p["headers"], timeout=60
+    ),
     "upload to main's sidecar": lambda w: httpx.put(
         (p := w.put())["url"].replace(blob_key(p["digest"]), sidecar_key("main", w.keys[0])),
-        content=p["content"], headers=p["headers"],
-    ),
+        content=p["content"], headers=p["headers"], timeout=60),
     "upload over main's program": lambda w: httpx.put(
         (p := w.put())["url"].replace(blob_key(p["digest"]), blob_key(_program(w))),
-        content=p["content"], headers=p["headers"],
-    ),
+        content=p["content"], headers=p["headers"], timeout=60),
     "download the tokens": lambda w: httpx.get(
         w.get(f"/v1/blobs/{_program(w)}").headers["Location"].replace(
-            blob_key(_program(w)), next(iter(w.farm.artifacts.list_objects("config/tokens/"))))
-    ),
-    "delete a blob": lambda w: httpx.delete(w.get(f"/v1/blobs/{_program(w)}").headers["Location"]),
+            blob_key(_program(w)), next(iter(w.farm.artifacts.list_objects("config/tokens/")))), timeout=60),
+    "delete a blob": lambda w: httpx.delete(w.get(f"/v1/blobs/{_program(w)}").headers["Location"], timeout=60),
     # Tokens.
     "a revoked token reads": lambda w: w.get("/v1/builds", token=w.revoked),
     "a revoked token submits": lambda w: w.post("/v1/builds", w.submission(), token=w.revoked),
     "a token's name": lambda w: w.get("/v1/builds", token="ci"),
     "a token's hash": lambda w: w.get("/v1/builds", token=hashlib.sha256(w.submitter.encode()).hexdigest()),
     "a token and more": lambda w: w.get("/v1/builds", token=w.submitter + "x"),
-    "no token": lambda w: httpx.get(f"{w.url}/v1/builds"),
-    "a token in the address": lambda w: httpx.get(f"{w.url}/v1/builds", params={"token": w.submitter}),
-    "a token as a password": lambda w: httpx.get(f"{w.url}/v1/builds", auth=("ci", w.submitter)),
+    "no token": lambda w: httpx.get(f"{w.url}/v1/builds", timeout=60),
+    "a token in the address": lambda w: httpx.get(f"{w.url}/v1/builds", params={"token": w.submitter}, timeout=60),
+    "a token as a password": lambda w: httpx.get(f"{w.url}/v1/builds", auth=("ci", w.submitter), timeout=60),
     "a reader submits": lambda w: w.post("/v1/builds", w.submission(), token=w.reader),
     "a reader uploads": lambda w: w.post("/v1/blobs", {"blobs": []}, token=w.reader),
     "make an administrator": lambda w: w.post("/v1/tokens", {"name": "me", "role": "admin", "namespace": "main"}),
