@@ -121,10 +121,13 @@ Check = Callable[[Path, str, Sequence[str]], Mapping[str, Any]]
 
 def check_here(path: Path, format: str, outputs: Sequence[str]) -> Mapping[str, Any]:
     """Check a model in this process: for models of the user who runs it. Raises BadModel."""
-    from farm.runner.onnx_check import check_onnx
-    from farm.runner.tf_check import check_tf
+    if format == "tf":
+        from farm.runner.tf_check import check_tf
 
-    return check_tf(path, outputs) if format == "tf" else check_onnx(path)
+        return check_tf(path, outputs)
+    from farm.runner.onnx_check import check_onnx
+
+    return check_onnx(path)
 
 
 def read_model(

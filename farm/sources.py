@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.client_cache import default_cache, note_use, trim
-from farm.conversion import convert, kind_of
 from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
@@ -175,6 +174,8 @@ class _Reader:
         record = None
         try:
             if entry.converted:
+                from farm.conversion import convert, kind_of
+
                 if self.quick:
                     kind_of(path, entry.format)
                     return None
