@@ -48,6 +48,7 @@ PURE = [
     "tuning/importing",
     "comparison",
     "estimate",
+    "outlook",
     "follow_up",
     "retry",
 ]
