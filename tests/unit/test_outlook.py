@@ -1,6 +1,5 @@
 """Outlooks: builds whose ends lie in what was said of them, before they run and while they do."""
 
-import math
 import random
 from typing import Any
 
