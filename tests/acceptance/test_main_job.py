@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm import embedded
+from farm import servers
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
 from tests.helpers import wait_until
 
@@ -220,8 +220,8 @@ def test_keys_are_the_same_in_every_namespace(quickstart: Command, same: Path, t
 def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, same: Path, tmp_path: Path) -> None:
     """Servers and processes started by hand, as docs/running.md says: same manifest, same keys, two workers."""
     access, secret, token = (secrets.token_hex(8) for _ in range(3))
-    valkey = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
-    weed = embedded.start_weed(tmp_path / "weed", access, secret, bucket="farm")
+    valkey = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    weed = servers.start_weed(tmp_path / "weed", access, secret, bucket="farm")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

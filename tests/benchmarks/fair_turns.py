@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm import embedded  # noqa: E402
+from farm import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
 from tests.helpers import wait_until  # noqa: E402
@@ -47,7 +47,7 @@ def main() -> None:
 def measure(slots: int, jobs: int, builds: int, seconds: float) -> bool:
     """Measure one pool and print its line; return whether it kept its promises."""
     with tempfile.TemporaryDirectory() as folder:
-        server = embedded.start_valkey(Path(folder), secrets.token_hex(8))
+        server = servers.start_valkey(Path(folder), secrets.token_hex(8))
         try:
             settings = load_settings(redis_url=server.url, data_dir=Path(folder), log_level="error")
             store = Store.connect(settings)

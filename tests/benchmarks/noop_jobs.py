@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm import broker, embedded  # noqa: E402
+from farm import broker, servers  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
 from tests.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
@@ -47,7 +47,7 @@ def main() -> None:
     options.add_argument("--slots", type=int, default=4)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = embedded.start_valkey(Path(folder), secrets.token_hex(8))
+        server = servers.start_valkey(Path(folder), secrets.token_hex(8))
         try:
             settings = load_settings(redis_url=server.url, data_dir=Path(folder), log_level="error")
             measure(settings, given.jobs, given.rounds, given.slots)

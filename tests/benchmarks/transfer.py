@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm import embedded
+from farm import servers
 
 KINDS = ("farm publish", "boto3 upload", "farm fetch", "boto3 download")
 
@@ -44,7 +44,7 @@ def main() -> None:
         if not options.endpoint:
             os.environ |= {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
             keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-            weed = embedded.start_weed(Path(folder) / "s3", *keys, bucket=options.bucket)
+            weed = servers.start_weed(Path(folder) / "s3", *keys, bucket=options.bucket)
         try:
             report(Path(folder), weed.url if weed else options.endpoint, options)
         finally:

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm import embedded
+from farm import servers
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError
 from farm.tuning.database import TuningDatabase
@@ -60,7 +60,7 @@ def main() -> None:
         options.folder = Path(folder)
         os.environ |= {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
         keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-        weed = embedded.start_weed(options.folder / "s3", *keys, bucket="farm")
+        weed = servers.start_weed(options.folder / "s3", *keys, bucket="farm")
         options.endpoint = weed.url
         try:
             figures = report(options)

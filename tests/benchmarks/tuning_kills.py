@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm import embedded
+from farm import servers
 from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
 from farm.settings import Settings, load_settings
@@ -128,7 +128,7 @@ def storage_of_its_own() -> Iterator[Settings]:
     """Settings with a folder that goes afterwards and an S3 server in it."""
     with tempfile.TemporaryDirectory() as name:
         access, secret = secrets.token_hex(8), secrets.token_hex(16)
-        server = embedded.start_weed(Path(name) / "s3", access, secret, bucket="farm")
+        server = servers.start_weed(Path(name) / "s3", access, secret, bucket="farm")
         try:
             yield load_settings(
                 {"XDG_CONFIG_HOME": name},

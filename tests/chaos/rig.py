@@ -20,12 +20,12 @@ import psutil
 import redis
 from pydantic import SecretStr
 
-from farm import embedded
+from farm import embedded, servers
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.audit import Auditor
 from farm.client import FarmClient, Frozen
-from farm.embedded import Server
+from farm.servers import Server
 from farm.settings import load_settings
 from farm.store import Store
 from tests.api_farm import freeze_manifest
@@ -55,7 +55,7 @@ class Rig:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
-        self.valkey = embedded.start_valkey(folder / "valkey", secrets.token_hex(8))
+        self.valkey = servers.start_valkey(folder / "valkey", secrets.token_hex(8))
         self.settings = load_settings(
             {"XDG_CONFIG_HOME": str(folder)},
             **{
@@ -111,7 +111,7 @@ class Rig:
 
     def serve(self, root: Path = ROOT, **settings: Any) -> FarmClient:
         """Start a control plane in a process of its own, and return a client of its API."""
-        (port,) = embedded._free_ports(1)
+        (port,) = servers.free_ports(1)
         told = self.settings.model_copy(update={"api_url": f"http://127.0.0.1:{port}", **settings})
         server = Server(
             "server",

@@ -21,7 +21,7 @@ import httpx
 import pytest
 import redis
 
-from farm import embedded
+from farm import servers
 from farm.errors import FarmFault, StoreUnavailable
 from farm.jobs.state import Outcome
 from farm.settings import load_settings
@@ -123,7 +123,7 @@ def test_a_black_hole(fault: Fault, rig: Rigs) -> None:
     farm = rig()
     client = farm.serve()
     place = urlsplit(farm.valkey.url)
-    ports = embedded._free_ports(fault.count.holes)
+    ports = servers.free_ports(fault.count.holes)
     with ExitStack() as stack:
         lines = [stack.enter_context(Proxy(str(place.hostname), int(place.port or 0))) for _ in ports]
         for port, line in zip(ports, lines, strict=True):
@@ -287,7 +287,7 @@ def test_failover_to_a_replica_that_missed_writes(fault: Fault, rig: Rigs, tmp_p
     """Everybody reaches Valkey by one address, as by a virtual one; the replica behind it takes over, too old."""
     farm = rig()
     first = urlsplit(farm.valkey.url)
-    replica = embedded.start_valkey(tmp_path / "replica", str(first.password))
+    replica = servers.start_valkey(tmp_path / "replica", str(first.password))
     farm.parts.callback(replica.stop)
     second = urlsplit(replica.url)
     raw = redis.Redis.from_url(replica.url, decode_responses=True)

@@ -18,7 +18,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm import embedded
+from farm import servers
 from farm.api import blobs as farm_blobs
 from farm.api.app import create_app
 from farm.app import Farm
@@ -192,7 +192,7 @@ def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
 
 
 def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tmp_path: Path) -> None:
-    store = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    store = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
     assert store.pid
     try:
         with serving(Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)})), loopback=True) as url:

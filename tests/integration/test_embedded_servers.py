@@ -15,10 +15,10 @@ import pytest
 import redis
 from helpers import wait_until
 
-from farm import embedded
+from farm import servers
 from farm.artifacts.s3 import S3Store
-from farm.embedded import GUARD, Server, start_valkey, start_weed
 from farm.errors import StoreUnavailable
+from farm.servers import GUARD, Server, start_valkey, start_weed
 
 KEYS = {"access_key": "embedded", "secret_key": "secret-of-the-test"}
 
@@ -83,7 +83,7 @@ def test_stopping_leaves_nothing_running_and_may_be_repeated(tmp_path: Path) -> 
 STARTER = """
 import sys, threading
 from pathlib import Path
-from farm.embedded import start_valkey, start_weed
+from farm.servers import start_valkey, start_weed
 
 def start():
     valkey = start_valkey(Path(sys.argv[1]) / "valkey", "secret")
@@ -160,5 +160,5 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_ports_differ() -> None:
-    ports = embedded._free_ports(20)
+    ports = servers.free_ports(20)
     assert len(set(ports)) == 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from farm import broker, embedded
+from farm import broker, servers
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.settings import Settings, load_settings
@@ -263,7 +263,7 @@ def test_what_was_handed_out_is_sent_again_when_the_queue_is_lost(
 
 def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path) -> None:
     """The worker keeps its child running and finishes when the store is back; whatever was queued runs."""
-    server = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
     settings, done = settings_for(server.url), tmp_path / "done"
     store = Store.connect(settings)
     try:
@@ -291,7 +291,7 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One slot runs an attempt, the other waits for a message as the server becomes a replica, then is full."""
-    server = embedded.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
     settings, done = settings_for(server.url, log_level="warning"), tmp_path / "done"
     store = Store.connect(settings)
     lines = []

