@@ -411,9 +411,13 @@ def _check_folder(file: Path | None) -> None:
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
     with connect() as client:
-        if any(what == pool["name"] for pool in client.pools()):
+        pools = [pool["name"] for pool in client.pools()]
+        if what in pools:
             client.pause_pool(what) if paused else client.resume_pool(what)
             name = what
+        elif not what.startswith(("b-", "@")):
+            known = f"pools are {', '.join(pools)}" if pools else "there is no pool yet"
+            raise UsageError(f"{what!r} is neither a build nor a pool", hint=f"builds are b- and hex digits; {known}")
         else:
             name = str((client.pause(what) if paused else client.resume(what))["id"])
     output.emit({"name": name, "paused": paused}) if as_json else output.say(
