@@ -33,6 +33,8 @@ OnMessage = Callable[[Mapping[str, Any]], None]
 
 _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
+_LONGEST_MESSAGE = 64 << 20
+"""Bytes of one message; more than any compiler has to say, and little enough for a worker to hold."""
 _PATIENCE = 10.0
 """Seconds that the guard gets to kill and reap what it watches."""
 _MARK = "FARM_CHILD"
@@ -89,6 +91,7 @@ class EndedBy(StrEnum):
     MEMORY_LIMIT = "memory_limit"
     LOG_LIMIT = "log_limit"
     HANG = "hang"
+    NONSENSE = "nonsense"
     CANCELLED = "cancelled"
 
 
@@ -225,6 +228,7 @@ class _Run:
         self.cancelled = cancelled
         self.token = secrets.token_hex(16)
         self.by = EndedBy.ITSELF
+        self.nonsense = False
         self.result: dict[str, Any] | None = None
         self.error: dict[str, str] | None = None
         self.ended: dict[str, Any] | None = None
@@ -276,7 +280,7 @@ class _Run:
                 selector.register(pipe, selectors.EVENT_READ)
             while self.words in selector.get_map():
                 self.read(selector, self.pause())
-                self.by = self.verdict()
+                self.by = EndedBy.NONSENSE if self.nonsense else self.verdict()
                 if self.by is not EndedBy.ITSELF:
                     return
 
@@ -287,14 +291,25 @@ class _Run:
                 selector.unregister(key.fd)
             buffer = self.pipes[key.fd]
             buffer += data
+            if b"\n" not in data:
+                self.nonsense |= len(buffer) > _LONGEST_MESSAGE
+                continue
             *lines, rest = buffer.split(b"\n")
             buffer[:] = rest
             for line in lines:
-                self.message(json.loads(line))
+                self.hear(line)
 
-    def message(self, message: dict[str, Any]) -> None:
+    def hear(self, line: bytearray) -> None:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            self.nonsense = True
+        else:
+            self.message(message)
+
+    def message(self, message: Any) -> None:
         match message:
-            case {"usage": {"cpu": cpu, "memory": memory}}:
+            case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
                 self.memory = max(self.memory, memory)
                 # A process that only wakes up now and then is not working: ask for 1 % of a core.
                 if not self.limits.progress_only and cpu - self.cpu > 0.01 * (time.monotonic() - self.moved):

@@ -109,6 +109,7 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             FailureKind.COMPILER_ERROR,
             f"it wrote more than {_bytes(end.limits.log)} of log",
         ),
+        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it told the worker what is no message"),
     }[end.by]
     return Failure(kind, sentence + _during(end), detail)
 

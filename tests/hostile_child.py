@@ -119,6 +119,16 @@ def do_flood(request, messages):
         os.write(1, b"x" * 65536)
 
 
+def do_babble(request, messages):
+    """What is no message, on the pipe to the worker: text, JSON that is nested too deep, or one line without an end."""
+    line = {"text": b"hello\n", "deep": b"[" * 100_000 + b"\n", "endless": b"x" * (1 << 20)}[request["what"]]
+    while request["what"] == "endless":
+        os.write(messages.descriptor, line)
+    while line:
+        line = line[os.write(messages.descriptor, line) :]
+    time.sleep(60)
+
+
 def do_talk(request, messages):
     for index in range(5):
         messages.phase("tuning", index / 5, f"op {index}")

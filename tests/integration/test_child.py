@@ -209,6 +209,15 @@ def test_log_limit(hostile: Run) -> None:
     assert "more than 1 MiB of log" in failure.message
 
 
+@pytest.mark.parametrize("what", ["text", "deep", "endless"])
+def test_nonsense(hostile: Run, what: str) -> None:
+    """A child cannot break or fill the worker by what it writes to its pipe; it is the compiler's fault, at once."""
+    failure = classify(hostile("babble", what=what))
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert "it told the worker what is no message" in failure.message
+
+
 def test_cancel(hostile: Run, tmp_path: Path) -> None:
     """A cancel ends the child and all it started; that is no failure."""
     pids, cancelled = tmp_path / "pids", threading.Event()
