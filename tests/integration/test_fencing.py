@@ -246,8 +246,9 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
     port = free_port()
     settings = farm_settings.model_copy(update={"health_port": port})
     with control_plane(farm_settings, store) as reports, running_worker(settings, store, "n1", wrong=wrong):
-        # The worker hears of the fence after the store.
-        wait_until(lambda: asked(port, "/ready")[1]["workers"][0]["fenced"] == fenced(store, "n1") != "")
+        wait_until(lambda: fenced(store, "n1"))
+        # The worker's port is open by now, and the worker hears of the fence after the store.
+        wait_until(lambda: asked(port, "/ready")[1]["workers"][0]["fenced"])
         build = submit(store, new_cell())
         assert fenced(store, "n1") == "its health probe failed: it cannot compile"
         assert asked(port, "/ready")[0] == 503
