@@ -116,6 +116,10 @@ def new_build_id() -> str:
     return f"b-{secrets.token_hex(8)}"
 
 
+BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")
+"""How a build may be named: its id, the start of it, or the latest."""
+
+
 class FarmClient:
     """A connection to one farm, in one namespace. Use it as a context manager; it may be shared by threads."""
 
@@ -619,7 +623,7 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
 
 
 def _build(build_id: str) -> str:
-    if not re.fullmatch(r"@latest|(b-)?[0-9a-f]{1,16}", build_id):
+    if not BUILD.fullmatch(build_id):
         raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
 

@@ -410,12 +410,14 @@ def _check_folder(file: Path | None) -> None:
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
+    from farm.client import BUILD
+
     with connect() as client:
         pools = [pool["name"] for pool in client.pools()]
         if what in pools:
             client.pause_pool(what) if paused else client.resume_pool(what)
             name = what
-        elif not what.startswith(("b-", "@")):
+        elif not BUILD.fullmatch(what):
             known = f"pools are {', '.join(pools)}" if pools else "there is no pool yet"
             raise UsageError(f"{what!r} is neither a build nor a pool", hint=f"builds are b- and hex digits; {known}")
         else:
