@@ -56,8 +56,8 @@ _THREAD_VARIABLES = (
 class Limits:
     """What a child may use; 0 is no limit. Times in seconds, sizes in bytes.
 
-    `hang` is how long neither a message, nor the log, nor CPU time may move; with `progress_only` (on a GPU,
-    where waiting burns CPU too) CPU time does not count. `whole` is the limit that `time` is the rest of, where it is
+    `hang` is how long neither a message, nor the log, nor CPU time may move, that is, beyond the cores that `waiting`
+    burns: one where a GPU is waited for, none elsewhere. `whole` is the limit that `time` is the rest of, where it is
     one: what people are told.
     """
 
@@ -65,7 +65,7 @@ class Limits:
     whole: float = 0
     memory: int = 0
     hang: float = 0
-    progress_only: bool = False
+    waiting: float = 0.0
     log: int = 1 << 30
 
 
@@ -311,8 +311,10 @@ class _Run:
         match message:
             case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
                 self.memory = max(self.memory, memory)
-                # A process that only wakes up now and then is not working: ask for 1 % of a core.
-                if not self.limits.progress_only and cpu - self.cpu > 0.01 * (time.monotonic() - self.moved):
+                # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
+                # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
+                idle = 0.01 + 1.1 * self.limits.waiting
+                if cpu - self.cpu > idle * (time.monotonic() - self.moved):
                     self.moved, self.cpu = time.monotonic(), cpu
             case {"ended": dict(ended)}:
                 self.ended = ended

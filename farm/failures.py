@@ -94,7 +94,7 @@ def classify(end: ChildEnd) -> Failure | None:
 
 
 def _from_limit(end: ChildEnd, detail: str) -> Failure:
-    signs = "progress" if end.limits.progress_only else "progress and no CPU time"
+    signs = "progress and no CPU time" + (" but that of waiting" if end.limits.waiting else "")
     kind, sentence = {
         EndedBy.TIME_LIMIT: (
             FailureKind.TIME_LIMIT,

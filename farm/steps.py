@@ -170,7 +170,7 @@ class Children:
                 whole=0.0 if left == seconds else self.limits["time"],
                 memory=self.limits["memory"],
                 hang=self.settings.hang_seconds,
-                progress_only=bool(self.slot.gpu),
+                waiting=1.0 if self.slot.gpu else 0.0,
             ),
             folder=self.folder,
             on_message=None if quiet else self._told,
