@@ -52,7 +52,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         broker_transport_options={
             "global_keyprefix": PREFIX,
-            # Who has taken a message is in the job store (docs/decisions/0027).
+            # Who has taken a message is in the job store (docs/decisions/0029).
             "ack_emulation": False,
             "socket_timeout": SOCKET_SECONDS,
             "socket_keepalive": True,

@@ -5,7 +5,7 @@
 A farm job is submitted, handed out, claimed, executed (by nothing), finished and reported; a bare one is sent by
 `delay()` and run. Both use one worker process with a thread pool of the same size, in turns. The bare one has the
 farm's settings, but for Celery's own acknowledgements, which are all that it has: the farm has its leases instead
-(docs/decisions/0027). The target is half of bare Celery's rate; the farm's own time for a job that comes alone should
+(docs/decisions/0029). The target is half of bare Celery's rate; the farm's own time for a job that comes alone should
 stay under 0.1 s.
 """
 
