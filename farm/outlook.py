@@ -84,7 +84,8 @@ class _Compile:
         late = (math.log(self.elapsed) - self.middle) / self.deviation if self.elapsed else -math.inf
         if error > late:
             return math.exp(self.middle + self.deviation * error) - self.elapsed
-        within = _NORMAL.cdf(error) / _NORMAL.cdf(late)
+        below = _NORMAL.cdf(late)  # 0 far down, where the build's other cells took half as long as their ranges said.
+        within = _NORMAL.cdf(error) / below if below else 0.5
         late = min(late, LATEST)
         before = _NORMAL.cdf(late)
         later = _NORMAL.inv_cdf(max(1e-9, min(before + within * (1 - before), 1 - 1e-9))) - late
@@ -131,7 +132,7 @@ def outlook(
     slots = {name: _slots(known_pools.get(name, {}), parallel) for name in used}
     unserved = sorted(name for name, count in slots.items() if not count)
     others = {name: _others(known_pools[name], to_come) for name in used if slots[name]}
-    draws = _imagine(to_come, {} if unserved or paused else slots, others, ended)
+    draws = _imagine(to_come, {} if unserved or paused else slots, others, ended, parallel)
     work = [kept.work for kept in past]
     time = [kept.time for kept in past if kept.time is not None]
     return {
@@ -148,12 +149,14 @@ def outlook(
 def kept(promised: Mapping[str, Any], *, seconds: float | None, work: float) -> Kept | None:
     """Return how a build ended against its first outlook (one without `past`): after `seconds`, with so much work.
 
-    None where nothing was said of all of its cells, or nothing was done.
+    None where nothing was said of all of its cells, or nothing was done. The clocks that `seconds` lie between may be
+    of two machines, so a short build may seem to end before it began.
     """
     if promised["unknown"] or not promised["slot_seconds"] or work <= 0:
         return None
     eta = promised["eta"]
-    return Kept(_error(eta, seconds) if eta and seconds else None, _error(promised["slot_seconds"], work))
+    time = _error(eta, seconds) if eta and seconds and seconds > 0 else None
+    return Kept(time, _error(promised["slot_seconds"], work))
 
 
 _LIVE = frozenset({State.QUEUED, State.RUNNING, "miss", "joined"})
@@ -179,12 +182,12 @@ def _to_come(cell: Mapping[str, Any]) -> _Compile:
     estimate = cell["estimate"]
     elapsed = (cell.get("elapsed") or 0.0) if cell["state"] == State.RUNNING else 0.0
     model = str(cell.get("model") or "")
-    return _Compile(cell["pool"], model, math.log(estimate["expected"]), _deviation(estimate), elapsed)
+    return _Compile(cell["pool"], model, math.log(max(estimate["expected"], 1e-4)), _deviation(estimate), elapsed)
 
 
 def _deviation(range_: Mapping[str, Any]) -> float:
     """The standard deviation of the logarithm; ranges are rounded, so those of milliseconds may have none."""
-    return max(0.01, math.log(range_["high"] / max(range_["low"], 1e-4)) / (2 * _REACH))
+    return max(0.01, math.log(max(range_["high"], 1e-4) / max(range_["low"], 1e-4)) / (2 * _REACH))
 
 
 def _error(range_: Mapping[str, Any], seconds: float) -> float:
@@ -208,6 +211,7 @@ def _imagine(
     slots: Mapping[str, int],
     others: Mapping[str, int],
     ended: Mapping[str, Sequence[float]],
+    parallel: int,
 ) -> _Draws:
     """Imagine a build again and again; the same one always in the same way, so that its outlook does not flicker."""
     draws = _Draws([], [], [])
@@ -233,7 +237,10 @@ def _imagine(
         draws.work.append(sum(map(sum, lengths.values())))
         draws.gpu_work.append(sum(sum(some) for pool, some in lengths.items() if _on_gpu(pool)))
         if slots:
-            draws.time.append(max(_makespan(some, slots[pool], others[pool] * crowd) for pool, some in lengths.items()))
+            ends = [_makespan(some, slots[pool], others[pool] * crowd) for pool, some in lengths.items()]
+            if parallel and len(lengths) > 1:  # The bound is the build's, over all of its pools.
+                ends.append(_makespan([length for some in lengths.values() for length in some], parallel, 0.0))
+            draws.time.append(max(ends))
     return draws
 
 

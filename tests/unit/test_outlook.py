@@ -41,6 +41,12 @@ def test_a_bound_on_parallel_jobs_bounds_the_slots() -> None:
     assert narrow["expected"] > 2 * wide["expected"]
 
 
+def test_a_bound_on_parallel_jobs_holds_for_all_pools_together() -> None:
+    cells = [cell(100.0, pool=name) for name in ("cpu", "ref") for _ in range(4)]
+    pools = [pool(4), pool(4, "ref")]
+    assert outlook(cells, pools, parallel=2)["eta"]["expected"] == pytest.approx(400, rel=0.2)
+
+
 def test_many_cells_have_a_narrower_range_than_one() -> None:
     one, many = (outlook([cell(100.0) for _ in range(count)], [pool(1)])["slot_seconds"] for count in (1, 100))
     assert one["high"] / one["expected"] == pytest.approx(2, rel=0.1)
@@ -59,6 +65,19 @@ def test_what_is_late_is_never_said_to_be_over() -> None:
     left = [outlook([cell(100.0, state="running", elapsed=float(age))], [pool(1)])["eta"] for age in (250, 1000, 9000)]
     assert all(0 < eta["low"] < eta["expected"] < eta["high"] for eta in left)
     assert [eta["expected"] for eta in left] == sorted(eta["expected"] for eta in left)
+
+
+@pytest.mark.parametrize("age", [0.5, 3.9, 4.2, 5.0, 9.0, 20.0])
+def test_a_build_far_faster_than_its_ranges_still_has_an_outlook(age: float) -> None:
+    """Forty past compiles promised 10 s to a tenth; on a faster machine the first cells took 4."""
+    found = [cell(10.0, model="m", estimate={"low": 9.0, "expected": 10.0, "high": 11.1}) for _ in range(8)]
+    ended = [{**each, "state": "succeeded", "elapsed": 4.0, "spent": 4.0} for each in found[:4]]
+    eta = outlook([*ended, {**found[4], "state": "running", "elapsed": age}, *found[5:]], [pool(2)])["eta"]
+    assert 0 < eta["low"] < eta["expected"] < eta["high"] < 20
+
+
+def test_a_compile_of_no_time_has_an_outlook() -> None:
+    assert outlook([cell(1.0, estimate={"low": 0.0, "expected": 0.0, "high": 0.0})], [pool(1)])["eta"]
 
 
 def test_a_range_shrinks_while_the_build_runs() -> None:
@@ -112,6 +131,7 @@ def test_how_a_build_ended_is_told_in_deviations() -> None:
     assert found and found.time == pytest.approx(1.28, abs=0.2)
     assert found.work == pytest.approx(0, abs=0.01)
     assert kept(promised, seconds=None, work=expected) == Kept(None, found.work)
+    assert kept(promised, seconds=-0.3, work=expected) == Kept(None, found.work), "two machines' clocks"
     assert kept({**promised, "unknown": 1}, seconds=high, work=expected) is None
     assert kept(outlook([], []), seconds=high, work=expected) is None
 
