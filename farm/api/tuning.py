@@ -80,7 +80,8 @@ def tuning_import(
 ) -> schemas.Document:
     """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name."""
     pool = next((pool for pool in _pools(farm) if pool.name == database.pool), None)
-    if pool is None or (database.device, database.mode) not in _possible(pool):
+    # Those with an enforcement of MIOpen's search are there once a job has asked for it.
+    if pool is None or not ((database.device, database.mode) in _possible(pool) or database.exists()):
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     offered = text.unpack(snapshot)
     text.check(offered)

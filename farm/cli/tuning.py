@@ -151,7 +151,7 @@ def import_(
         typer.Argument(metavar="PATH…", help="Folders and files: ~/.config/miopen, a problem cache, an export."),
     ],
     miopen: Annotated[
-        str, typer.Option("--miopen", metavar="VERSION", help="Which version, where the files are of several.")
+        str, typer.Option("--miopen", metavar="VERSION", help="Which version, while no job has shown the pool's.")
     ] = "",
     as_json: output.Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.errors import UsageError
@@ -27,15 +27,17 @@ class Fitting:
 def fitting(offered: Snapshot, known: Snapshot, device: Device, toolchain: str, miopen: str = "") -> Fitting:
     """Choose what this kind of device measured, and this toolchain reads.
 
-    Which version of MIOpen that has, its own jobs have shown, else what was imported before; where there is neither, it
-    is `miopen` (`HIP.3_5_1_4dddc24`, from the files' names). The form of its problem cache is known from MIGraphX's
-    version, else in the same way. Raises UsageError where several are offered and nothing says which.
+    Which version of MIOpen that has, its own jobs have shown; else `miopen` says (`HIP.3_5_1_4dddc24`, from the files'
+    names), or what was imported before, or the files, which must be of one then. The form of its problem cache is known
+    from MIGraphX's version, else from its own jobs alone: on a file of the wrong form they would all fail. Raises
+    UsageError where the files are of several versions and nothing says which.
     """
     arch = device.arch.partition(":")[0]
+    of_jobs = [place for place, table in known.tables.items() if any(source.job for _, source in table.values())]
     ours = [place for place in offered.tables if not _other_miopen_device(place, device)]
-    versions = _shown(known, lambda place: _version(place, arch)) or _chosen(ours, arch, miopen)
+    versions = _versions(of_jobs, arch) or _chosen(_versions(ours, arch), _versions(known.tables, arch), miopen)
     form = _form_of(toolchain)
-    forms = {form} if form is not None else _shown(known, _form) or _the_one(map(_form, offered.tables), _BOTH_FORMS)
+    forms = {form} if form else {_form(file) for store, file in of_jobs if store is Store.PROBLEM_CACHE}
     taken: dict[Place, Table] = {}
     refused = {}
     for (store, file), table in offered.tables.items():
@@ -58,26 +60,9 @@ def label(place: Place) -> str:
     return file if miopen_name(file) else f"{store} {file}".strip()
 
 
-def _shown(known: Snapshot, of: Callable[[Place], str]) -> set[str]:
-    """Return what the tables of a database show of its toolchain: those that its own jobs wrote, else all."""
-    found = {of(place): table for place, table in known.tables.items() if table and of(place)}
-    own = {shown for shown, table in found.items() if any(source.job for _, source in table.values())}
-    return own or {*found}
-
-
-def _the_one(offered: Iterable[str], several: str) -> set[str]:
-    found = sorted({*offered} - {""})
-    if len(found) > 1:
-        raise UsageError(several.format(", ".join(found)), hint=_CHOOSE)
-    return {*found}
-
-
-_CHOOSE = "nothing was imported; a job that tunes in this pool, or an export of another such pool, shows which it is"
-
 # --- the problem cache's form ---------------------------------------------------------------------------------------
 
 _PLAIN, _KEYED = "in the form of ROCm 7.2 and older", "keyed by device"
-_BOTH_FORMS = "the problem caches are of both forms ({}): import that which this pool's toolchain reads"
 
 
 def _form_of(toolchain: str) -> str | None:
@@ -90,13 +75,17 @@ def _form_of(toolchain: str) -> str | None:
     return None if version == (2, 16) else _PLAIN if version < (2, 16) else _KEYED
 
 
-def _form(place: Place) -> str:
-    store, file = place
-    return "" if store is not Store.PROBLEM_CACHE else _KEYED if file else _PLAIN
+def _form(file: str) -> str:
+    return _KEYED if file else _PLAIN
 
 
 def _other_form(file: str, forms: set[str]) -> str:
-    mine = _form((Store.PROBLEM_CACHE, file))
+    mine = _form(file)
+    if not forms:
+        return (
+            f"it is {mine}, and whether this pool's toolchain reads that its version does not say (MIGraphX 2.16 was "
+            "that of development before and after the change): let a job tune there first, which shows it"
+        )
     return "" if mine in forms else f"it is {mine}, and this pool's toolchain reads what is {', '.join(sorted(forms))}"
 
 
@@ -106,18 +95,23 @@ _UNITS = re.compile(r"(?:_(?:no)?sramecc)?(?:_(?:no)?xnack)?(?:_(?P<decimal>\d+)
 """What follows the architecture in a name: features, and compute units, up to 64 in decimals, more in hexadecimals."""
 
 
-def _chosen(offered: Iterable[Place], arch: str, miopen: str) -> set[str]:
-    found = {_version(place, arch) for place in offered} - {""}
-    if miopen and found and miopen not in found:
-        told = ", ".join(sorted(found))
-        raise UsageError(f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}")
-    several = "the files are of several versions of MIOpen: choose one with --miopen, of {}"
-    return {miopen} if miopen else _the_one(found, several)
+def _chosen(offered: set[str], imported: set[str], miopen: str) -> set[str]:
+    told = ", ".join(sorted(offered))
+    if miopen:
+        if offered and miopen not in offered:
+            raise UsageError(f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}")
+        return {miopen}
+    if not imported and len(offered) > 1:
+        raise UsageError(
+            f"the files are of several versions of MIOpen: choose one with --miopen, of {told}",
+            hint="nothing was imported; a job that tunes in this pool shows which it has",
+        )
+    return imported or offered
 
 
-def _version(place: Place, arch: str) -> str:
-    named = miopen_name(place[1])
-    return named.version if named and _is_of(named, arch) else ""
+def _versions(places: Iterable[Place], arch: str) -> set[str]:
+    names = (miopen_name(file) for _, file in places)
+    return {named.version for named in names if named and named.version and _is_of(named, arch)}
 
 
 def _is_of(named: MIOpenName, arch: str) -> bool:
@@ -127,9 +121,9 @@ def _is_of(named: MIOpenName, arch: str) -> bool:
 def _other_miopen(file: str, versions: set[str]) -> str:
     named = miopen_name(file)
     version = named.version if named else ""
-    if version in versions:
-        return ""
-    return f"it is of MIOpen {version or 'without a version'}, not of {', '.join(sorted(versions))}"
+    if not version:
+        return "its name has no version of MIOpen"
+    return "" if version in versions else f"it is of MIOpen {version}, not of {', '.join(sorted(versions))}"
 
 
 def _other_miopen_device(place: Place, device: Device) -> str:

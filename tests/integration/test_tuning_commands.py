@@ -102,6 +102,18 @@ def test_what_was_measured_elsewhere_is_refused_by_name(tmp_path: Path, capsys: 
     assert "there is no nowhere" in capsys.readouterr().err
 
 
+def test_an_enforcement_s_database_takes_imports_once_it_is_there(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = own_folder(tmp_path / "own")
+    enforced = TuningDatabase(farm.artifacts, "main", *f"{QUICK}-enforce1".split("/"))
+    enforced.commit(delta(1))
+    assert "2 records fit" in said(["import", enforced.name, str(own)], capsys)
+    (tmp_path / "gfx942130.ufdb.txt").write_text(LINE)
+    assert main(["tuning", "import", enforced.name, "gfx942130.ufdb.txt"]) == 2
+    assert "refused gfx942130.ufdb.txt: its name has no version of MIOpen" in capsys.readouterr().err
+
+
 def test_of_several_versions_nothing_is_taken_until_one_is_chosen(
     database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +129,7 @@ def test_of_several_versions_nothing_is_taken_until_one_is_chosen(
     assert not database.exists()
     assert main(["tuning", "import", QUICK, str(own / older)]) == 0
     assert main(["tuning", "import", QUICK, str(own / FIND)]) == 2
+    assert main(["tuning", "import", QUICK, str(own / FIND), "--miopen", "HIP.3_5_1_4dddc24"]) == 0
     measured = Record(Store.FIND_DB, FIND, "k", "ConvA:1,0,a", Source("2026-11-20T00:00:00+00:00", "w", "job-1"))
     database.commit(Snapshot.of([measured]))
     assert main(["tuning", "import", QUICK, str(own / FIND)]) == 0
@@ -131,7 +144,7 @@ def test_a_problem_cache_of_the_other_form_is_refused(
 ) -> None:
     """A toolchain reads one form: records of the other would keep those of its own from being written.
 
-    Which one, MIGraphX's version says; 2.16 was the number both before and after the change, so the first decides.
+    Which one, MIGraphX's version says; 2.16 was the number both before and after the change, so a job has to show it.
     """
     pool = replace(GPU, toolchain=f"rocm7.9-migraphx{version}-1a2b3c4d")
     farm.store.workers.register(
@@ -143,16 +156,19 @@ def test_a_problem_cache_of_the_other_form_is_refused(
     (tmp_path / "new.json").write_text(json.dumps([[device, [[CONV, "v4:32"]]]]))
     if len(read) > 1:
         assert main(["tuning", "import", database.name, "old.json", "new.json"]) == 2
-        assert "the problem caches are of both forms" in capsys.readouterr().err
+        assert re.findall("refused (.*): it is .* let a job tune there first", capsys.readouterr().err) == read
         assert not database.exists()
+        key = json.dumps({**CONV, "problem": CONV["problem"] + "0"}, sort_keys=True, separators=(",", ":"))
+        source = Source("2026-11-20T00:00:00+00:00", "w3", "job-1", pool.toolchain)
+        database.commit(Snapshot.of([Record(Store.PROBLEM_CACHE, "", key, '"v4:16"', source)]))
     assert main(["tuning", "import", database.name, read[0]]) == 0
     other = next(name for name in ("new.json", "old.json") if name != read[0])
     assert main(["tuning", "import", database.name, other]) == 2
     assert f"refused {other}: it is " in capsys.readouterr().err
     database.restore(tmp_path / "restored")
-    assert json.loads((tmp_path / "restored" / "problem_cache.json").read_text()) == json.loads(
-        (tmp_path / read[0]).read_text()
-    )
+    restored = json.loads((tmp_path / "restored" / "problem_cache.json").read_text())
+    assert json.loads((tmp_path / read[0]).read_text())[0] in restored
+    assert len(restored) == len(read), "what the job tuned too"
 
 
 def test_ls_stats_merge_and_pictures(
