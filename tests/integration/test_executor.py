@@ -24,18 +24,21 @@ from farm.runner import actions, samples
 from farm.runner.protocol import Messages
 from farm.slots import ANYWHERE, Slot
 from farm.steps import measurements_of
+from farm.tuning.database import databases
 from tests.api_farm import MANIFEST, POOL, freeze_manifest
 
 
-def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE) -> Outcome:
-    """Submit one cell of a model with a batch, and run its first attempt."""
+def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE, *, tuning: str = "off", **tuned: int) -> Outcome:
+    """Submit one cell of a model with a batch, and run its first attempt; `tuned` is added to its spec's `tuning`."""
     text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
+    text += f"    tuning: {{mode: {tuning}}}\n"
     frozen = freeze_manifest(folder, text, batch="N")
     for path in frozen.files.values():
         farm.artifacts.put_blob_file(path)
     farm.builds.submit("main", frozen.submission, by="test")
     ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    claim.order["spec"]["tuning"] |= tuned
     attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key, slot=slot)
     return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 
@@ -49,6 +52,18 @@ def test_the_sidecar_says_on_which_axis_samples_stack_and_what_the_device_is(far
     sidecar: dict[str, Any] = json.loads(found.data)
     assert [(port["name"], port["shape"], port["batch_axis"]) for port in sidecar["inputs"]] == [("x", [2, 4], 0)]
     assert sidecar["device"] == {"arch": "cpu", "compute_units": None, **card}
+
+
+@pytest.mark.parametrize(("tuned", "mode"), [({}, "quick"), ({"miopen_find_enforce": 1}, "quick-enforce1")])
+def test_an_enforcement_tunes_into_a_database_of_its_own(
+    farm: Farm, tmp_path: Path, tuned: dict[str, int], mode: str
+) -> None:
+    """ONNX Runtime stands for MIGraphX, whose enforcement it does not know."""
+    outcome = run(farm, tmp_path, tuning="quick", **tuned)
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    (database,) = databases(farm.artifacts, ["main"])
+    assert (database.pool, database.mode) == (POOL.name, mode)
+    assert database.read().snapshot.log.total().sessions == 1
 
 
 @pytest.mark.parametrize("killed", [False, True])
