@@ -184,8 +184,11 @@ class FarmClient:
         if plan is None:
             try:
                 return self._create(frozen)
-            except InputsMissing as error:
-                missing = error.blobs
+            except UsageError as error:
+                # A farm older than this client refuses in the same way, and only its plan says what is missing.
+                missing = error.blobs if isinstance(error, InputsMissing) else self.plan(frozen)["missing_blobs"]
+                if not missing:
+                    raise
         else:
             missing = plan["missing_blobs"]
         self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)

@@ -99,7 +99,9 @@ def _chosen(offered: set[str], imported: set[str], miopen: str) -> set[str]:
     told = ", ".join(sorted(offered))
     if miopen:
         if offered and miopen not in offered:
-            raise UsageError(f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}")
+            raise UsageError(
+                f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}"
+            )
         return {miopen}
     if not imported and len(offered) > 1:
         raise UsageError(
