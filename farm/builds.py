@@ -212,7 +212,7 @@ class Builds:
                 "name": manifest.name,
                 "labels": {**manifest.labels, **submission.get("labels", {})},
                 "created_by": by,
-                "created_at": round(time.time(), 3),
+                "created_at": self._store.now(),
                 "cells": len(plan.cells),
                 "hits": sum(planned.state == "hit" for planned in plan.cells),
                 "max_parallel": manifest.max_parallel,
@@ -253,7 +253,7 @@ class Builds:
         text = manifest.data if manifest else b""
         if not self._is_accepted(namespace, retry["build_id"], text):
             document = self._plan_retry(namespace, build_id, retry)
-            document["build"] |= {"created_by": by, "created_at": round(time.time(), 3)}
+            document["build"] |= {"created_by": by, "created_at": self._store.now()}
             unfinished = document["build"]["cells"] - document["build"]["hits"]
             self._check_quotas(namespace, by, unfinished, max_cells)
             self._accept(document, text)
@@ -544,7 +544,7 @@ class Builds:
         marks = f"ns/{namespace}/open/{follower}", f"ns/{namespace}/builds/{follower}/report.json"
         if missing and not any(self._artifacts.get_object(mark) for mark in marks):
             manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
-            self._accept(plan_follow_up(planned, missing, time.time()), manifest.data if manifest else b"")
+            self._accept(plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b"")
             log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
 
     def _replace_slower(self, namespace: str, passed: Sequence[Document]) -> None:

@@ -67,7 +67,7 @@ def plan_follow_up(planned: Mapping[str, Any], cells: Sequence[Mapping[str, Any]
         **before,
         "id": follow_up_id(before["id"]),
         "follows": before["id"],
-        "created_at": round(now, 3),
+        "created_at": now,
         "cells": len(cells),
         "hits": 0,
         "fail_fast": False,

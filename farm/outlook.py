@@ -149,8 +149,8 @@ def outlook(
 def kept(promised: Mapping[str, Any], *, seconds: float | None, work: float) -> Kept | None:
     """Return how a build ended against its first outlook (one without `past`): after `seconds`, with so much work.
 
-    None where nothing was said of all of its cells, or nothing was done. The clocks that `seconds` lie between may be
-    of two machines, so a short build may seem to end before it began.
+    None where nothing was said of all of its cells, or nothing was done. A store that took over from another may have
+    another clock, so a short build may seem to end before it began.
     """
     if promised["unknown"] or not promised["slot_seconds"] or work <= 0:
         return None

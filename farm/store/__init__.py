@@ -67,6 +67,11 @@ class Store:
         """Host and port of the server, for messages."""
         return self._link.address
 
+    def now(self) -> float:
+        """Return the server's time (Unix seconds), by which all that is recorded here is told."""
+        seconds, microseconds = self._link.ask("TIME")
+        return round(int(seconds) + int(microseconds) / 1e6, 3)
+
     def check(self) -> None:
         """Refuse a server that would lose work: raises FarmFault that says what to set.
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from farm.client import FarmClient, Frozen, freeze, new_build_id
 from farm.comparison import Comparison
 from farm.control import retention
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
+from farm.estimate import comparable
 from farm.jobs.attempt import Attempt, Limits
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import cut_short, keys_of
@@ -82,6 +84,32 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
     farm.builds.resume()
     farm.builds.finish(build["id"])
     assert set(states(farm, build["id"]).values()) == {"succeeded"}
+
+
+def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour ahead of the store's, by which a build ends; what its outlook was worth is told by one clock."""
+    specs: list[dict[str, Any]] = []
+
+    def noted(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        specs.append(order["spec"])
+        return succeed(farm)(job_id, order, key)
+
+    submit(farm, freeze_manifest(tmp_path, MANIFEST))
+    work(farm, noted)
+    for spec in specs:
+        done = {"like": comparable(spec), "model": spec["model"]["digest"][:12], "size": 100}
+        compiled = {"key": "k", "created": "2026-11-21T00:00:00+00:00", "seconds": 1.0, "work": done}
+        farm.store.history.remember("main", [compiled])
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + "    salt: anew\n"))
+    work(farm)
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["state"] == "reported"
+    (kept,) = farm.store.history.builds("main")
+    assert kept.time is not None
+    assert kept.time < 1.28, "it took less than a second, not an hour"
 
 
 def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, frozen: Frozen) -> None:
