@@ -367,9 +367,9 @@ class Worker:
         """End its process, where it has not ended, and its registration."""
         if self._process:
             self._process.kill()
-            self._give_up("was stopped before the attempt had ended")
         try:
-            self._store.workers.leave(self._id)
+            for job in self._store.workers.leave(self._id):
+                log.warning("attempt given back as its worker stopped", job=job, worker=self._id)
         except StoreUnavailable as error:
             log.info("registration is left to expire", error=error.message)
 

@@ -77,9 +77,12 @@ class Workers:
         """Let a fenced node back, as the operator wants it; False where it was not fenced."""
         return bool(self._link.run("unfence", node=node))
 
-    def leave(self, worker_id: str) -> None:
-        """Forget a worker that stopped."""
-        self._link.run("leave", worker=worker_id)
+    def leave(self, worker_id: str) -> Names:
+        """Forget a worker that stopped; give back, uncharged, what it still ran, and return those jobs.
+
+        To be called when nothing of it runs any more.
+        """
+        return list(self._link.run("leave", worker=worker_id))
 
     def drain(self, worker_id: str) -> bool:
         """Ask a worker to finish what it runs and stop; it hears at its next heartbeat. False where there is none."""

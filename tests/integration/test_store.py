@@ -341,6 +341,56 @@ def test_a_worker_whose_process_died_loses_its_attempts_at_once(store: Store) ->
     assert store.jobs.claim(again, number, nonce="x", worker="w1", node="n1").answer == "elsewhere"
 
 
+def test_a_job_that_kills_workers_brings_no_other_into_quarantine(store: Store) -> None:
+    """Two were lost together twice, so either may be it: no worker gets both, and the third loss is that of one."""
+    for number in range(1, 5):
+        join_pool(store, f"w{number}", node=f"n{number}", slots=2)
+    build_id = submit(store, new_cell(), new_cell())
+    jobs = {cell["job"] for cell in store.builds.cells(build_id)}
+    handed: list[tuple[str, int]] = []
+
+    def both_are_handed_out() -> bool:
+        store.jobs.promote()
+        handed.extend(store.jobs.hand_out(POOL.name, 1))
+        return len(handed) == 2
+
+    def claim(job_id: str, worker: int) -> str:
+        number = store.jobs.get(job_id)["attempt"]
+        return store.jobs.claim(
+            job_id, number, nonce=f"{job_id}{number}", worker=f"w{worker}", node=f"n{worker}"
+        ).answer
+
+    for worker in (1, 2):
+        wait_until(both_are_handed_out)
+        assert {claim(job_id, worker) for job_id in jobs} == {"run"}
+        assert {*store.workers.died(f"w{worker}", "died")} == jobs
+        handed.clear()
+    wait_until(both_are_handed_out)
+    killer, other = (job_id for job_id, _ in handed)
+    assert (claim(killer, 3), claim(other, 3)) == ("run", "elsewhere")
+    assert store.workers.died("w3", "died") == [killer]
+    assert store.jobs.get(killer)["quarantined"]
+    handed.pop()
+    wait_until(both_are_handed_out)
+    assert claim(other, 3) == "run"
+
+
+def test_what_a_worker_ran_when_it_was_stopped_is_given_back(store: Store) -> None:
+    join_pool(store, slots=2)
+    wanted, unwanted = submit(store, new_cell()), submit(store, new_cell())
+    handed = store.jobs.hand_out(POOL.name, 1)
+    for job_id, number in handed:
+        store.jobs.claim(job_id, number, nonce=job_id, worker="w1", node="n1")
+    store.builds.cancel(unwanted)
+    assert {*store.workers.leave("w1")} == {job_id for job_id, _ in handed}
+    assert store.workers.leave("w1") == [], "it may be told again"
+    assert store.workers.list() == []
+    assert states(store, wanted) + states(store, unwanted) == ["queued", "cancelled"]
+    job = store.jobs.get(store.builds.cells(wanted)[0]["job"])
+    assert [attempt["end"] for attempt in job["attempts"]] == ["released"]
+    assert (job["charged"], job["attempt"]) == (0, 2)
+
+
 def test_a_server_clock_that_was_set_back_keeps_no_job_for_longer_than_two_leases(store: Store) -> None:
     """As it is found after that: marks of an hour that is yet to come."""
     join_pool(store)

@@ -214,6 +214,19 @@ def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, report
     store.builds.cancel(build_id)
 
 
+def test_a_worker_that_is_stopped_before_it_can_give_back_costs_no_attempt(
+    store: Store, reports: Reports, redis_url: str
+) -> None:
+    with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
+        build_id = submit(store, new_cell(script=[{"do": "hang"}]))
+        wait_until_running(store, build_id)
+        os.kill(worker.celery(), signal.SIGSTOP)
+        wait_until(lambda: worker.supervisor.terminate() or worker.supervisor.poll() is not None, message="it stopped")
+    assert attempts(store, build_id) == [("released", "n1")]
+    assert store.jobs.get(the_cell(store, build_id)["job"])["charged"] == 0
+    store.builds.cancel(build_id)
+
+
 def test_an_operator_drains_a_worker(store: Store, worker: Worker) -> None:
     assert store.workers.drain(store.workers.list()[0]["id"])
     assert worker.supervisor.wait(60) == 0

@@ -5,6 +5,8 @@
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
 local AGAIN = 250       -- how long a job waits after it met a node that must not have it: that is often the one with a free slot
+local LOSSES = 3        -- so many workers that were lost with a job quarantine it; one less, and no worker has two such jobs
+local APART = 5000      -- how long such a job waits at most until it is offered again
 local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
 local COUNTS = 86400000 -- how long each of them counts
 local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
@@ -352,7 +354,7 @@ local function charge(job, cells, kind, outcome)
   if job.cancelling or not any_live(cells) then
     end_job(job, cells, "cancelled", outcome)
   elseif job.charged >= (ATTEMPTS[kind] or 1) then
-    if job.losses >= 3 then
+    if job.losses >= LOSSES then
       call("HSET", key("job", job.id), "quarantined", "1")
       local document = cjson.decode(outcome)
       document.message = document.message .. "; three workers were lost with this job, so it is in quarantine: `farm reproduce "
@@ -373,6 +375,15 @@ local function lose(job, why)
   local outcome = cjson.encode({["end"] = "lost", kind = "worker_lost", message = message})
   end_attempt(job, "lost", outcome)
   charge(job, cells_of(job), "worker_lost", outcome)
+end
+
+-- The jobs whose attempts a worker runs.
+local function running_of(worker)
+  local found = {}
+  for _, id in ipairs(call("ZRANGE", key("leases"), 0, -1)) do
+    if call("HGET", key("job", id), "worker") == worker then found[#found + 1] = read(id) end
+  end
+  return found
 end
 
 -- Why a worker on a node takes no jobs for now, or "".

@@ -4,7 +4,8 @@
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests; or the job is paused)
+--   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests; the worker
+--   runs another that may be what kills workers; or the job is paused)
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
@@ -16,6 +17,12 @@ local function paused(job, cells)
     if cell.live and call("HGET", key("build", cell.build), "paused") ~= "1" then return false end
   end
   return any_live(cells)
+end
+
+-- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it time
+-- for others.
+local function refusal(job, most)
+  return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), most)
 end
 
 local function run()
@@ -46,10 +53,17 @@ if excluded[node] and excluded[node] > NOW then
   local _, nodes = live_slots(job.pool)
   for other in pairs(nodes) do
     if not (excluded[other] and excluded[other] > NOW) then
-      -- Twice as long with each time, so that the jobs which this node must not have leave it time for others.
-      local times = call("HINCRBY", key("job", id), "refused", 1)
-      put_back(job, cells, math.min(AGAIN * 2 ^ (times - 1), excluded[node] - NOW))
+      put_back(job, cells, refusal(job, excluded[node] - NOW))
       wake(job.pool)  -- Less urgent ones that were started before may have waited for this one to leave the broker.
+      return {"elsewhere"}
+    end
+  end
+end
+if tonumber(job.losses) >= LOSSES - 1 then
+  for _, other in ipairs(running_of(worker)) do
+    if tonumber(other.losses) >= LOSSES - 1 then
+      -- Either of them may be what kills workers. Apart, the next loss says which.
+      put_back(job, cells, refusal(job, APART))
       return {"elsewhere"}
     end
   end

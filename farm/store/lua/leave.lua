@@ -1,10 +1,17 @@
--- A worker is gone for good.
--- keys: worker:<worker>, workers, pool:<pool>:workers
+-- A worker is gone for good. What it could not end, nor give back itself, is given back: it was stopped, so none is charged.
+-- keys: worker:<worker>, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…, build:…, wake:…
 -- arguments: worker
--- answer: 1 when it was there, else 0
+-- answer: ids of the jobs that were given back
+local back = {}
+for _, job in ipairs(running_of(worker)) do
+  local message = "worker " .. worker .. " on node " .. job.node .. " was stopped before the attempt had ended"
+  local cells, outcome = cells_of(job), cjson.encode({["end"] = "released", message = message})
+  end_attempt(job, "released", outcome)
+  if job.cancelling then end_job(job, cells, "cancelled", outcome) else requeue(job, cells, 0) end
+  back[#back + 1] = job.id
+end
 local pools = call("HGET", key("worker", worker), "pools")
 call("ZREM", key("workers"), worker)
-if not pools then return 0 end
-for _, pool in ipairs(cjson.decode(pools)) do call("ZREM", key("pool", pool, "workers"), worker) end
+for _, pool in ipairs(cjson.decode(pools or "[]")) do call("ZREM", key("pool", pool, "workers"), worker) end
 call("DEL", key("worker", worker))
-return 1
+return back

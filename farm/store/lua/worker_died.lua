@@ -4,10 +4,8 @@
 --   why: how it died, as a sentence goes on that begins with the worker
 -- answer: ids of the jobs whose attempts were lost
 local lost = {}
-for _, id in ipairs(call("ZRANGE", key("leases"), 0, -1)) do
-  if call("HGET", key("job", id), "worker") == worker then
-    lose(read(id), why)
-    lost[#lost + 1] = id
-  end
+for _, job in ipairs(running_of(worker)) do
+  lose(job, why)
+  lost[#lost + 1] = job.id
 end
 return lost
