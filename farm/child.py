@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.cgroups import limited
+from farm.jobs.state import Phase
 
 RUNNER = Path(__file__).parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
@@ -35,6 +36,9 @@ _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
 _LONGEST_MESSAGE = 64 << 20
 """Bytes of one message; more than any compiler has to say, and little enough for a worker to hold."""
+_PHASES = frozenset(Phase)
+_LONGEST_DETAIL = 1 << 16
+"""Characters with which a child says how far it is; the store keeps the last of them."""
 _PATIENCE = 10.0
 """Seconds that the guard gets to kill and reap what it watches."""
 _MARK = "FARM_CHILD"
@@ -297,17 +301,18 @@ class _Run:
             *lines, rest = buffer.split(b"\n")
             buffer[:] = rest
             for line in lines:
-                self.hear(line)
+                self.hear(key.fd, line)
 
-    def hear(self, line: bytearray) -> None:
+    def hear(self, pipe: int, line: bytearray) -> None:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
             self.nonsense = True
         else:
-            self.message(message)
+            # The child does not hold the guard's pipe, so it cannot say how it ended, or what it uses.
+            self.guard_says(message) if pipe == self.words else self.child_says(message)
 
-    def message(self, message: Any) -> None:
+    def guard_says(self, message: Any) -> None:
         match message:
             case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
                 self.memory = max(self.memory, memory)
@@ -318,15 +323,22 @@ class _Run:
                     self.moved, self.cpu = time.monotonic(), cpu
             case {"ended": dict(ended)}:
                 self.ended = ended
+
+    def child_says(self, message: Any) -> None:
+        match message:
             case {"result": dict(result)}:
                 self.result = result
-            case {"error": dict(error)}:
+            case {"error": {"kind": str(), "message": str(), "detail": str()} as error}:
                 self.error = error
-            case {"phase": str(phase)}:
+            case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
+                phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
+            ):
                 self.moved = time.monotonic()
                 self.enter(phase)
                 if self.on_message:
                     self.on_message(message)
+            case _:
+                self.nonsense = True
 
     def enter(self, phase: str) -> None:
         now = time.monotonic()

@@ -78,6 +78,23 @@ _MESSAGES = (
     *_DYING_WORDS,
 )
 
+_STATED = frozenset(
+    {
+        FailureKind.BAD_MODEL,
+        FailureKind.UNSUPPORTED_OPERATOR,
+        FailureKind.BAD_CALIBRATION,
+        FailureKind.NOTHING_QUANTIZED,
+        FailureKind.COMPILER_ERROR,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.TOOLCHAIN_MISMATCH,
+        FailureKind.INTERNAL,
+    }
+)
+"""Kinds that a child may state. Of the others it cannot know: limits, the node, the farm, gates."""
+
+_LONGEST_TEXT = 4000
+"""Characters of a child's own words that are kept in the store and in reports; its log has all of them."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -115,14 +132,13 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
 
 
 def _from_error(error: Mapping[str, str], detail: str) -> Failure:
-    message = error.get("message") or "the compiler failed without a message"
-    detail = error.get("detail") or detail
-    stated = error.get("kind", "")
-    if stated in ("", FailureKind.INTERNAL):
-        found = _recognise(_MESSAGES, f"{message}\n{detail}")
-        if found:
-            return Failure(found.kind, found.message or message, detail)
-    return Failure(FailureKind(stated or FailureKind.COMPILER_ERROR), message, detail)
+    message = error["message"] or "the compiler failed without a message"
+    detail = error["detail"] or detail
+    stated = error["kind"]
+    kind = FailureKind(stated) if stated in _STATED else FailureKind.COMPILER_ERROR
+    if stated in ("", FailureKind.INTERNAL) and (found := _recognise(_MESSAGES, f"{message}\n{detail}")):
+        kind, message = found.kind, found.message or message
+    return Failure(kind, message[:_LONGEST_TEXT], detail[:_LONGEST_TEXT])
 
 
 def _from_death(end: ChildEnd, detail: str) -> Failure:

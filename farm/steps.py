@@ -183,7 +183,7 @@ class Children:
         raise StepEnded(classify(end))
 
     def _told(self, message: Mapping[str, Any]) -> None:
-        self.on_phase(Phase(message["phase"]), message.get("progress"), message.get("detail") or "")
+        self.on_phase(Phase(message["phase"]), message["progress"], message["detail"])
 
 
 class Steps:

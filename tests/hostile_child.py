@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -120,8 +121,19 @@ def do_flood(request, messages):
 
 
 def do_babble(request, messages):
-    """What is no message, on the pipe to the worker: text, JSON that is nested too deep, or one line without an end."""
-    line = {"text": b"hello\n", "deep": b"[" * 100_000 + b"\n", "endless": b"x" * (1 << 20)}[request["what"]]
+    """What is no message, on the pipe to the worker: no JSON, one line without an end, or what only others may say."""
+    phase = {"phase": "compiling", "progress": None, "detail": ""}
+    line = {
+        "text": b"hello\n",
+        "deep": b"[" * 100_000 + b"\n",
+        "endless": b"x" * (1 << 20),
+        "phase": json.dumps({**phase, "phase": "dancing"}).encode() + b"\n",
+        "progress": json.dumps({**phase, "progress": "half"}).encode() + b"\n",
+        "no number": json.dumps({**phase, "progress": float("nan")}).encode() + b"\n",
+        "novel": json.dumps({**phase, "detail": "x" * 100_000}).encode() + b"\n",
+        "error": b'{"error": {"kind": ["bad_model"], "message": 5}}\n',
+        "guard": b'{"ended": {}}\n',
+    }[request["what"]]
     while request["what"] == "endless":
         os.write(messages.descriptor, line)
     while line:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from farm import cgroups
-from farm.child import ChildEnd, EndedBy, Limits, Seal, run_child
+from farm.child import NO_LIMITS, ChildEnd, EndedBy, Limits, Seal, run_child
 from farm.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
@@ -210,13 +210,25 @@ def test_log_limit(hostile: Run) -> None:
     assert "more than 1 MiB of log" in failure.message
 
 
-@pytest.mark.parametrize("what", ["text", "deep", "endless"])
+@pytest.mark.parametrize(
+    "what", ["text", "deep", "endless", "phase", "progress", "no number", "novel", "error", "guard"]
+)
 def test_nonsense(hostile: Run, what: str) -> None:
     """A child cannot break or fill the worker by what it writes to its pipe; it is the compiler's fault, at once."""
     failure = classify(hostile("babble", what=what))
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_ERROR
     assert "it told the worker what is no message" in failure.message
+
+
+@pytest.mark.parametrize("kind", ["worker_lost", "accuracy", "gpu_fault", "no kind"])
+def test_a_child_states_no_kind_that_only_others_know(kind: str) -> None:
+    """A compiler that blames the farm, the node or a gate has failed itself; a novel is cut."""
+    error = {"kind": kind, "message": "m" * 100_000, "detail": "d" * 100_000}
+    failure = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, error=error))
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert len(failure.message) + len(failure.detail) < 10_000
 
 
 def test_cancel(hostile: Run, tmp_path: Path) -> None:
