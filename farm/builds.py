@@ -35,7 +35,7 @@ from farm.estimate import comparable
 from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.job_views import Jobs
 from farm.jobs.attempt import Attempt
-from farm.jobs.state import State
+from farm.jobs.state import AttemptEnd, State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
@@ -626,7 +626,7 @@ class Builds:
         return document
 
     def _waiting(self, cell: Mapping[str, Any]) -> str:
-        """Say in one sentence why a queued cell waits."""
+        """Say in one sentence why a queued cell waits, and how its last attempt ended, if there was one."""
         facts = self._store.jobs.explain(cell["job"]) if cell["job"] else None
         if facts is None:
             return "the farm is taking the build in"
@@ -641,7 +641,18 @@ class Builds:
             (facts["handed_out"], "handed out; the next free slot takes it"),
             (True, f"{ahead} job{'s' * (ahead != 1)} ahead for {slots} slot{'s' * (slots != 1)} of {pool}"),
         ]
-        return next(reason for holds, reason in reasons if holds)
+        return next(reason for holds, reason in reasons if holds) + _after(facts["before"])
+
+
+def _after(attempt: Mapping[str, Any] | None) -> str:
+    """Say how the attempt before this one ended, as a sentence goes on."""
+    if attempt is None:
+        return ""
+    how = {
+        AttemptEnd.FAILED: f"failed: {attempt['kind']}: {attempt['message']}",
+        AttemptEnd.RELEASED: f"was given back by {attempt['worker']}, which stops",
+    }.get(attempt["end"], f"was lost: {attempt['message'] or attempt['worker']}")
+    return f"; attempt {attempt['number']} {how}"
 
 
 def _passed(cell: Mapping[str, Any]) -> bool:

@@ -201,7 +201,8 @@ class Jobs:
 
         `{"pool", "live_workers", "slots" (of those that take jobs), "resting" (why none of them does, or None),
         "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded" (node to Unix seconds), "bounded_by"
-        (build at its max_parallel, or None), "paused" (the pool, or the build, that rests, or None)}`.
+        (build at its max_parallel, or None), "paused" (the pool, or the build, that rests, or None), "before" (the
+        attempt that ended last, or None)}`.
         """
         job = self.get(job_id)
         if job is None:
@@ -242,6 +243,7 @@ class Jobs:
             "excluded": {node: until / 1000 for node, until in json.loads(excluded or "{}").items()},
             "bounded_by": self._bounded_by(job),
             "paused": self._paused(job),
+            "before": job["attempts"][-1] if job["attempts"] else None,
         }
 
     def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str], handed: int) -> int:

@@ -409,6 +409,28 @@ def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
         farm.builds.pause("main", build["id"], paused=True)
 
 
+def test_what_is_queued_again_says_how_its_last_attempt_ended(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    (handed, *_) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(*handed, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(handed[0], claim.token, Outcome.released())
+    again = next(one for one in farm.store.jobs.hand_out(POOL.name, 1) if one[0] == handed[0])
+    assert farm.store.jobs.claim(*again, nonce="n", worker="w1", node="n1").answer == "run"
+
+    def waiting() -> str:
+        cells = farm.builds.report("main", build["id"])["cells"]
+        return str(next(cell["waiting"] for cell in cells if cell["job"] == handed[0]))
+
+    assert waiting() == ""
+    farm.store.workers.died("w1", "died (exit status -9)")
+    assert waiting().endswith("; attempt 2 was lost: worker w1 on node n1 died (exit status -9)")
+    third = next(one for one in farm.store.jobs.hand_out(POOL.name, 2) if one[0] == handed[0])
+    claim = farm.store.jobs.claim(*third, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(handed[0], claim.token, Outcome.failure(FailureKind.STORAGE, "no answer"))
+    assert "tries again in" in waiting()
+    assert waiting().endswith("; attempt 3 failed: storage: no answer")
+
+
 BACKGROUND = """\
 version: 1
 name: demo
