@@ -102,10 +102,14 @@ def _workers(settings: Settings) -> Check:
         return Check("workers", "absent", "no api to ask")
     with FarmClient.from_settings(settings) as client:
         workers = client.workers()
-    idle = {worker["node"]: worker["fenced"] or worker["resting"] for worker in workers}
-    if reasons := [f"node {node} takes no jobs: {reason}" for node, reason in idle.items() if reason]:
-        return Check("workers", "broken", "; ".join(reasons), "look at the node; `farm unfence NODE` lets it back")
-    return Check("workers", "ok", f"{len(workers)} live, on {plural(len(idle), 'node')}")
+    if not workers:
+        return Check("workers", "absent", "none is live: jobs wait", "start `farm worker` on a node")
+    idle = {(worker["node"], reason) for worker in workers if (reason := worker["fenced"] or worker["resting"])}
+    if idle:
+        found = "; ".join(f"node {node} takes no jobs: {reason}" for node, reason in sorted(idle))
+        return Check("workers", "broken", found, "look at the node; `farm unfence NODE` lets it back")
+    nodes = {worker["node"] for worker in workers}
+    return Check("workers", "ok", f"{len(workers)} live, on {plural(len(nodes), 'node')}")
 
 
 def _redis(settings: Settings) -> Check:

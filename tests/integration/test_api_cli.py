@@ -20,6 +20,7 @@ from farm.app import Farm
 from farm.artifacts import blob_key
 from farm.cli import main
 from farm.jobs.state import FailureKind, Outcome
+from farm.nodes import Findings
 from farm.settings import Settings
 from tests.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
 from tests.helpers import wait_until
@@ -231,6 +232,27 @@ def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pyte
     assert f"1 inputs of build {build_id} are gone" in err
     assert "submit the manifest again" in err
     assert len(farm.builds.list("main")) == 1
+
+
+def test_doctor_says_which_workers_the_farm_has(
+    farm: Farm, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that rests is named, also where another of its node works; none at all is no fault, but nothing is done."""
+    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings())
+
+    def found() -> tuple[str, str]:
+        main(["doctor", "--json"])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        return checks["workers"]["state"], checks["workers"]["found"]
+
+    assert found() == ("ok", "1 live, on 1 node")
+    farm.store.workers.register(
+        {"id": "w0", "node": "n1", "slots": 1, "pools": []}, ttl=60.0, resting="its disk is full"
+    )
+    assert found() == ("broken", "node n1 takes no jobs: its disk is full")
+    for worker in ("w0", "w1"):
+        farm.store.workers.leave(worker)
+    assert found() == ("absent", "none is live: jobs wait")
 
 
 def test_ctrl_c_detaches_and_says_how_to_return(
