@@ -47,7 +47,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NOTHING_MATCHED: "nothing matched",
     ExitCode.NOT_ALLOWED: "this token may not do that",
     ExitCode.FARM_FAULT: "some cell ended by the farm's fault; trying again helps",
-    ExitCode.INTERRUPTED: "interrupted or detached; the build goes on",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the build goes on",
     ExitCode.ARTIFACT_GONE: "the artifact was there once, and is gone or damaged",
 }
 

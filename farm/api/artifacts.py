@@ -46,9 +46,9 @@ def ref(tag: Tag, caller: Reader, farm: FarmDep) -> schemas.Document:
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
     if found is None:
-        raise NotFound(
-            f"no ref {tag} in namespace {caller.namespace}", hint="`latest` is there after the first build that passed"
-        )
+        first = "`latest` is there after the first build that passed"
+        hint = first if tag == "latest" else "`farm ls refs` lists them"
+        raise NotFound(f"no ref {tag} in namespace {caller.namespace}", hint=hint)
     return {**_told(found), **refs.snapshot(found.snapshot)}
 
 
