@@ -48,6 +48,11 @@ LATEST = 1.3
 the longer it will.
 """
 
+FARTHEST = math.log(1000)
+"""No compile is imagined to take more than a thousand times its median, or less than a thousandth: what ended far off
+in a narrow range says little of one whose range is wide.
+"""
+
 _NORMAL = NormalDist()
 _REACH = _NORMAL.inv_cdf(0.9)
 
@@ -82,13 +87,16 @@ class _Compile:
         """
         late = (math.log(self.elapsed) - self.middle) / self.deviation
         if error > late:
-            return math.exp(self.middle + self.deviation * error) - self.elapsed
+            return max(0.0, math.exp(self.middle + self._off(error)) - self.elapsed)
         below = _NORMAL.cdf(late)  # 0 far down, where the build's other cells took half as long as their ranges said.
         within = _NORMAL.cdf(error) / below if below else 0.5
         late = min(late, LATEST)
         before = _NORMAL.cdf(late)
         later = _NORMAL.inv_cdf(max(1e-9, min(before + within * (1 - before), 1 - 1e-9))) - late
-        return self.elapsed * math.expm1(self.deviation * max(0.0, later))
+        return self.elapsed * math.expm1(self._off(max(0.0, later)))
+
+    def _off(self, error: float) -> float:
+        return max(-FARTHEST, min(FARTHEST, self.deviation * error))
 
 
 def outlook(
@@ -230,7 +238,8 @@ def _imagine(
     errors += np.array([[common.inv_cdf(share)] for share in shares])
     of_models = chance.normal([one.mean for one in its], [one.stdev for one in its], (count, len(its)))
     errors += of_models[:, [models[each.model] for each in compiles]]
-    lengths = np.exp([each.middle for each in compiles] + np.array([each.deviation for each in compiles]) * errors)
+    off = np.clip(np.array([each.deviation for each in compiles]) * errors, -FARTHEST, FARTHEST)
+    lengths = np.exp([each.middle for each in compiles] + off)
     for place, each in enumerate(takewhile(lambda each: each.elapsed, compiles)):
         lengths[:, place] = [each.left(error) for error in errors[:, place].tolist()]
     # Of jobs of other builds, half of the draws have as many as take turns, and the others fewer: they may rank behind.

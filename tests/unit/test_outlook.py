@@ -76,6 +76,14 @@ def test_a_build_far_faster_than_its_ranges_still_has_an_outlook(age: float) -> 
     assert 0 < eta["low"] < eta["expected"] < eta["high"] < 20
 
 
+def test_what_ended_far_outside_a_narrow_range_says_little_of_a_wide_one() -> None:
+    narrow = {"low": 9.9, "expected": 10.0, "high": 10.1}
+    ended = [cell(1.0, estimate=narrow, state="succeeded", elapsed=elapsed) for elapsed in (0.1, 1000.0)]
+    wide = {"low": 0.1, "expected": 10.0, "high": 1000.0}
+    for each in ended:
+        assert outlook([each, cell(1.0, estimate=wide)], [pool(1)])["eta"]["high"] < 1e6
+
+
 def test_a_compile_of_no_time_has_an_outlook() -> None:
     assert outlook([cell(1.0, estimate={"low": 0.0, "expected": 0.0, "high": 0.0})], [pool(1)])["eta"]
 
