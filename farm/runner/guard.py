@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from .protocol import Failure, Messages, Request, Result, first_line
 from .seal import seal
@@ -164,6 +165,7 @@ class _Guard:
                     self.words.send({"usage": usage})
         self.look_for_kernels_kill()
         self.kill_all()
+        self.remove_group()
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.words.send(
@@ -204,6 +206,12 @@ class _Guard:
         if self.events and not self.killed and _oom_kills(self.events):
             self.killed = "memory"
             self.peak = max(self.peak, self.memory_limit)
+
+    def remove_group(self) -> None:
+        """Remove the control group, which nobody else would where the worker was killed."""
+        if self.events:
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self.events))  # noqa: PTH106, PTH120
 
     def reap(self) -> bool:
         """Take the exit status of all that has ended; return whether any child is left."""

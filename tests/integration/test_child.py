@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -291,9 +292,13 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     wait_until(pids.exists)
+    (request,) = tmp_path.glob("child-*/request.json")
+    group = json.loads(request.read_text())["group"]
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     wait_until(lambda: not left_of(pids))
+    assert bool(group) == bool(cgroups.find().version)
+    wait_until(lambda: not group or not Path(group["join"]).parent.exists(), message="its control group is gone")
 
 
 def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
