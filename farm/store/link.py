@@ -54,8 +54,8 @@ _REFUSING = {
 }
 """What to do about errors for which redis-py has a class."""
 
-_PLACE = re.compile(r"\.? script: \S+, on @.*| script: on @\S*")
-"""Where in a script it was refused: nobody's turn."""
+_PLACE = re.compile(r"^Command # .* of pipeline caused error: |\.? script: \S+, on @.*| script: on @\S*", re.DOTALL)
+"""Where it was refused, in a script or among the commands of one go: nobody's turn."""
 
 T = TypeVar("T")
 
@@ -172,8 +172,8 @@ class Link:
                 hint="start it, or set FARM_REDIS_URL to where it is",
             ) from error
         except ResponseError as error:
-            hint = _REFUSING.get(type(error)) or _REFUSALS.get(str(error).partition(" ")[0])
+            why = _PLACE.sub("", str(error))
+            hint = _REFUSING.get(type(error)) or _REFUSALS.get(why.partition(" ")[0])
             if hint is None:
                 raise
-            why = _PLACE.sub("", str(error))
             raise StoreUnavailable(f"Redis at {self.address} refuses: {why}", hint=hint) from error

@@ -361,6 +361,16 @@ def test_a_full_server_is_unavailable_and_loses_nothing(store: Store, raw: redis
     assert store.builds.get(build_id)["state"] == "ended"
 
 
+def test_a_server_that_refuses_commands_sent_in_one_go_is_unavailable_too(store: Store, raw: redis.Redis) -> None:
+    raw.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="refuses: NOREPLICAS") as refused:
+            store.history.remember("main", [worked("a" * 64, 12.25)])
+    finally:
+        raw.config_set("min-replicas-to-write", 0)
+    assert "ZADD" not in refused.value.message
+
+
 # --- durations ----------------------------------------------------------------------------------------------------
 
 
