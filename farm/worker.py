@@ -415,6 +415,7 @@ class Worker:
                 self._restart(process)
         elif self._reaches_store:
             log.info("taking jobs again", worker=self._id)
+            process.kill()
             self.start()
 
     def _restart(self, process: Process) -> None:

@@ -21,7 +21,7 @@ from farm.settings import Settings, load_settings
 from farm.slots import ANYWHERE, Kind
 from farm.store import Store
 from tests.helpers import wait_until
-from tests.jobs import POOL, control_plane, join_pool, new_cell, running_worker, submit, take
+from tests.jobs import POOL, alive, control_plane, join_pool, new_cell, running_worker, submit, take
 
 GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
 
@@ -356,7 +356,7 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
     settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
     filler = small_disk / "filler"
     filler.write_bytes(bytes(12 << 20))
-    with control_plane(farm_settings, store) as reports, running_worker(settings, store):
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store) as worker:
         wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
         build = submit(store, new_cell())
         job = store.builds.cells(build)[0]["job"]
@@ -364,6 +364,13 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
         filler.unlink()
         assert reports.wait(build)["counts"]["succeeded"] == 1
         assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"
+        before = worker.celery()
+        filler.write_bytes(bytes(12 << 20))
+        wait_until(lambda: not alive(before), message="the process that took jobs ended")
+        filler.unlink()
+        reports.wait(submit(store, new_cell()))
+        held = [str(entry.readlink()) for entry in Path(f"/proc/{worker.supervisor.pid}/fd").iterdir()]
+        assert held.count("anon_inode:[pidfd]") == 1, "it let go of the process that ended"
 
 
 def test_a_worker_that_starts_on_a_full_disk_rests_and_is_not_fenced(
