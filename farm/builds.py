@@ -323,9 +323,10 @@ class Builds:
             under_way = live.get(caller, 0) if caller else sum(live.values())
             if quota and under_way + cells > quota:
                 whose = f"the token {caller}" if caller else f"the namespace {namespace}"
+                less = "wait until some have ended, cancel a build" if cells <= quota else "submit fewer cells at once"
                 raise QuotaExceeded(
                     f"{whose} may have {quota} unfinished cells; {under_way} are under way, this build has {cells}",
-                    hint="wait until some have ended, cancel a build, or ask the operator for more",
+                    hint=f"{less}, or ask the operator for more",
                 )
 
     def _create(self, document: Document) -> None:

@@ -128,11 +128,14 @@ class FarmClient:
         url: str,
         token: str = "",
         *,
-        namespace: str = "main",
+        namespace: str = "",
         timeout: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Connect to the farm at `url`; `timeout` is in seconds and for each answer, not for a whole build."""
+        """Connect to the farm at `url`; `timeout` is in seconds and for each answer, not for a whole build.
+
+        Without a `namespace` it is that of the token, for the administrator's `main`.
+        """
         self._transport = Transport(url, token, namespace=namespace, timeout=timeout, transport=transport)
         self.url = self._transport.url
 
@@ -150,7 +153,7 @@ class FarmClient:
                     f"no farm: api_url is not set, and none runs in {settings.data_dir}",
                     hint="set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`",
                 )
-            url, token = running
+            url, token = running[0], token or running[1]
         return cls(url, token, namespace=settings.namespace, **options)
 
     def __enter__(self) -> Self:

@@ -395,7 +395,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
             steps.reference(model, samples, reference)
         with watch(gpu) as usage:
             record = _compiled(steps, model, calibration, samples, reference)
-        sidecar = {**record, "key": cell.key, "namespace": settings.namespace}
+        sidecar = {**record, "key": cell.key, "namespace": settings.namespace or "main"}
         sidecar["blobs"] = {"program": {"path": steps.program.name}}
         free = Children(work, settings, UNLIMITED, on_phase, cancelled, slot)
         before = _before(order, model, sidecar, steps.program, free)

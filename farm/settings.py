@@ -36,7 +36,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path
-    namespace: str = Field(pattern=NAMESPACE)
+    namespace: str = Field(pattern=rf"^$|{NAMESPACE}")
     api_url: str
     api_token: SecretStr
     redis_url: SecretStr

@@ -43,7 +43,9 @@ class Transport:
         self.url = url.rstrip("/")
         if not re.match(r"https?://[^/]", self.url):
             raise UsageError(f"{url!r} is no farm's address", hint="FARM_API_URL is such as https://farm.example:8080")
-        headers = {"Farm-Namespace": namespace, "User-Agent": "migraphx-farm"}
+        headers = {"User-Agent": "migraphx-farm"}
+        if namespace:
+            headers["Farm-Namespace"] = namespace
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._api = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)

@@ -56,7 +56,7 @@ def authenticate(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     namespace: Annotated[
         str | None,
-        Header(alias="Farm-Namespace", pattern=NAMESPACE, description="The namespace to work in."),
+        Header(alias="Farm-Namespace", pattern=NAMESPACE, description="The namespace to work in; else the token's."),
     ] = None,
 ) -> Caller:
     """Return the caller behind a request.
@@ -69,7 +69,7 @@ def authenticate(
     expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
-        return Caller(namespace or farm.settings.namespace, Role.ADMIN, "admin")
+        return Caller(namespace or farm.settings.namespace or "main", Role.ADMIN, "admin")
     token = farm.tokens.find(shown) if shown else None
     if token is None:
         raise Unauthenticated(
@@ -79,7 +79,7 @@ def authenticate(
     if token.role < Role.ADMIN and namespace not in (None, token.namespace):
         raise NotAllowed(
             f"this token is for the namespace {token.namespace}, not for {namespace}",
-            hint=f"set FARM_NAMESPACE={token.namespace}, or ask for a token of {namespace}",
+            hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
     return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
 

@@ -92,10 +92,11 @@ def _answer(document: dict[str, Any], headers: dict[str, str] | None = None) -> 
 
 
 def _wrong(problem: Mapping[str, Any]) -> str:
-    """What is wrong with one value; a name in the path was typed by the caller: its pattern tells him nothing."""
+    """What is wrong with one value; of names, which callers type, the value itself."""
     place = problem["loc"]
-    if place[0] == "path" and problem["type"] == "string_pattern_mismatch":
-        return f"{str(problem['input'])[:100]!r} is no {place[-1].replace('_', ' ')}"
+    if problem["type"] == "string_pattern_mismatch" and isinstance(place[-1], str):
+        wrong = f"{str(problem['input'])[:100]!r} is no {place[-1].replace('_', ' ')}"
+        return wrong if place[0] == "path" else f"{wrong}, which has to match {problem['ctx']['pattern']}"
     return f"{'.'.join(map(str, place))}: {problem['msg']}"
 
 

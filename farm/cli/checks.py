@@ -80,7 +80,9 @@ def _python() -> Check:
 
 
 def _settings(settings: Settings) -> Check:
-    return Check("settings", "ok", f"namespace {settings.namespace}, data in {settings.data_dir.absolute()}")
+    return Check(
+        "settings", "ok", f"namespace {settings.namespace or 'of the token'}, data in {settings.data_dir.absolute()}"
+    )
 
 
 def _api(settings: Settings) -> Check:

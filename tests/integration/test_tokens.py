@@ -14,6 +14,7 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client import FarmClient, Frozen
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
+from farm.settings import load_settings
 from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, freeze_manifest, work
 
 OTHER = """\
@@ -49,13 +50,27 @@ def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, r
 def test_a_token_is_for_its_namespace_alone(url: str, client: FarmClient, frozen: Frozen) -> None:
     client.submit(frozen)
     secret = client.create_token("pull-requests", "submitter", "pr")
-    with FarmClient(url, secret, namespace="pr") as fork:
+    with FarmClient(url, secret) as fork:
         assert fork.builds() == []
     with (
         FarmClient(url, secret, namespace="main") as fork,
         pytest.raises(NotAllowed, match="namespace pr, not for main"),
     ):
         fork.submit(frozen)
+
+
+def test_a_token_of_the_settings_counts_also_for_the_farm_that_runs_here(
+    url: str, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who tries a role on his own `farm up` has that role, in its namespace, and not the administrator's."""
+    told = {"api_url": url, "api_token": "the administrator's"}
+    (tmp_path / "farm.json").write_text(json.dumps(told))
+    monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("FARM_API_TOKEN", client.create_token("reader", "reader", "team"))
+    with FarmClient.from_settings(load_settings()) as reader:
+        assert reader.builds() == []
+        with pytest.raises(NotAllowed, match="needs the role admin"):
+            reader.tokens()
 
 
 def test_a_revoked_token_is_refused(url: str, client: FarmClient) -> None:
@@ -116,8 +131,9 @@ def test_a_token_has_a_bound_and_what_has_ended_counts_no_more(
 
 def test_a_namespace_has_a_bound(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     farm.builds._settings = farm.settings.model_copy(update={"namespace_cells": 1})
-    with pytest.raises(QuotaExceeded, match="the namespace main may have 1 unfinished cells"):
+    with pytest.raises(QuotaExceeded, match="the namespace main may have 1 unfinished cells") as refused:
         client.submit(frozen)
+    assert "submit fewer cells at once" in refused.value.hint, "waiting would not help"
 
 
 def test_the_command_line_makes_lists_and_revokes(
@@ -130,4 +146,6 @@ def test_the_command_line_makes_lists_and_revokes(
     assert main(["token", "ls"]) == 0
     assert "reader" in capsys.readouterr().out
     assert main(["token", "revoke", "ci"]) == 0
+    assert main(["token", "create", "ci", "--namespace", "My Team"]) == 2
+    assert "'My Team' is no namespace, which has to match ^[a-z0-9]" in capsys.readouterr().err
     assert main(["token", "revoke", "ci"]) == 4
