@@ -139,9 +139,9 @@ def _other_miopen_device(place: Place, device: Device) -> str:
     if said is None or device.compute_units is None:
         return ""
     units = int(said["decimal"]) if said["decimal"] else int(said["hexadecimal"], 16)
-    # On RDNA it counts work group processors, which have two compute units.
-    right = {device.compute_units} | ({device.compute_units // 2} if arch.startswith("gfx1") else set())
-    return "" if units in right else f"it is of {arch} with {units} compute units, not {device.compute_units}"
+    if units in _counts(device):
+        return ""
+    return f"it is of {arch} with {units} compute units, not {device.compute_units}"
 
 
 # --- the problem cache's device -------------------------------------------------------------------------------------
@@ -159,10 +159,15 @@ def _other_device(key: str, table: Table, device: Device) -> str:
             if units.isdecimal():
                 found.add((arch, units))
     for arch, units in sorted(found):
-        other_units = device.compute_units is not None and units != str(device.compute_units)
-        if _is_other_arch(arch, device.arch) or other_units:
+        if _is_other_arch(arch, device.arch) or (device.compute_units and units not in map(str, _counts(device))):
             return f"it is of {arch} with {units} compute units"
     return ""
+
+
+def _counts(device: Device) -> set[int]:
+    """Return what libraries may say of a device's compute units: HIP counts RDNA's by twos (work group processors)."""
+    units = device.compute_units or 0
+    return {units, units // 2} if device.arch.startswith("gfx1") else {units}
 
 
 def _is_other_arch(one: str, other: str) -> bool:

@@ -114,6 +114,23 @@ def test_an_enforcement_s_database_takes_imports_once_it_is_there(
     assert "refused gfx942130.ufdb.txt: its name has no version of MIOpen" in capsys.readouterr().err
 
 
+def test_a_radeon_s_compute_units_may_be_counted_by_twos(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HIP tells MIOpen and MIGraphX of 48 work group processors; rocminfo of 96 compute units."""
+    pool = replace(GPU, target=Target("migraphx", "gfx1100"), device=Device("gfx1100", 96))
+    worker = {"id": "w3", "node": "n3", "pid": 1, "host": "n3", "slots": 1, "pools": [pool.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    (tmp_path / "cache.json").write_text(json.dumps([[{**CONV, "problem": "gfx1100\t48\t1\tconv -F 1"}, "v4:64"]]))
+    (tmp_path / "gfx1100_48.HIP.3_5_1_4dddc24.ufdb.txt").write_text(LINE)
+    assert "2 records fit" in said(
+        ["import", "gfx1100 quick", "cache.json", "gfx1100_48.HIP.3_5_1_4dddc24.ufdb.txt"], capsys
+    )
+    (tmp_path / "other.json").write_text(json.dumps([[{**CONV, "problem": "gfx1100\t42\t1\tconv -F 1"}, "v4:64"]]))
+    assert main(["tuning", "import", "gfx1100 quick", "other.json"]) == 2
+    assert "it is of gfx1100 with 42 compute units" in capsys.readouterr().err
+
+
 def test_of_several_versions_nothing_is_taken_until_one_is_chosen(
     database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
