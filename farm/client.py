@@ -17,7 +17,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,18 +184,21 @@ class FarmClient:
 
         `plan` is what `plan` returned for it, if that was asked already.
         """
-        if plan is None:
-            try:
-                return self._create(frozen)
-            except UsageError as error:
-                # A farm older than this client refuses in the same way, and only its plan says what is missing.
-                missing = error.blobs if isinstance(error, InputsMissing) else self.plan(frozen)["missing_blobs"]
-                if not missing:
-                    raise
-        else:
-            missing = plan["missing_blobs"]
-        self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
+        if plan:
+            self._bring(frozen, plan["missing_blobs"], progress)
+        try:
+            return self._create(frozen)
+        except UsageError as error:
+            # Something may have gone since the plan, too. A farm older than this client refuses in the same way, and
+            # only its plan says what is missing.
+            missing = error.blobs if isinstance(error, InputsMissing) else self.plan(frozen)["missing_blobs"]
+            if not missing:
+                raise
+        self._bring(frozen, missing, progress)
         return self._create(frozen)
+
+    def _bring(self, frozen: Frozen, missing: Iterable[str], progress: OnUpload | None) -> None:
+        self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
 
     def _create(self, frozen: Frozen) -> Document:
         headers = {"Idempotency-Key": frozen.build_id}

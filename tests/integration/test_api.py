@@ -252,6 +252,19 @@ def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClien
     assert [each["id"] for each in client.builds()] == [build["id"]]
 
 
+def test_an_input_that_goes_between_plan_and_submit_is_brought_again(
+    farm: Farm, client: FarmClient, frozen: Frozen
+) -> None:
+    """Nothing names it yet, so retention may take it while others are still uploaded."""
+    client.upload(frozen.files)
+    plan = client.plan(frozen)
+    assert plan["missing_blobs"] == []
+    (digest,) = frozen.files
+    farm.artifacts.delete_object(blob_key(digest))
+    assert client.submit(frozen, plan=plan)["id"] == frozen.build_id
+    assert farm.artifacts.has_blob(digest, frozen.files[digest].stat().st_size)
+
+
 def test_the_idempotency_key_is_the_build_id(client: FarmClient, frozen: Frozen) -> None:
     answer = client._transport._api.post(
         "/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16}
