@@ -146,7 +146,7 @@ def outlook(
         "eta": _range(draws.time, time),
         "slot_seconds": _range(draws.work, work),
         "gpu_hours": _range([seconds / 3600 for seconds in draws.gpu_work], work),
-        "spent_seconds": round(spent, 1),
+        "spent_seconds": round(spent, 3),
         "spent_gpu_hours": round(gpu_spent / 3600.0, 4),
         "unknown": unknown,
         "unserved": unserved,
