@@ -105,10 +105,11 @@ class Refs:
         key = _ref_key(namespace, tag)
         for turn in range(MOVES):
             now = self.find(namespace, tag)
-            snapshot = update(self.snapshot(now.snapshot) if now else None)
-            digest, _ = self._artifacts.put_blob_bytes(_json({"schema": 1, **snapshot}))
-            if now and now.snapshot == digest:
+            before = self.snapshot(now.snapshot) if now else None
+            after = {"schema": 1, **update(before)}
+            if now and after == before:
                 return now
+            digest, _ = self._artifacts.put_blob_bytes(_json(after))
             _require_generation(tag, now, generation)
             number, previous = (now.generation + 1, now.snapshot) if now else (1, None)
             moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

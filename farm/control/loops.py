@@ -34,6 +34,11 @@ SWEEP_SECONDS = 1.0
 FIRST_TIDYING = 60.0
 """Seconds until object storage is looked after for the first time: a farm that just starts has better things to do."""
 
+SETTLERS = 4
+"""Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
+loop alone falls behind while many builds are submitted.
+"""
+
 LEADER_SECONDS = 10.0
 WAIT_SECONDS = 0.5
 """How long one call waits for a wake-up, so how long a loop takes to notice that it is to stop."""
@@ -73,17 +78,17 @@ class ControlPlane:
     def run(self, stop: threading.Event) -> None:
         """Run all loops until `stop` is set. A server that is away is waited for."""
         every = min(SWEEP_SECONDS, self._settings.lease_seconds / 12)
-        loops: dict[str, Callable[[], object]] = {
-            "dispatch": partial(dispatch_next, self._store, self._send, WAIT_SECONDS),
-            "settle": partial(settle_next, self._store, self._finish, WAIT_SECONDS),
-            "reap": partial(self._reap, stop, min(every, 0.25)),
-            "sweep": partial(self._sweep, stop),
-            "repair": partial(self._repair, stop),
-            "tuning": partial(self._merge_tuning, stop),
-        }
+        settle = partial(settle_next, self._store, self._finish, WAIT_SECONDS)
+        loops: list[tuple[str, Callable[[], object]]] = [
+            ("dispatch", partial(dispatch_next, self._store, self._send, WAIT_SECONDS)),
+            *[("settle", settle)] * SETTLERS,
+            ("reap", partial(self._reap, stop, min(every, 0.25))),
+            ("sweep", partial(self._sweep, stop)),
+            ("repair", partial(self._repair, stop)),
+            ("tuning", partial(self._merge_tuning, stop)),
+        ]
         threads = [
-            threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}")
-            for name, step in loops.items()
+            threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}") for name, step in loops
         ]
         for thread in threads:
             thread.start()

@@ -336,6 +336,7 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
             assert attempts(store, running) == [("succeeded", "n1")]
             assert worker.celery() == celery
     finally:
+        print(said())
         store.close()
         server.stop()
     assert "Traceback" not in said()
