@@ -287,7 +287,10 @@ def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
     names = [str(item["name"]) for item in items]
     if text in names:
         return text
-    matching = [name for name in names if all(word in name for word in text.split())]
+    words = text.split()
+    matching = [name for name in names if all(word in name for word in words)]
+    # `quick` is not `quick-enforce1`, unless there is no other.
+    matching = [name for name in matching if name.rpartition("/")[2] in words] or matching
     held = [item["name"] for item in items if item["name"] in matching and _holds(item)]
     if len(matching) == 1 or len(held) == 1:
         return str(matching[0] if len(matching) == 1 else held[0])

@@ -108,10 +108,13 @@ def test_an_enforcement_s_database_takes_imports_once_it_is_there(
     own = own_folder(tmp_path / "own")
     enforced = TuningDatabase(farm.artifacts, "main", *f"{QUICK}-enforce1".split("/"))
     enforced.commit(delta(1))
+    assert said(["stats", "enforce1"], capsys).startswith(enforced.name)
     assert "2 records fit" in said(["import", enforced.name, str(own)], capsys)
     (tmp_path / "gfx942130.ufdb.txt").write_text(LINE)
     assert main(["tuning", "import", enforced.name, "gfx942130.ufdb.txt"]) == 2
     assert "refused gfx942130.ufdb.txt: its name has no version of MIOpen" in capsys.readouterr().err
+    said(["import", "gfx942 quick", str(own)], capsys)
+    assert said(["stats", "gfx942 quick"], capsys).startswith(f"{QUICK}\n"), "by words, too, the one of the mode alone"
 
 
 def test_a_radeon_s_compute_units_may_be_counted_by_twos(
