@@ -64,6 +64,7 @@ if tonumber(job.losses) >= LOSSES - 1 then
     if tonumber(other.losses) >= LOSSES - 1 then
       -- Either of them may be what kills workers. Apart, the next loss says which.
       put_back(job, cells, refusal(job, APART))
+      wake(job.pool)
       return {"elsewhere"}
     end
   end
