@@ -65,7 +65,12 @@ def configure_logging(**_: Any) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("celery.worker.consumer.connection", "celery.worker.consumer.consumer"):  # As our consumer says it.
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore", CPendingDeprecationWarning)  # On settings that we have chosen.
+
+
+@signals.celeryd_after_setup.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def ignore_warnings(**_: Any) -> None:
+    """Say nothing of settings that we have chosen; Celery wants to hear of them once it has set up logging."""
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types

@@ -340,6 +340,7 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
         store.close()
         server.stop()
     assert "Traceback" not in said()
+    assert "DeprecationWarning" not in said()
     assert said().count("cannot take messages") == 1
 
 
