@@ -107,7 +107,7 @@ class Workers:
         return [
             {
                 **json.loads(record["document"]),
-                "draining": record.get("draining") == "1" or record.get("drain") == "1",
+                "draining": record.get("draining") == "1",
                 "registered_at": int(record["registered_at"]) / 1000,
                 "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
                 "running": running.get(worker_id, []),

@@ -180,10 +180,13 @@ def test_a_worker_is_listed_with_what_it_runs(store: Store) -> None:
 def test_a_drained_worker_hears_of_it_and_gets_no_more(store: Store) -> None:
     join_pool(store)
     submit(store, new_cell())
+    (handed,) = store.jobs.hand_out(POOL.name, 1)
     assert store.workers.drain("w1")
+    assert store.jobs.claim(*handed, nonce="n", worker="w1", node="n1").answer == "elsewhere", "before it hears of it"
     assert store.workers.heartbeat("w1").answer == "drain"
     store.workers.heartbeat("w1", draining=True)
     assert store.jobs.hand_out(POOL.name, 2) == []
+    assert store.jobs.get(handed[0])["charged"] == 0
     assert not store.workers.drain("w7")
 
 

@@ -4,8 +4,8 @@
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced or rests; the worker
---   runs another that may be what kills workers; or the job is paused)
+--   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced, rests or drains; the
+--   worker runs another that may be what kills workers; or the job is paused)
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
@@ -44,7 +44,7 @@ if paused(job, cells) then
   put_back(job, cells, 0)
   return {"elsewhere"}
 end
-if rests(worker, node) ~= "" then
+if rests(worker, node) ~= "" or call("HGET", key("worker", worker), "draining") == "1" then
   put_back(job, cells, AGAIN)
   return {"elsewhere"}
 end
