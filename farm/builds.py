@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -637,7 +636,7 @@ class Builds:
             (name, f"{name} is paused; `farm resume {name}` lets it go on"),
             (not facts["live_workers"], f"no live worker serves {pool}"),
             (facts["resting"], f"{facts['resting']}"),
-            (then, f"tries again in {max(0.0, (then or 0.0) - time.time()):.0f} s"),
+            (then, f"tries again in {max(0.0, (then or 0.0) - self._store.now()):.0f} s"),
             (facts["bounded_by"], f"build {facts['bounded_by']} already runs as many as its max-parallel"),
             (facts["handed_out"], "handed out; the next free slot takes it"),
             (True, f"{ahead} job{'s' * (ahead != 1)} ahead for {slots} slot{'s' * (slots != 1)} of {pool}"),

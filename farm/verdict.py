@@ -6,7 +6,6 @@ question, so it is asked when a build is read (`docs/decisions/0002-judged-at-re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
@@ -39,7 +38,7 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         "job": row.get("job") or None,
         "attempt": row.get("attempt") or 0,
         "worker": row.get("worker") or None,
-        "elapsed": _elapsed(row),
+        "elapsed": row.get("elapsed"),
         "estimate": planned.get("estimate"),
         "spent": _spent(row),
         "facts": row.get("facts") or None,
@@ -112,12 +111,5 @@ def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _spent(row: Mapping[str, Any]) -> float:
     """Seconds that the job's attempts have held a slot, with the one that runs."""
-    running = (_elapsed(row) or 0.0) if row.get("state") == State.RUNNING else 0.0
+    running = (row.get("elapsed") or 0.0) if row.get("state") == State.RUNNING else 0.0
     return round((row.get("spent") or 0.0) + running, 3)
-
-
-def _elapsed(row: Mapping[str, Any]) -> float | None:
-    if not row.get("started_at"):
-        return None
-    end = row.get("ended_at") or time.time()
-    return round(max(0.0, float(end) - float(row["started_at"])), 3)

@@ -89,18 +89,25 @@ class Builds:
         """Return a build's cells in the order in which they came.
 
         `{"identifier", "key", "pool", "priority", "state", "job", "attempt", "hit", "kind", "message", "detail",
-        "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "facts", "log", "phases"}`.
+        "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "elapsed" (seconds of its last
+        attempt, so far), "facts", "log", "phases"}`.
         """
         parts = ("cells", "states", "jobs", "ends")
-        static, states, jobs, ends = self._link.ask_many(
-            (["HGETALL", key("build", build_id, part)] for part in parts), together=True
+        time, static, states, jobs, ends = self._link.ask_many(
+            [["TIME"], *(["HGETALL", key("build", build_id, part)] for part in parts)], together=True
         )
+        now = int(time[0]) + int(time[1]) / 1e6
         live = [name for name, state in states.items() if state in {"queued", "running"}]
         found = self._link.ask_many(["HMGET", key("job", jobs[name]), *_LIVE] for name in live)
         running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}
         return [
             _cell(
-                document, states[name := document["identifier"]], jobs.get(name), ends.get(name), running.get(name, {})
+                document,
+                states[name := document["identifier"]],
+                jobs.get(name),
+                ends.get(name),
+                running.get(name, {}),
+                now,
             )
             for document in sorted(map(json.loads, static.values()), key=itemgetter("position"))
         ]
@@ -195,9 +202,10 @@ def _build(row: Mapping[str, str]) -> Document | None:
 
 
 def _cell(
-    static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None]
+    static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
 ) -> Document:
     ended = json.loads(end) if end else {}
+    started_at, ended_at = _seconds(ended.get("started_at") or live.get("started_at")), _seconds(ended.get("at"))
     outcome = ended.get("outcome") or {}
     failure = static["failure"] or {}
     born = job is None
@@ -215,8 +223,9 @@ def _cell(
         "worker": ended.get("worker") or live.get("worker"),
         "node": live.get("node"),
         "queued_at": _seconds(live.get("queued_at")),
-        "started_at": _seconds(ended.get("started_at") or live.get("started_at")),
-        "ended_at": _seconds(ended.get("at")),
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "elapsed": round(max(0.0, (ended_at or now) - started_at), 3) if started_at else None,
         "spent": float(ended.get("spent") or live.get("spent") or 0) / 1000,
         "facts": static["facts"] or outcome.get("facts") or None,
         "log": outcome.get("log") or None,

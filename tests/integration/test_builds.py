@@ -104,7 +104,15 @@ def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
         farm.store.history.remember("main", [compiled])
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
     build = submit(farm, freeze_manifest(tmp_path, MANIFEST + "    salt: anew\n"))
-    work(farm)
+    elapsed: list[float] = []
+
+    def looked_at(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        elapsed.extend(cell["elapsed"] for cell in farm.builds.cells("main", build["id"]) if cell["state"] == "running")
+        return succeed(farm)(job_id, order, key)
+
+    work(farm, looked_at)
+    assert elapsed
+    assert max(elapsed) < 600
     farm.builds.finish(build["id"])
     assert farm.builds.get("main", build["id"])["state"] == "reported"
     (kept,) = farm.store.history.builds("main")
