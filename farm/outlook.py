@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat, takewhile
@@ -120,6 +120,7 @@ def outlook(
     known_pools = {pool["name"]: pool for pool in pools}
     to_come: list[_Compile] = []
     ended: dict[str, list[float]] = defaultdict(list)
+    there: Counter[str] = Counter()
     jobs: set[str] = set()
     unknown, spent, gpu_spent = 0, 0.0, 0.0
     for cell in cells:
@@ -133,12 +134,13 @@ def outlook(
             ended[str(cell.get("model") or "")].append(_error(cell["estimate"], cell["elapsed"]))
         elif cell["state"] in _LIVE and cell.get("estimate"):
             to_come.append(_to_come(cell))
+            there[cell["pool"]] += cell["state"] != "miss"  # What is only planned does not wait in its pool yet.
         elif cell["state"] in _LIVE:
             unknown += 1
-    used = {each.pool for each in to_come}
-    slots = {name: _slots(known_pools.get(name, {}), parallel) for name in used}
+    mine = Counter(each.pool for each in to_come)
+    slots = {name: _slots(known_pools.get(name, {}), parallel) for name in mine}
     unserved = sorted(name for name, count in slots.items() if not count)
-    others = {name: _others(known_pools[name], to_come) for name in used if slots[name]}
+    others = {name: _others(known_pools[name], mine[name], there[name]) for name in mine if slots[name]}
     draws = _imagine(to_come, {} if unserved or paused else slots, others, ended, parallel)
     work = [kept.work for kept in past]
     time = [kept.time for kept in past if kept.time is not None]
@@ -179,10 +181,12 @@ def _slots(pool: Mapping[str, Any], parallel: int) -> int:
     return min(slots, parallel or slots)
 
 
-def _others(pool: Mapping[str, Any], mine: Sequence[_Compile]) -> int:
-    """How many jobs of other builds may come between: builds take turns, so about one for each of ours."""
-    count = sum(1 for each in mine if each.pool == pool["name"])
-    return min(count, max(0, int(pool["waiting"]) + int(pool["running"]) - count))
+def _others(pool: Mapping[str, Any], mine: int, there: int) -> int:
+    """How many jobs of other builds may come between: builds take turns, so about one for each of ours.
+
+    `there` is how many of ours are among those that the pool has.
+    """
+    return min(mine, max(0, int(pool["waiting"]) + int(pool["running"]) - there))
 
 
 def _to_come(cell: Mapping[str, Any]) -> _Compile:

@@ -148,6 +148,8 @@ def test_other_builds_may_come_between() -> None:
     alone, crowded = (outlook([cell(100.0), cell(100.0)], [pool(1, waiting=waiting)])["eta"] for waiting in (2, 1000))
     assert alone["low"] < crowded["low"]
     assert crowded["high"] == pytest.approx(2 * alone["high"], rel=0.1), "they take turns"
+    planned = [cell(100.0, state="miss"), cell(100.0, state="miss")]
+    assert outlook(planned, [pool(1, waiting=2)])["eta"] == crowded, "its own jobs do not wait there yet"
 
 
 def test_cells_that_share_a_job_are_counted_once_and_ended_ones_only_as_spent() -> None:
