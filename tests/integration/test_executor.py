@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +18,14 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.sidecar import Measurements
 from farm.errors import UsageError
+from farm.fetching import place_kernels
 from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages
 from farm.slots import ANYWHERE, Slot
 from farm.steps import measurements_of
+from farm.tuner import Tuner
 from farm.tuning.database import databases
 from tests.api_farm import MANIFEST, POOL, freeze_manifest
 
@@ -64,6 +66,37 @@ def test_an_enforcement_tunes_into_a_database_of_its_own(
     (database,) = databases(farm.artifacts, ["main"])
     assert (database.pool, database.mode) == (POOL.name, mode)
     assert database.read().snapshot.log.total().sessions == 1
+
+
+def test_kernel_binaries_are_published_beside_the_program_and_come_back(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime stands for MIGraphX, and leaves what MIOpen would; both first runs are told."""
+
+    def kernels(tuner: Tuner) -> list[Path]:
+        folder = tuner.proof / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gfx942130.ukdb").write_bytes(b"kernels")
+        return [folder / "gfx942130.ukdb"]
+
+    prove = Tuner.prove
+    monkeypatch.setattr(Tuner, "kernels", kernels)
+    # Whichever program is faster: only the tuned one has kernels of its own.
+    monkeypatch.setattr(Tuner, "prove", lambda *given: prove(*given) or True)
+    outcome = run(farm, tmp_path, tuning="quick")
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    found = farm.artifacts.get_object(outcome.facts["sidecar"])
+    assert found
+    sidecar = json.loads(found.data)
+    assert min(sidecar["measurements"][f"first_run_{how}"] for how in ("cold", "warm")) > 0
+
+    def download(blob: Mapping[str, Any], folder: Path) -> Path:
+        farm.artifacts.get_blob(blob["digest"], folder / "kernels.zip")
+        return folder / "kernels.zip"
+
+    (tmp_path / "out").mkdir()
+    placed = place_kernels(download, sidecar["blobs"]["kernel_cache"], tmp_path / "out")
+    assert [(path.name, path.read_bytes()) for path in placed.iterdir()] == [("gfx942130.ukdb", b"kernels")]
 
 
 @pytest.mark.parametrize("killed", [False, True])
