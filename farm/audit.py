@@ -1,4 +1,4 @@
-"""Audit: do the store, object storage and the sidecars agree? Reads only, and says of each finding what to do.
+"""Audit: do the store, object storage and the sidecars agree? Says of each finding what to do.
 
 Runs beside a working farm: what is under way is looked at in one step (a build, a job) or is given time (blobs).
 """
@@ -21,7 +21,9 @@ from farm.spec import canonical_fields, key_of_fields
 from farm.store import Store
 
 SETTLED = timedelta(minutes=2)
-"""How long after its sidecar an artifact may be missing in the index: its attempt may have died, and be tried again."""
+"""How long after its sidecar an artifact may be missing in the index: its attempt may have died, and be tried again. As
+long may a build be written down that the store does not have.
+"""
 
 _ENDED = {"succeeded", "failed", "cancelled"}
 
@@ -146,7 +148,7 @@ class Auditor:
         for key in self._artifacts.list_objects(prefix):
             build_id, _, name = key.removeprefix(prefix).partition("/")
             there.setdefault(build_id, set()).add(name)
-        open_builds = {key.removeprefix(marks) for key in self._artifacts.list_objects(marks)}
+        open_builds = {entry.key.removeprefix(marks): entry.modified for entry in self._artifacts.list_entries(marks)}
         reported = [build_id for build_id, names in there.items() if "report.json" in names]
         self.counts["reports"] = len(reported)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -157,6 +159,12 @@ class Auditor:
             if unknown and not self._ended_since(namespace, build_id):
                 never = "it was never acknowledged: it has neither a report nor a mark"
                 yield Finding(f"build {build_id}", never, "submit it again")
+
+        settled = datetime.now(UTC) - SETTLED
+        for build_id, modified in open_builds.items():
+            if modified < settled and not (self._ended_since(namespace, build_id) or self._store.builds.get(build_id)):
+                remedy = "submit it again, or restart `farm serve`, which takes it in"
+                yield Finding(f"build {build_id}", "it was written down, and the store does not have it", remedy)
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
         """Whether a build was reported while we looked."""

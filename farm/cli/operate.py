@@ -43,7 +43,8 @@ def audit(
 ) -> None:
     """Check that store, object storage and sidecars agree.
 
-    Reads only, and may run beside a working farm. What does not agree comes with what to do, and makes the exit code 6.
+    May run beside a working farm. What does not agree comes with what to do, and makes the exit code 6. Nothing is
+    changed, but that --deep puts damaged blobs into quarantine.
     """
     from farm.cli import render
 

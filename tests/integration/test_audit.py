@@ -54,6 +54,17 @@ def change_sidecar(farm: Farm, change: Callable[[dict[str, Any]], object]) -> No
     farm.artifacts.put_object(key, json.dumps(sidecar).encode())
 
 
+REPORT = "ns/main/builds/{}/report.json"
+
+
+def change_report(farm: Farm, build: str, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    found = farm.artifacts.get_object(REPORT.format(build))
+    assert found
+    report = json.loads(found.data)
+    change(report["cells"])
+    farm.artifacts.put_object(found.key, json.dumps(report).encode())
+
+
 def program(farm: Farm) -> str:
     found = farm.artifacts.get_object(first_artifact(farm))
     assert found
@@ -84,6 +95,15 @@ def overwrite(farm: Farm, digest: str, change: Callable[[bytes], bytes]) -> None
         (lambda farm, raw, _: overwrite(farm, program(farm), lambda data: data[:-1] + b"?"), "is damaged"),
         (lambda farm, raw, _: farm.artifacts.delete_object(first_artifact(farm)), "leads to no artifact"),
         (lambda farm, raw, _: farm.store.index.put("main", "0" * 64, {}), "which is not there"),
+        (
+            lambda farm, raw, build: change_report(farm, build, lambda cells: cells.pop()),
+            "2 cells were accepted, but 1",
+        ),
+        (
+            lambda farm, raw, build: change_report(farm, build, lambda cells: cells[0].update(state="running")),
+            "reported with net/onnxruntime-cpu/fp32/static running",
+        ),
+        (lambda farm, raw, build: farm.artifacts.delete_object(REPORT.format(build)), "neither a report nor a mark"),
         (lambda farm, raw, build: raw.hincrby(f"{{farm}}:build:{build}", "n:succeeded", 1), "counts 3 cells as"),
         (
             lambda farm, raw, build: raw.sadd(f"{{farm}}:build:{build}:live", "ghost"),
@@ -120,6 +140,18 @@ def test_a_job_that_would_be_stuck_is_named(
     assert findings(farm) == []
     command(raw, job_id)
     assert [finding for finding in findings(farm) if finding.where == f"job {job_id}" and words in finding.problem]
+
+
+def test_a_submission_that_failed_half_way_is_named(
+    farm: Farm, client: FarmClient, frozen: Frozen, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written down, the store refused it, and no epoch has changed that would bring it back."""
+    build_id = client.submit(frozen)["id"]
+    monkeypatch.setattr("farm.audit.SETTLED", timedelta(minutes=-2))
+    assert findings(farm) == []
+    raw.delete(*raw.keys(f"{{farm}}:build:{build_id}*"))
+    named = [finding.problem for finding in findings(farm) if finding.where == f"build {build_id}"]
+    assert "it was written down, and the store does not have it" in named
 
 
 def test_what_nobody_names_is_collected_and_nothing_else(
