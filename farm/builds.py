@@ -357,11 +357,13 @@ class Builds:
         known = self._known(namespace, [cell["key"] for cell in document["cells"]])
         # What was a hit when the build was planned stays one; what was published since is one now.
         cells = [{**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]]
-        self._create({**document, "cells": cells})
         mark = self._artifacts.get_object(f"ns/{namespace}/open/{build_id}")
         wish = json.loads(mark.data) if mark else {}
         if wish.get("paused"):
+            # Before its cells come: none of them is to start.
+            self._store.builds.create(document["build"], [])
             self._store.builds.pause(build_id, paused=True)
+        self._create({**document, "cells": cells})
         if wish.get("cancelled"):
             self._store.builds.cancel(build_id)
         log.info("build resumed", build=build_id, cells=len(cells))

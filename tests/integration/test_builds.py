@@ -401,6 +401,26 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     assert work(farm) == 2
 
 
+def test_no_job_of_a_paused_build_starts_while_the_store_gets_it_back(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another control plane dispatches all the while."""
+    build = submit(farm, frozen)
+    farm.builds.pause("main", build["id"], paused=True)
+    lose_redis(farm)
+    create, handed = farm.store.builds.create, list[tuple[str, int]]()
+
+    def create_and_dispatch(*arguments: Any) -> int:
+        count = create(*arguments)
+        handed.extend(farm.store.jobs.hand_out(POOL.name, 10))
+        return count
+
+    monkeypatch.setattr(farm.store.builds, "create", create_and_dispatch)
+    farm.builds.resume()
+    assert set(states(farm, build["id"]).values()) == {"queued"}
+    assert handed == []
+
+
 def test_what_waits_says_behind_how_many(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     waiting = [cell["waiting"] for cell in farm.builds.report("main", build["id"])["cells"]]
