@@ -457,7 +457,7 @@ def old_release(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.fault("8")
 def test_two_releases(fault: Fault, rig: Rigs, old_release: Path) -> None:
     """Half of the jobs with an old control plane and new workers, half the other way round, on one store."""
-    farm = rig()
+    farm = rig(namespace="main")  # Where none is named, an older release does not take it from the token.
     half = fault.count.jobs // 2
     old = {"root": old_release, "start": OLD_START}
     for server, worker, name in ((old_release, {}, "new_workers"), (ROOT, old, "old_workers")):
