@@ -17,6 +17,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.sidecar import Measurements
+from farm.child import ChildEnd, run_child
 from farm.errors import UsageError
 from farm.fetching import place_kernels
 from farm.jobs.attempt import Attempt
@@ -30,8 +31,19 @@ from farm.tuning.database import databases
 from tests.api_farm import MANIFEST, POOL, freeze_manifest
 
 
-def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE, *, tuning: str = "off", **tuned: int) -> Outcome:
-    """Submit one cell of a model with a batch, and run its first attempt; `tuned` is added to its spec's `tuning`."""
+def run(
+    farm: Farm,
+    folder: Path,
+    slot: Slot = ANYWHERE,
+    *,
+    tuning: str = "off",
+    previous: tuple[str, ...] = (),
+    **tuned: int,
+) -> Outcome:
+    """Submit one cell of a model with a batch, and run an attempt after those that failed in the `previous` ways.
+
+    `tuned` is added to its spec's `tuning`.
+    """
     text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
     text += f"    tuning: {{mode: {tuning}}}\n"
     frozen = freeze_manifest(folder, text, batch="N")
@@ -41,7 +53,8 @@ def run(farm: Farm, folder: Path, slot: Slot = ANYWHERE, *, tuning: str = "off",
     ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
     claim.order["spec"]["tuning"] |= tuned
-    attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key, slot=slot)
+    named = (claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    attempt = Attempt(job_id, number, *named, slot=slot, previous=previous)
     return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 
 
@@ -66,6 +79,22 @@ def test_an_enforcement_tunes_into_a_database_of_its_own(
     (database,) = databases(farm.artifacts, ["main"])
     assert (database.pool, database.mode) == (POOL.name, mode)
     assert database.read().snapshot.log.total().sessions == 1
+
+
+@pytest.mark.parametrize(("previous", "threads"), [(("hang",), None), (("compiler_crash", "storage"), "1")])
+def test_after_a_crash_every_child_compiles_without_threads(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, previous: tuple[str, ...], threads: str | None
+) -> None:
+    """Then what MIGraphX aborts on in a compile thread is an error that says why."""
+    given: list[str | None] = []
+
+    def noted(request: Mapping[str, Any], **options: Any) -> ChildEnd:
+        given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
+        return run_child(request, **options)
+
+    monkeypatch.setattr("farm.steps.run_child", noted)
+    assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
+    assert set(given) == {threads}
 
 
 def test_kernel_binaries_are_published_beside_the_program_and_come_back(
