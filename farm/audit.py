@@ -150,7 +150,7 @@ class Auditor:
             there.setdefault(build_id, set()).add(name)
         open_builds = {entry.key.removeprefix(marks): entry.modified for entry in self._artifacts.list_entries(marks)}
         reported = [build_id for build_id, names in there.items() if "report.json" in names]
-        self.counts["reports"] = len(reported)
+        self.counts["reports"] = self.counts.get("reports", 0) + len(reported)
         with ThreadPoolExecutor(THREADS) as pool:
             for findings in pool.map(lambda build_id: list(self._report(namespace, build_id)), reported):
                 yield from findings

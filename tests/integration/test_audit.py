@@ -39,6 +39,8 @@ def test_it_looks_at_everything(farm: Farm, client: FarmClient, frozen: Frozen) 
     *found, last = client.audit()
     assert found == []
     assert last["counts"] == {"builds": 1, "jobs": 2, "blobs": 5, "artifacts": 2, "reports": 1}
+    farm.artifacts.put_object("ns/team/refs/none", b"another namespace, in which nothing was built")
+    assert list(client.audit())[-1]["counts"]["reports"] == 1
 
 
 def first_artifact(farm: Farm) -> str:

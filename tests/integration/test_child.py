@@ -303,7 +303,8 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
 
 def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No address, no credential, no setting of the farm reaches the child; its folder is its own and goes away."""
-    for name in ("FARM_REDIS_URL", "FARM_S3_SECRET_KEY", "AWS_SECRET_ACCESS_KEY", "MIGRAPHX_TRACE_EVAL", "PYTHONPATH"):
+    ours = ("FARM_REDIS_URL", "FARM_S3_SECRET_KEY", "AWS_SECRET_ACCESS_KEY")
+    for name in (*ours, "MIGRAPHX_TRACE_EVAL", "MIOPEN_FIND_ENFORCE", "PYTHONPATH"):
         monkeypatch.setenv(name, "canary")
     secret = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(secret, True)
@@ -318,7 +319,10 @@ def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch:
     assert seen["OMP_NUM_THREADS"] == seen["MIGRAPHX_GPU_COMPILE_PARALLEL"] == "3"
     assert seen["MIGRAPHX_DISABLE_MLIR"] == "1"
     assert seen["ROCR_VISIBLE_DEVICES"] == "-1"
-    assert seen["TMPDIR"] == seen["HOME"] == end.result["folder"]
+    assert seen["TMPDIR"] == seen["HOME"] == (folder := end.result["folder"])
+    databases = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR")
+    assert [Path(seen[name]).parent for name in databases] == [Path(folder)] * 2, "its own, and empty"
+    assert "MIOPEN_FIND_ENFORCE" not in seen
     assert not Path(end.result["folder"]).exists()
     assert secret not in end.result["descriptors"]
 
