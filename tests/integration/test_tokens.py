@@ -12,8 +12,9 @@ import pytest
 from farm import tokens as tokens_room
 from farm.app import Farm
 from farm.cli import main
-from farm.client import FarmClient, Frozen
+from farm.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
+from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings
 from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, freeze_manifest, work
 
@@ -127,6 +128,16 @@ def test_a_token_has_a_bound_and_what_has_ended_counts_no_more(
         assert len(ci.builds()) == 1, "nothing was made"
         work(farm)
         ci.submit(other)
+
+
+def test_a_retry_is_within_the_bound_too(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
+    farm.builds.finish(build_id)
+    with FarmClient(url, client.create_token("ci", "submitter", "main", max_cells=1)) as ci:
+        with pytest.raises(QuotaExceeded, match="the token ci may have 1 unfinished cells"):
+            ci.retry(build_id, failed=True, new_id=new_build_id())
+        assert len(ci.builds()) == 1, "nothing was made"
 
 
 def test_a_namespace_has_a_bound(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
