@@ -5,6 +5,8 @@
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
 local AGAIN = 250       -- how long a job waits after it met a node that must not have it: that is often the one with a free slot
+local LONE = 1000       -- how long at most, where few wait
+local CROWDED = 50      -- how long for each job that waits, where many do: then they are offered twenty times a second in all
 local LOSSES = 3        -- so many workers that were lost with a job quarantine it; one less, and no worker has two such jobs
 local APART = 5000      -- how long such a job waits at most until it is offered again
 local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it

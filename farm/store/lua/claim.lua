@@ -20,9 +20,10 @@ local function paused(job, cells)
 end
 
 -- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it time
--- for others.
+-- for others; but not longer than that needs, since the node that may have the job can be free at any moment.
 local function refusal(job, most)
-  return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), most)
+  local crowd = math.max(LONE, CROWDED * call("ZCARD", key("delayed")))
+  return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), crowd, most)
 end
 
 local function run()
