@@ -256,9 +256,9 @@ def test_a_job_waits_longer_each_time_a_node_must_not_have_it_but_a_second_at_mo
             for number in range(39):
                 store._link.ask("ZADD", key("delayed"), 1e15, f"j-{number}")
         (attempt,) = store.jobs.hand_out(POOL.name, 1)
-        before = store.now() - 0.001  # It is rounded.
+        before = store.now() - 0.01  # Times are rounded.
         assert start(store, attempt)[0].answer == "elsewhere"
-        assert before + delay <= store.jobs.explain(attempt[0])["delayed_until"] <= store.now() + delay + 0.001
+        assert before + delay <= store.jobs.explain(attempt[0])["delayed_until"] <= store.now() + delay + 0.01
         wait_until(store.jobs.promote)
     assert start(store, *store.jobs.hand_out(POOL.name, 1), node="n2")[0].answer == "run"
 
