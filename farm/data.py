@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.errors import UsageError
+from farm.errors import UsageError, suggestion
 from farm.models import FrozenModel, Tensor
 from farm.shapes import BATCH, Extent, Input
-from farm.yamldoc import suggestion
 
 if TYPE_CHECKING:
     import numpy as np

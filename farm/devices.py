@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from farm.compilers import COMPILERS
+from farm.errors import suggestion
 from farm.pools import Pool, Target, begins
 from farm.settings import configs_folder
 from farm.spec import Device
 from farm.units import parse_size
-from farm.yamldoc import suggestion
 
 _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
 _ANY = ":any"

@@ -20,7 +20,8 @@ A message says what happened; `hint` says what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -174,3 +175,19 @@ class StoreUnavailable(FarmFault):
 
 class StorageUnavailable(FarmFault):
     """Object storage cannot be reached, or refuses the request."""
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: quoted, and never long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}…"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean …?` for a misspelt word, else a list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"known: {', '.join(names[:20])}{more}" if names else ""

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from farm.errors import ManifestError
-from farm.yamldoc import Document, suggestion
+from farm.errors import ManifestError, suggestion
+from farm.yamldoc import Document
 
 MAX_FILES = 5000
 """Files that one pattern may match."""

@@ -24,7 +24,7 @@ from farm.comparison import compare
 from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.conversion import convert, kind_of
 from farm.devices import understand_target
-from farm.errors import ManifestError, UsageError
+from farm.errors import ManifestError, UsageError, suggestion
 from farm.jobs.attempt import Limits
 from farm.jobs.state import FailureKind, Phase
 from farm.manifest import parse_manifest
@@ -41,7 +41,6 @@ from farm.steps import Children, OnPhase, Steps
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun
 from farm.verification import Judgement, judge, tolerance_of
-from farm.yamldoc import suggestion
 
 SAVED_MODELS = Path("saved_models")
 """Where programs go that were given no folder."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from farm.errors import suggestion
 from farm.models import Dimension, FrozenModel, Tensor
-from farm.yamldoc import suggestion
 
 BATCH = "batch"
 """The dimension on which samples stack."""

@@ -7,10 +7,9 @@ schema (`on`, `no` and dates are text); two equal keys in one mapping are an err
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,22 +117,6 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     visible = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
     return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it: quoted, and never long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}…"
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean …?` for a misspelt word, else a list of what is known."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean `{close[0]}`?"
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"known: {', '.join(names[:20])}{more}" if names else ""
 
 
 def read_document(content: str | bytes, file: str) -> Document:

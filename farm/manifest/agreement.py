@@ -7,9 +7,9 @@ from typing import Any
 
 from farm.compilers import COMPILERS, canonical_precision
 from farm.devices import understand_target
-from farm.errors import Problem
+from farm.errors import Problem, suggestion
 from farm.manifest.values import SPELLINGS
-from farm.yamldoc import Document, suggestion
+from farm.yamldoc import Document
 
 
 def cross_checks(document: Document) -> Iterator[Problem]:

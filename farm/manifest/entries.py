@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from farm.errors import Problem
+from farm.errors import Problem, shown
 from farm.manifest.values import (
     BATCHES_SCHEMA,
     BUCKET_URL,
@@ -58,7 +58,7 @@ from farm.manifest.values import (
     tuning_use,
 )
 from farm.shapes import Extent
-from farm.yamldoc import Document, shown
+from farm.yamldoc import Document
 
 
 class Entry(BaseModel):

@@ -18,10 +18,10 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from farm.compilers import COMPILERS, TRACES, canonical_precision
+from farm.errors import shown, suggestion
 from farm.jobs.state import FailureKind
 from farm.shapes import Extent, Span
 from farm.units import DURATION, SIZE, parse_duration, parse_size
-from farm.yamldoc import shown, suggestion
 
 MAX_SELECTORS = 256
 """Entries of `exclude`, `include`, `overrides` and `expected` each."""

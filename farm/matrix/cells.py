@@ -11,7 +11,7 @@ from farm.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
 from farm.compilers.environment import FILE
 from farm.data import FrozenData
 from farm.devices import Choice, NoPool, choose_pool
-from farm.errors import ManifestError, Problem
+from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
@@ -21,7 +21,6 @@ from farm.models import FrozenModel
 from farm.pools import Pool
 from farm.shapes import Span, plain_size
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
-from farm.yamldoc import suggestion
 
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""

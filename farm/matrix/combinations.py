@@ -16,11 +16,10 @@ from math import prod
 
 from farm.compilers import COMPILERS
 from farm.devices import Choice, understand_target
-from farm.errors import ManifestError, Problem
+from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
 from farm.shapes import Extent, shape_label
 from farm.spec import Json
-from farm.yamldoc import suggestion
 
 MAX_CELLS = 50_000
 """Largest matrix of one manifest."""
