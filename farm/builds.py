@@ -18,6 +18,7 @@ from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
+from farm.compiling.attempt import Attempt
 from farm.data import FrozenData
 from farm.errors import (
     Conflict,
@@ -33,7 +34,6 @@ from farm.errors import (
 from farm.estimate import comparable
 from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.job_views import Jobs
-from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest

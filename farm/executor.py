@@ -23,8 +23,8 @@ from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
 from farm.compilers import OFF
+from farm.compiling.attempt import Attempt
 from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
-from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.nodes.usage import conditions

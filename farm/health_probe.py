@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from farm.errors import FarmError
-from farm.jobs.attempt import Limits
+from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models import read_model

@@ -10,9 +10,9 @@ from typing import Any
 
 from farm import reproduction
 from farm.artifacts import ArtifactStore, reference_key
+from farm.compiling.attempt import Attempt
 from farm.errors import NotFound
-from farm.jobs.attempt import Attempt, Limits
-from farm.jobs.state import State
+from farm.jobs.state import Limits, State
 from farm.spec import digest_of
 from farm.steps import reference_recipe
 from farm.store import Store

@@ -25,8 +25,7 @@ from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_
 from farm.conversion import convert, kind_of
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError, suggestion
-from farm.jobs.attempt import Limits
-from farm.jobs.state import FailureKind, Phase
+from farm.jobs.state import FailureKind, Limits, Phase
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import Dimension, FrozenModel, Tensor, read_model

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import farm
-from farm.jobs.attempt import Attempt, Limits
-from farm.jobs.state import Phase
+from farm.compiling.attempt import Attempt
+from farm.jobs.state import Limits, Phase
 from farm.slots import Slot
 from farm.spec import CompileSpec, cache_key
 from farm.steps import Children, Machine, StepEnded, Steps, after_a_crash
@@ -31,7 +31,7 @@ Bring = Callable[[Mapping[str, Any], Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "cgroups.py", "child.py", "compilers", "failures.py", "jobs", "pools.py", "reproduction.py",
+    "__init__.py", "cgroups.py", "child.py", "compilers", "compiling", "failures.py", "jobs", "pools.py", "reproduction.py",
     "runner", "slots.py", "spec.py", "steps.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another and the standard library."""

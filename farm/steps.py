@@ -23,8 +23,7 @@ from farm.child import Limits as ChildLimits
 from farm.child import Seal, run_child
 from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 from farm.failures import Failure, classify
-from farm.jobs.attempt import Limits
-from farm.jobs.state import FailureKind, Phase
+from farm.jobs.state import FailureKind, Limits, Phase
 from farm.slots import ANYWHERE, Slot
 from farm.spec import digest_of
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
+from farm.compiling.attempt import Attempt
 from farm.errors import StoreUnavailable
-from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings

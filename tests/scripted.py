@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.app import Farm
-from farm.jobs.attempt import Attempt
+from farm.compiling.attempt import Attempt
 from farm.jobs.state import FailureKind, Outcome, Phase
 
 GUARD = Path(__file__).parent.parent / "farm" / "guard.py"

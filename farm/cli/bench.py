@@ -255,7 +255,7 @@ def _measure(
     import threading
 
     from farm.bench import measure
-    from farm.jobs.attempt import Limits
+    from farm.jobs.state import Limits
     from farm.nodes.share import one_slot
     from farm.nodes.usage import watch
     from farm.steps import Children

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 
 class State(StrEnum):
@@ -246,3 +246,12 @@ class Outcome:
     def released(cls) -> Outcome:
         """Given back by a draining worker; not charged."""
         return cls(AttemptEnd.RELEASED)
+
+
+class Limits(TypedDict):
+    """What an attempt may use; 0 = no limit."""
+
+    time: float
+    """Seconds."""
+    memory: int
+    """Bytes."""

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from farm.jobs.attempt import Limits
-from farm.jobs.state import Outcome
+from farm.jobs.state import Limits, Outcome
 from farm.store.link import Link, key, lots
 
 LOT = 500

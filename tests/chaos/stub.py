@@ -27,8 +27,8 @@ child.run_child = lambda request, **options: run_child({**request, "step": curre
 
 from farm.app import Farm
 from farm.cache import NodeCache
+from farm.compiling.attempt import Attempt
 from farm.executor import Executor
-from farm.jobs.attempt import Attempt
 from farm.jobs.state import Outcome, Phase
 
 COMPILER = Path(__file__).with_name("compiler.py")

@@ -16,7 +16,7 @@ import pytest
 
 from farm import child
 from farm.app import Farm
-from farm.jobs.attempt import Attempt
+from farm.compiling.attempt import Attempt
 from farm.jobs.state import AttemptEnd
 from farm.pools import Pool, Target
 from farm.runner.seal import unsealable

@@ -11,7 +11,7 @@ import pytest
 
 from farm.comparison import Comparison
 from farm.compilers import COMPILERS
-from farm.jobs.attempt import Limits
+from farm.jobs.state import Limits
 from farm.reproduction import MachineFile
 from farm.search import slice_key
 from farm.steps import Children, Steps, slice_request

@@ -18,9 +18,9 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.sidecar import Measurements
 from farm.child import ChildEnd, run_child
+from farm.compiling.attempt import Attempt
 from farm.errors import UsageError
 from farm.fetching import place_kernels
-from farm.jobs.attempt import Attempt
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages

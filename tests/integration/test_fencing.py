@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
+from farm.compiling.attempt import Attempt
 from farm.health_probe import lacks_room, probe
-from farm.jobs.attempt import Attempt, Limits
-from farm.jobs.state import FailureKind, Outcome
+from farm.jobs.state import FailureKind, Limits, Outcome
 from farm.settings import Settings, load_settings
 from farm.slots import ANYWHERE, Kind
 from farm.store import Store

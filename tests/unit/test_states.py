@@ -2,7 +2,7 @@
 
 import pytest
 
-from farm.jobs.attempt import TAIL_BYTES, LogTail
+from farm.compiling.attempt import TAIL_BYTES, LogTail
 from farm.jobs.state import ENDED, GATES, POLICIES, TRANSITIONS, AttemptEnd, FailureKind, Fault, Outcome, State
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
-from farm.jobs.attempt import Limits
+from farm.jobs.state import Limits
 from farm.settings import load_settings
 from farm.slots import Slot
 from farm.steps import Children, Steps, program_name, reference_recipe

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
+from farm.jobs.state import Limits
 from farm.slots import ANYWHERE, FreeSlots, Slot
 
 TAIL_BYTES = 64 * 1024
@@ -36,15 +37,6 @@ class LogTail:
             return None
         self._size = size
         return tail
-
-
-class Limits(TypedDict):
-    """What an attempt may use; 0 = no limit."""
-
-    time: float
-    """Seconds."""
-    memory: int
-    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
