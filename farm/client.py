@@ -255,8 +255,7 @@ class FarmClient:
         `same` counts those that ended alike with one cache key. The others are `{"identifier", "left", "right",
         "changes"}`: the cells (None where a build has none), and what of the key changed, where both are published.
         """
-        from farm.plan import changes
-        from farm.spec import CompileSpec
+        from farm.spec import CompileSpec, changes
 
         reports = [self.report(build_id) for build_id in (left, right)]
         before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in reports)

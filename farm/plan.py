@@ -9,9 +9,7 @@ from typing import Any
 
 from farm.estimate import Estimate, Sample, comparable, estimate
 from farm.matrix import Cell
-from farm.spec import CompileSpec, job_key
-
-_NOTHING: tuple[Any, ...] = (None, "", {})
+from farm.spec import changes, job_key
 
 EXPLAINED = 50
 """For how many misses of one plan the last artifact's spec is read, to say what changed."""
@@ -128,36 +126,6 @@ def make_plan(
             )
         )
     return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned)))
-
-
-def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
-    """Name the parts of the cache key that differ, `options.level: standard -> tuned`."""
-    found: list[str] = []
-    _compare("", before, after.as_dict(), found)
-    return found or ["rebuilt: the artifact is gone"]
-
-
-def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:
-    if isinstance(before, Mapping) and isinstance(after, Mapping) and (before.keys() & after.keys() or not path):
-        for name in sorted({*before, *after}):
-            _compare(f"{path}.{name}" if path else name, before.get(name), after.get(name), found)
-    elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
-        if list(before) != list(after):
-            found.append(f"{path}: {list(before)} -> {list(after)}")
-    elif before != after:
-        found.append(f"{path}: {_short(before)} -> {_short(after)}")
-
-
-def _short(value: Any) -> str:
-    """One value for people: digests cut, what is not there called none, a document by its first words."""
-    match value:
-        case _ if value in _NOTHING:
-            return "none"
-        case Mapping():
-            return ", ".join(f"{name} {_short(item)}" for name, item in value.items() if item not in _NOTHING)
-        case _:
-            text = str(value)
-            return f"{text[:12]}…" if len(text) == 64 else text
 
 
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.plan import changes
-from farm.spec import CompileSpec, Device
+from farm.spec import CompileSpec, Device, changes
 
 
 def spec(**changed: Any) -> CompileSpec:
