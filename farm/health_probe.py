@@ -17,9 +17,10 @@ from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models import read_model
+from farm.nodes.share import Kind
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import FreeSlots, Kind, Slot
+from farm.slots import FreeSlots, Slot
 from farm.steps import Children, StepEnded, Steps
 from farm.verification import judge
 

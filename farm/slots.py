@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.pools import Pool
-
 LOOK_SECONDS = 0.5
 """Between two looks for a free slot; a GPU's holder may be a process of another worker."""
 
@@ -45,23 +43,6 @@ class Slot:
 
 
 ANYWHERE = Slot()
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The slots of one kind on a node (each GPU model, CPU), and the pools that any of them serves.
-
-    `threads` is what the compiler of one attempt uses.
-    """
-
-    name: str
-    pools: tuple[Pool, ...]
-    slots: tuple[Slot, ...]
-    threads: int = 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the kind as plain JSON."""
-        return {**asdict(self), "pools": [pool.as_dict() for pool in self.pools]}
 
 
 def as_text(slots: Sequence[Slot]) -> str:

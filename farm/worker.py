@@ -32,8 +32,9 @@ from farm.health_port import Health, serve_health
 from farm.health_probe import lacks_room
 from farm.health_probe import probe as health_probe
 from farm.logging import get_logger
+from farm.nodes.share import Kind
 from farm.settings import Settings
-from farm.slots import CONSUME, CONSUMING, RELEASE, Kind, Slot, as_text
+from farm.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
 from farm.store import Beat, Store
 
 log = get_logger(__name__)

@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import FreeSlots, Kind, Slot
+from farm.slots import FreeSlots, Slot
 
 
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:
@@ -86,3 +88,20 @@ def cpu_list(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cpus |= set(range(int(first), int(last or first) + 1))
     return cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The slots of one kind on a node (each GPU model, CPU), and the pools that any of them serves.
+
+    `threads` is what the compiler of one attempt uses.
+    """
+
+    name: str
+    pools: tuple[Pool, ...]
+    slots: tuple[Slot, ...]
+    threads: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the kind as plain JSON."""
+        return {**asdict(self), "pools": [pool.as_dict() for pool in self.pools]}
