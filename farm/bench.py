@@ -14,7 +14,8 @@ from typing import Any
 
 from farm.comparison import MIN_ROUNDS, distribution
 from farm.compilers import COMPILERS
-from farm.steps import ONE_SAMPLE, Children, Machine
+from farm.compiling.children import Children, Machine
+from farm.compiling.requests import ONE_SAMPLE
 
 FIRST_RUNS = 10
 ROUNDS = 40

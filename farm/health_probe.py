@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from farm.compiling.children import Children, StepEnded
 from farm.errors import FarmError
 from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
@@ -21,7 +22,7 @@ from farm.nodes.share import Kind
 from farm.pools import Pool
 from farm.settings import Settings
 from farm.slots import FreeSlots, Slot
-from farm.steps import Children, StepEnded, Steps
+from farm.steps import Steps
 from farm.verification import judge
 
 PROBE_SECONDS = 300.0

@@ -11,10 +11,10 @@ from typing import Any
 from farm import reproduction
 from farm.artifacts import ArtifactStore, reference_key
 from farm.compiling.attempt import Attempt
+from farm.compiling.requests import reference_recipe
 from farm.errors import NotFound
 from farm.jobs.state import Limits, State
 from farm.spec import digest_of
-from farm.steps import reference_recipe
 from farm.store import Store
 
 SHOWN_LOG = 64 << 20

@@ -21,10 +21,12 @@ from typing import Any
 
 import farm
 from farm.compiling.attempt import Attempt
+from farm.compiling.children import Children, Machine, StepEnded
+from farm.compiling.requests import after_a_crash
 from farm.jobs.state import Limits, Phase
 from farm.slots import Slot
 from farm.spec import CompileSpec, cache_key
-from farm.steps import Children, Machine, StepEnded, Steps, after_a_crash
+from farm.steps import Steps
 
 Document = dict[str, Any]
 Bring = Callable[[Mapping[str, Any], Path], object]

@@ -16,10 +16,10 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 if TYPE_CHECKING:
     from farm.bench import Contestant, Measured
     from farm.client import FarmClient
+    from farm.compiling.children import OnPhase
     from farm.nodes import Findings
     from farm.nodes.usage import Usage
     from farm.settings import Settings
-    from farm.steps import OnPhase
 
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
@@ -255,10 +255,10 @@ def _measure(
     import threading
 
     from farm.bench import measure
+    from farm.compiling.children import Children
     from farm.jobs.state import Limits
     from farm.nodes.share import one_slot
     from farm.nodes.usage import watch
-    from farm.steps import Children
 
     settings = settings.model_copy(update={"migraphx_path": findings.migraphx_path})
     pools = []

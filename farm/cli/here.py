@@ -13,9 +13,9 @@ from farm.cli import output, render
 from farm.errors import CompileFailed, FarmFault
 
 if TYPE_CHECKING:
+    from farm.compiling.children import OnPhase
     from farm.jobs.state import Phase
     from farm.settings import Settings
-    from farm.steps import OnPhase
 
 
 @contextmanager
@@ -24,9 +24,9 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
 
     Whatever ends a step becomes an error with its exit code; being asked to end politely is Ctrl-C.
     """
+    from farm.compiling.children import StepEnded
     from farm.jobs.state import Fault
     from farm.settings import load_settings
-    from farm.steps import StepEnded
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings(cpu_slots=1)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
+from farm.compiling.children import Children
+from farm.compiling.requests import reference_recipe
 from farm.jobs.state import Limits
 from farm.settings import load_settings
 from farm.slots import Slot
-from farm.steps import Children, Steps, program_name, reference_recipe
+from farm.steps import Steps, program_name
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:

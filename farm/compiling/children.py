@@ -1,0 +1,172 @@
+"""Children: run requests in sealed child processes, one after the other, under the limits of one attempt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from farm.child import Limits as ChildLimits
+from farm.child import Seal, run_child
+from farm.failures import Failure, classify
+from farm.jobs.state import Limits, Phase
+from farm.slots import ANYWHERE, Slot
+
+OnPhase = Callable[[Phase, float | None, str], None]
+
+
+class Machine(Protocol):
+    """What the steps have to know of the machine that they run on: some of the farm's settings."""
+
+    @property
+    def threads_per_slot(self) -> int:
+        """Threads that a child may use."""
+
+    @property
+    def measure_seconds(self) -> float:
+        """How long a program is run again and again."""
+
+    @property
+    def hang_seconds(self) -> float:
+        """How long a child may show no sign of life; 0 is no limit."""
+
+    @property
+    def migraphx_path(self) -> str:
+        """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
+
+    @property
+    def migraphx_python(self) -> str:
+        """Interpreter for MIGraphX's children; empty: this one."""
+
+
+class StepEnded(Exception):
+    """A step did not get to its end: `failure` says why; None where it was cancelled."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}" if failure else "cancelled")
+        self.failure = failure
+
+
+@dataclass
+class Children:
+    """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
+
+    They run in `slot`; `environment` is added to theirs. Those in other slots, at the same time, are `beside` them.
+    """
+
+    folder: Path
+    settings: Machine
+    limits: Limits
+    on_phase: OnPhase
+    cancelled: threading.Event
+    slot: Slot = ANYWHERE
+    environment: Mapping[str, str] = field(default_factory=dict)
+    conditions: Callable[[], dict[str, Any] | None] = lambda: None
+    """Tells how the slot's GPU is at the moment; asked by `look`."""
+    began: float = field(default_factory=time.monotonic)
+    memory: list[int] = field(default_factory=list)
+    """Peaks in bytes, of every child."""
+
+    def __post_init__(self) -> None:
+        self.log_path = self.folder / "log.txt"
+        self.phases: dict[str, float] = {}
+        self.started_at = datetime.now(UTC)
+        self.log_path.touch()
+
+    def beside(self, slot: Slot, folder: Path) -> Children:
+        """Return what runs children of the same attempt in another slot at the same time, with a log of its own.
+
+        The time limit is that of all, the memory limit that of each.
+        """
+        folder.mkdir()
+        return replace(self, slot=slot, folder=folder)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it all began."""
+        return round(time.monotonic() - self.began, 3)
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that a child took, in bytes."""
+        return max(self.memory, default=0)
+
+    def look(self, when: str) -> dict[str, Any] | None:
+        """Return how the slot's GPU is, while no child runs; the log says where others use it (`before measuring`)."""
+        found = self.conditions()
+        processes = (found or {}).get("processes")
+        if processes and processes["count"]:
+            with self.log_path.open("a") as log:
+                held = f"processes: {processes['count']}, memory: {processes['memory'] / 1e6:.0f} MB"
+                log.write(f"{when}: others use the GPU ({held}); times are rough, measure again when it is idle\n")
+        return found
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Say that a phase begins, and time it."""
+        if self.cancelled.is_set():
+            raise StepEnded(None)
+        self.on_phase(phase, None, "")
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
+        quiet: bool = False,
+        python: str | None = None,
+    ) -> dict[str, Any]:
+        """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
+
+        The child may read these files and folders, and write to those folders; they are made where they are missing.
+        It gets `seconds` at most (0: as long as there is); with `quiet` what it says of its progress is kept back.
+        `python` is another interpreter than its compiler's. Raises StepEnded where there is no answer.
+        """
+        for folder in write:
+            folder.mkdir(parents=True, exist_ok=True)
+        left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
+        left = min(left, seconds) if seconds else left
+        migraphx = request["compiler"] == "migraphx"
+        end = run_child(
+            {
+                **request,
+                "threads": self.settings.threads_per_slot,
+                "gpu": self.slot.gpu,
+                "cpus": self.slot.cpus,
+                "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
+            },
+            log_path=self.log_path,
+            python=(self.settings.migraphx_python if migraphx else "") if python is None else python,
+            environment={**self.environment, **(environment or {})},
+            limits=ChildLimits(
+                time=left,
+                whole=0.0 if left == seconds else self.limits["time"],
+                memory=self.limits["memory"],
+                hang=self.settings.hang_seconds,
+                waiting=1.0 if self.slot.gpu else 0.0,
+            ),
+            folder=self.folder,
+            on_message=None if quiet else self._told,
+            cancelled=self.cancelled,
+            seal=Seal(read=read, write=write),
+        )
+        self.memory.append(end.memory)
+        if end.result is not None and end.ok:
+            return end.result
+        raise StepEnded(classify(end))
+
+    def _told(self, message: Mapping[str, Any]) -> None:
+        self.on_phase(Phase(message["phase"]), message["progress"], message["detail"])

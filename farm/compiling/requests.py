@@ -1,0 +1,185 @@
+"""Requests to the child, made from a work order: what `farm/runner/protocol.py` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
+from farm.jobs.state import FailureKind
+
+ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
+"""What an unverified program is measured with."""
+
+
+def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
+    """Return what the children of an attempt get beside the clean environment, by the kinds of those before it.
+
+    MIGraphX aborts on what a compile thread raises; without threads the same becomes an error that says why.
+    """
+    return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if FailureKind.COMPILER_CRASH in previous else {}
+
+
+_READING = ("nhwc", "max_loop_iterations", "limit_max_iterations")
+"""MIGraphX's options that change what a model is read as."""
+
+
+def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the reference outputs of a work order; equal recipes share one blob."""
+    spec = order["spec"]
+    verification = spec["verification"]
+    recipe = {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
+    if verification and verification["reference"] == "migraphx":
+        # It reads the original model by these options too: another layout, or fewer iterations of a loop.
+        recipe["options"] = {name: spec["options"][name] for name in _READING if name in spec["options"]}
+    return recipe
+
+
+def reference_request(order: Mapping[str, Any], model: Path, samples: Path | None, reference: Path) -> dict[str, Any]:
+    """Ask for sample inputs and their right outputs, written to `reference`; checks the model too."""
+    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE, "reference": "none"}
+    return _request(
+        order,
+        "reference",
+        compiler=verification["reference"],
+        device="ref" if verification["reference"] == "migraphx" else "cpu",
+        model=_model(order, model),
+        samples={"path": str(samples)} if samples else verification["samples"],
+        min_samples=verification["samples"].get("generate", 1),
+        reference=str(reference),
+    )
+
+
+def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> dict[str, Any]:
+    """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
+    return _request(
+        order, "slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
+    )
+
+
+def tune_request(order: Mapping[str, Any], piece: Mapping[str, Any], *, database: Path, key: str) -> dict[str, Any]:
+    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
+    whole = compile_request(order, Path(piece["path"]), None, database)
+    ranges = (order["spec"]["calibration"] or {}).get("ranges") or {}
+    return {
+        **{name: value for name, value in whole.items() if name != "program"},
+        "action": "tune",
+        "model": {"path": piece["path"], "format": "onnx"},
+        "inputs": piece["inputs"],
+        "batch": None,
+        "calibration": {"generate": 2, "seed": 0, "ranges": ranges},
+        "database": str(database),
+        "key": key,
+    }
+
+
+def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
+    return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
+
+
+def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> dict[str, Any]:
+    """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
+    quantization = order["spec"]["quantization"]
+    return _request(
+        order,
+        "pack",
+        compiler="onnxruntime",
+        device="cpu",
+        model=_model(order, model),
+        quantization=quantization,
+        packed=str(packed),
+    )
+
+
+def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> dict[str, Any]:
+    """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
+    spec = order["spec"]
+    return _request(
+        order,
+        "compile",
+        model=_model(order, model),
+        calibration={"path": str(calibration)} if calibration else spec["calibration"],
+        program=str(program),
+        cross=order.get("cross"),
+        precision=spec["precision"],
+        quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
+        tuning={**spec["tuning"], **tuning_mode(order).arguments},
+    )
+
+
+def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
+    """Return what the tuning mode of a work order sets; nothing where it is off."""
+    compiler, _, device = str(order["target"]).partition("/")
+    kind = COMPILERS[compiler].device(device)
+    return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())
+
+
+def evaluate_request(
+    order: Mapping[str, Any],
+    program: Path,
+    compiled: Mapping[str, Any],
+    reference: Path,
+    sample: Path,
+    measure_seconds: float,
+) -> dict[str, Any]:
+    """Ask for the stored program to be loaded, compared with the reference and measured."""
+    precision = order["spec"]["precision"]
+    return _request(
+        order,
+        "evaluate",
+        program=str(program),
+        model={"format": order["model"]["format"]},
+        reference=str(reference),
+        outputs=[output["name"] for output in compiled["outputs"]],
+        tolerance=default_tolerance(precision),
+        equal=default_equal_share(precision),
+        measure_seconds=measure_seconds,
+        sample=str(sample),
+        session=compiled.get("session"),
+    )
+
+
+def bench_request(
+    order: Mapping[str, Any],
+    programs: Sequence[tuple[Path, Mapping[str, Any]]],
+    samples: Path | None,
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Ask for programs of one cell, each with what its compile said, to be measured in turns."""
+    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE}
+    whole = _request(order, "bench", rounds=rounds, seconds=seconds, first=2)
+    source = {"path": str(samples)} if samples else verification["samples"]
+    parts = [
+        {
+            **{name: whole[name] for name in ("compiler", "device", "inputs", "batch", "options")},
+            "program": str(path),
+            "model": {"format": order["model"]["format"]},
+            "outputs": [output["name"] for output in compiled["outputs"]],
+            "samples": source,
+            "session": compiled.get("session"),
+        }
+        for path, compiled in programs
+    ]
+    return {**whole, "programs": parts}
+
+
+def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, Any]:
+    spec = order["spec"]
+    compiler, _, device = str(order["target"]).partition("/")
+    return {
+        "action": action,
+        "compiler": compiler,
+        "device": device,
+        **{name: spec[name] for name in ("inputs", "batch")},
+        "options": COMPILERS[compiler].filled(spec["options"]),
+        **fields,
+    }
+
+
+def _model(order: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    model = order["model"]
+    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
