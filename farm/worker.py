@@ -15,12 +15,10 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -32,9 +30,10 @@ from farm.health_port import Health, serve_health
 from farm.health_probe import lacks_room
 from farm.health_probe import probe as health_probe
 from farm.logging import get_logger
+from farm.node.celery_process import Process
+from farm.node.probes import Probes
 from farm.nodes.share import Kind
 from farm.settings import Settings
-from farm.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
 from farm.store import Beat, Store
 
 log = get_logger(__name__)
@@ -55,8 +54,6 @@ SUSPICIOUS = 3
 STILL_SECONDS = 60.0
 """After so long without a look at its workers the supervisor stands still."""
 
-LONGEST_PAUSE = 3600.0
-"""Seconds between two health probes of a fenced node, however long it has been."""
 
 UNPROVEN = "its first health probe runs"
 """Why a worker rests that has just started."""
@@ -442,148 +439,3 @@ class Worker:
             self.done = True
             return
         self._beat()
-
-
-class Probes:
-    """A worker's health probes: one at a time, each in a thread, at growing pauses while the node is fenced."""
-
-    def __init__(self, probe: Callable[[], str], pause: float, nudge: Callable[[], None]) -> None:
-        self._probe = probe
-        self._nudge = nudge
-        self._first_pause = pause
-        self._running = False
-        self._fences = 0
-        self._since = 0
-        self._next = 0.0
-        self.answer: str | None = None
-        """What the last probe found wrong, until that is told; empty: nothing."""
-        self.row = 0
-        """How many passed in a row since the node was fenced."""
-        self.proven = False
-        """Whether the store knows one's answer."""
-
-    @property
-    def due(self) -> bool:
-        """Whether the pause after the last one is over."""
-        return time.monotonic() >= self._next
-
-    def begin_row(self) -> None:
-        """The node was fenced: what passed before does not count. The oftener, the longer the pauses."""
-        self.row, self._since, self._next = 0, 0, 0.0
-        self._fences += 1
-
-    def start(self) -> None:
-        """Start one, where none runs whose answer has not been told."""
-        if self._running or self.answer is not None:
-            return
-        self._running = True
-        # A daemon: it may take minutes, and nobody waits for it when the worker ends.
-        threading.Thread(target=self._run, name="health-probe", daemon=True).start()
-
-    def told(self) -> None:
-        """The store knows the answer."""
-        self.answer = None
-        self.proven = True
-
-    def forget(self) -> None:
-        """The last answer is not to be believed."""
-        self.answer = None
-
-    def _run(self) -> None:
-        try:
-            wrong = self._probe()
-        except Exception as error:  # What breaks a probe would break attempts.
-            log.exception("health probe broke")
-            wrong = f"{type(error).__name__}: {error}"
-        self.row = 0 if wrong else self.row + 1
-        self._next = time.monotonic() + min(
-            self._first_pause * 2 ** min(self._since + max(0, self._fences - 1), 20), LONGEST_PAUSE
-        )
-        self._since += 1
-        self._running, self.answer = False, wrong
-        self._nudge()
-
-
-class Process:
-    """A Celery worker process that ends when this one does."""
-
-    def __init__(
-        self,
-        app: str,
-        *,
-        queues: Sequence[str],
-        slots: Sequence[Slot],
-        worker: str,
-        node: str,
-        environment: dict[str, str],
-    ) -> None:
-        self._lifeline, lifeline = socket.socketpair()
-        command = [
-            *(sys.executable, "-m", "celery", "--app", app, "--quiet", "worker"),
-            *("--pool", "threads", "--concurrency", str(len(slots)), "--queues", ",".join(queues)),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", worker),
-            *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node, "--slots", as_text(slots)),
-        ]
-        # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
-        with lifeline:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[lifeline.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
-        self._lifeline.setblocking(False)
-        self.descriptor = os.pidfd_open(self._popen.pid)
-        """Readable when the process has ended."""
-        self._started = time.monotonic()
-        self._consuming: float | None = None
-        self.may_consume = False
-
-    @property
-    def age(self) -> float:
-        """Seconds since it was started, or may consume."""
-        return time.monotonic() - self._started
-
-    @property
-    def consuming_for(self) -> float | None:
-        """Seconds since it said that it consumes; None where it has not."""
-        if self._consuming is None:
-            with suppress(BlockingIOError, ConnectionResetError):
-                if self._lifeline.recv(1) == CONSUMING:
-                    self._consuming = time.monotonic()
-        return None if self._consuming is None else time.monotonic() - self._consuming
-
-    @property
-    def ended(self) -> bool:
-        """Whether it runs no more."""
-        return self._popen.poll() is not None
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status, once it has ended."""
-        return self._popen.poll()
-
-    def consume(self) -> None:
-        """Let it take messages, which is what its age counts from. Repeatable."""
-        if not self.may_consume:
-            self.may_consume, self._started = True, time.monotonic()
-            with suppress(BrokenPipeError):
-                self._lifeline.send(CONSUME)
-
-    def stop_consuming(self) -> None:
-        """Take no more messages, and end when the running ones have."""
-        self._popen.send_signal(signal.SIGTERM)
-
-    def release(self) -> None:
-        """End the attempts that run, and give them back."""
-        with suppress(BrokenPipeError):
-            self._lifeline.send(RELEASE)
-
-    def kill(self) -> None:
-        """End it now, where it has not ended, and let go of it. Repeatable."""
-        self._popen.kill()
-        self._popen.wait()
-        if self._lifeline.fileno() >= 0:
-            self._lifeline.close()
-            os.close(self.descriptor)

@@ -1,0 +1,1 @@
+"""Node: what runs on a worker node, from its supervisor to the executor of one attempt."""

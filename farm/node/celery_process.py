@@ -1,0 +1,99 @@
+"""The Celery process of a worker: started, spoken to over its lifeline, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from farm.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
+
+
+class Process:
+    """A Celery worker process that ends when this one does."""
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        queues: Sequence[str],
+        slots: Sequence[Slot],
+        worker: str,
+        node: str,
+        environment: dict[str, str],
+    ) -> None:
+        self._lifeline, lifeline = socket.socketpair()
+        command = [
+            *(sys.executable, "-m", "celery", "--app", app, "--quiet", "worker"),
+            *("--pool", "threads", "--concurrency", str(len(slots)), "--queues", ",".join(queues)),
+            *("--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", worker),
+            *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node, "--slots", as_text(slots)),
+        ]
+        # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
+        with lifeline:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[lifeline.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        self._lifeline.setblocking(False)
+        self.descriptor = os.pidfd_open(self._popen.pid)
+        """Readable when the process has ended."""
+        self._started = time.monotonic()
+        self._consuming: float | None = None
+        self.may_consume = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started, or may consume."""
+        return time.monotonic() - self._started
+
+    @property
+    def consuming_for(self) -> float | None:
+        """Seconds since it said that it consumes; None where it has not."""
+        if self._consuming is None:
+            with suppress(BlockingIOError, ConnectionResetError):
+                if self._lifeline.recv(1) == CONSUMING:
+                    self._consuming = time.monotonic()
+        return None if self._consuming is None else time.monotonic() - self._consuming
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._popen.poll() is not None
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, once it has ended."""
+        return self._popen.poll()
+
+    def consume(self) -> None:
+        """Let it take messages, which is what its age counts from. Repeatable."""
+        if not self.may_consume:
+            self.may_consume, self._started = True, time.monotonic()
+            with suppress(BrokenPipeError):
+                self._lifeline.send(CONSUME)
+
+    def stop_consuming(self) -> None:
+        """Take no more messages, and end when the running ones have."""
+        self._popen.send_signal(signal.SIGTERM)
+
+    def release(self) -> None:
+        """End the attempts that run, and give them back."""
+        with suppress(BrokenPipeError):
+            self._lifeline.send(RELEASE)
+
+    def kill(self) -> None:
+        """End it now, where it has not ended, and let go of it. Repeatable."""
+        self._popen.kill()
+        self._popen.wait()
+        if self._lifeline.fileno() >= 0:
+            self._lifeline.close()
+            os.close(self.descriptor)
