@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import ArtifactStore
-from farm.child import Limits, Seal, run_child
+from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.failures import classify
 from farm.errors import UsageError
-from farm.failures import classify
 from farm.jobs.state import Fault
 from farm.models import FrozenModel, UnreadableModel, read_model
 

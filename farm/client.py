@@ -378,7 +378,7 @@ class FarmClient:
 
         Raises UsageError where the folder has other content.
         """
-        from farm import reproduction
+        from farm.compiling import reproduction
 
         document = self.reproduction(name, cell)
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.child import Limits, Seal, run_child
 from farm.client_cache import adopt, note_use
+from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.failures import classify
 from farm.errors import UsageError
-from farm.failures import classify
 from farm.manifest import ModelEntry
 from farm.models import UnreadableModel, file_reference
 from farm.shapes import Span

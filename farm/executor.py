@@ -18,21 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm import reproduction
 from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
 from farm.compilers import OFF
+from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.requests import after_a_crash, reference_recipe
+from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.nodes.usage import conditions
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
-from farm.steps import Steps
 from farm.tuner import Published, Tuner
 from farm.tuning.database import TuningDatabase, device_name, mode_name
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
+from farm.compiling.slots import FreeSlots, Slot
 from farm.logging import get_logger
-from farm.slots import FreeSlots, Slot
 
 log = get_logger(__name__)
 

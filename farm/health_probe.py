@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from farm.compiling.children import Children, StepEnded
+from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.steps import Steps
 from farm.errors import FarmError
 from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
@@ -21,8 +23,6 @@ from farm.models import read_model
 from farm.nodes.share import Kind
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import FreeSlots, Slot
-from farm.steps import Steps
 from farm.verification import judge
 
 PROBE_SECONDS = 300.0

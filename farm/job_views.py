@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farm import reproduction
 from farm.artifacts import ArtifactStore, reference_key
+from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe
 from farm.errors import NotFound
@@ -53,7 +53,7 @@ class Jobs:
         return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
 
     def reproduction(self, namespace: str, job_id: str) -> Document:
-        """Return all that decides a job's last attempt (`farm.reproduction.describe`), however it ended.
+        """Return all that decides a job's last attempt (`farm.compiling.reproduction.describe`), however it ended.
 
         Raises NotFound.
         """

@@ -23,6 +23,7 @@ from farm.client_cache import default_cache
 from farm.comparison import compare
 from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.compiling.children import Children, OnPhase
+from farm.compiling.steps import Steps
 from farm.conversion import convert, kind_of
 from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError, suggestion
@@ -37,7 +38,6 @@ from farm.pools import Pool
 from farm.settings import Settings
 from farm.shapes import BATCH
 from farm.sources import Inputs, freeze
-from farm.steps import Steps
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun
 from farm.verification import Judgement, judge, tolerance_of

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 from farm.compilers import COMPILERS
 from farm.compiling.children import StepEnded
 from farm.compiling.requests import slice_request, tune_request, tuning_mode
+from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.steps import Steps
 from farm.errors import FarmFault
 from farm.fan_out import FanOut
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
-from farm.slots import FreeSlots, Slot
 from farm.spec import digest_of
-from farm.steps import Steps
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
 from farm.tuning.records import Snapshot, Store, Work

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 import farm
-from farm import cgroups
+from farm.compiling import cgroups
 from farm.errors import StoreUnavailable
 from farm.health_port import Health, serve_health
 from farm.health_probe import lacks_room

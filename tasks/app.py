@@ -12,9 +12,9 @@ from celery.exceptions import CPendingDeprecationWarning
 from click import Option
 
 from farm.app import Farm
+from farm.compiling.slots import from_text
 from farm.errors import FarmFault
 from farm.logging import configure
-from farm.slots import from_text
 from tasks import compile as _registers_the_task  # noqa: F401
 from tasks.slots import Slots
 
@@ -27,7 +27,7 @@ app.user_options["worker"].update(
         ),
         Option(["--worker"], default="", help="The id under which the supervisor registered this worker."),
         Option(["--node"], default="", help="The name of this node."),
-        Option(["--slots"], default="[]", help="The slots of this process, as farm/slots.py writes them."),
+        Option(["--slots"], default="[]", help="The slots of this process, as farm/compiling/slots.py writes them."),
     ]
 )
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
+from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings
-from farm.slots import CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
 from farm.store import Claim, Store
 
 log = get_logger(__name__)

@@ -22,9 +22,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from farm.child import NO_LIMITS, ChildEnd, EndedBy, Limits, run_child
 from farm.compilers import COMPILERS
-from farm.failures import classify
+from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, run_child
+from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
 

@@ -115,12 +115,12 @@ if __name__ == "__main__":
 # --- the worker ------------------------------------------------------------------------------------------------
 
 from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
-from farm.child import Limits, run_child  # noqa: E402
+from farm.compiling.child_process import Limits, run_child  # noqa: E402
 from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
-from farm.failures import classify  # noqa: E402
+from farm.compiling.failures import classify  # noqa: E402
+from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
+from farm.compiling.steps import Steps  # noqa: E402
 from farm.settings import Settings  # noqa: E402
-from farm.slots import ANYWHERE, Slot  # noqa: E402
-from farm.steps import Steps  # noqa: E402
 from farm.tuner import Tuner  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
 

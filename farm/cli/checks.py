@@ -183,7 +183,7 @@ def _seal() -> Check:
 
 
 def _memory_limits() -> Check:
-    from farm.cgroups import find
+    from farm.compiling.cgroups import find
 
     groups = find()
     if groups.version:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
 from farm.jobs.state import Limits
-from farm.slots import ANYWHERE, FreeSlots, Slot
 
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from farm.child import Limits as ChildLimits
-from farm.child import Seal, run_child
-from farm.failures import Failure, classify
+from farm.compiling.child_process import Limits as ChildLimits
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import Failure, classify
+from farm.compiling.slots import ANYWHERE, Slot
 from farm.jobs.state import Limits, Phase
-from farm.slots import ANYWHERE, Slot
 
 OnPhase = Callable[[Phase, float | None, str], None]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from farm.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
+from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
 
 
 class Process:

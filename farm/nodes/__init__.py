@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.child import Limits, run_child
 from farm.compilers import COMPILERS
+from farm.compiling.child_process import Limits, run_child
+from farm.compiling.failures import classify
 from farm.devices import understand_target
-from farm.failures import classify
 from farm.nodes.gpus import Gpu, Note, find_gpus
 from farm.nodes.machine import Machine
 from farm.nodes.rocm import Rocm, find_rocm

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farm.compiling.slots import FreeSlots, Slot
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
 from farm.pools import Pool
 from farm.settings import Settings
-from farm.slots import FreeSlots, Slot
 
 
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from farm import child
+from farm.compiling import child_process as child
 
 run_child = child.run_child
 # Before anybody else takes it from there; whichever module of a release that is.

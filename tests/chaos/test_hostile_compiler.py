@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from farm import child
 from farm.app import Farm
+from farm.compiling import child_process as child
 from farm.compiling.attempt import Attempt
+from farm.compiling.slots import Slot
 from farm.jobs.state import AttemptEnd
 from farm.pools import Pool, Target
 from farm.runner.seal import unsealable
 from farm.settings import Settings
-from farm.slots import Slot
 from farm.spec import Device
 from tests.api_farm import freeze_manifest
 from tests.chaos.report import Fault

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from farm.child import Limits, Seal, run_child
 from farm.compilers import COMPILERS
-from farm.failures import classify
+from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from tests.chaos.report import Fault

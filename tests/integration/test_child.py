@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from farm import cgroups
-from farm.child import NO_LIMITS, ChildEnd, EndedBy, Limits, Seal, run_child
-from farm.failures import classify
+from farm.compiling import cgroups
+from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, Seal, run_child
+from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
 from tests.helpers import wait_until
@@ -281,7 +281,7 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from farm.child import run_child\n"
+            "import sys; from pathlib import Path; from farm.compiling.child_process import run_child\n"
             "run_child({'do': sys.argv[1], 'pids': sys.argv[2], 'seconds': 600}, log_path=Path(sys.argv[3]),"
             " script=Path(sys.argv[4]), folder=Path(sys.argv[3]).parent)",
             do,

@@ -12,11 +12,11 @@ import pytest
 from farm.comparison import Comparison
 from farm.compilers import COMPILERS
 from farm.compiling.children import Children
+from farm.compiling.reproduction import MachineFile
 from farm.compiling.requests import slice_request
+from farm.compiling.steps import Steps
 from farm.jobs.state import Limits
-from farm.reproduction import MachineFile
 from farm.search import slice_key
-from farm.steps import Steps
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.files import write_folder

@@ -17,15 +17,15 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.sidecar import Measurements
-from farm.child import ChildEnd, run_child
 from farm.compiling.attempt import Attempt
+from farm.compiling.child_process import ChildEnd, run_child
+from farm.compiling.slots import ANYWHERE, Slot
+from farm.compiling.steps import measurements_of
 from farm.errors import UsageError
 from farm.fetching import place_kernels
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages
-from farm.slots import ANYWHERE, Slot
-from farm.steps import measurements_of
 from farm.tuner import Tuner
 from farm.tuning.database import databases
 from tests.api_farm import MANIFEST, POOL, freeze_manifest
@@ -92,7 +92,7 @@ def test_after_a_crash_every_child_compiles_without_threads(
         given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
         return run_child(request, **options)
 
-    monkeypatch.setattr("farm.steps.run_child", noted)
+    monkeypatch.setattr("farm.compiling.steps.run_child", noted)
     assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
     assert set(given) == {threads}
 

@@ -10,11 +10,11 @@ import pytest
 
 from farm.artifacts.s3 import S3Store
 from farm.compiling.children import StepEnded
+from farm.compiling.slots import Slot
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.search import slice_key
 from farm.settings import Settings, load_settings
-from farm.slots import Slot
 from farm.tuner import Published
 from farm.tuning.files import OBJECTS, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store

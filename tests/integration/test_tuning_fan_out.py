@@ -19,9 +19,9 @@ from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.client import freeze
 from farm.compiling.children import StepEnded
+from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase
 from farm.settings import Settings, load_settings
-from farm.slots import FreeSlots, Slot
 from farm.tuner import Tuner
 from farm.tuning.records import Store
 from tasks.slots import Slots

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.cgroups import LEAF, Groups, find, hand_on, limited
+from farm.compiling.cgroups import LEAF, Groups, find, hand_on, limited
 
 V1 = "36 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"

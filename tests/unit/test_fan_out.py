@@ -7,8 +7,8 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
+from farm.compiling.slots import FreeSlots, Slot
 from farm.fan_out import FanOut
-from farm.slots import FreeSlots, Slot
 
 SLOTS = [Slot(f"GPU-{index}") for index in range(4)]
 OWN = SLOTS[0]

@@ -90,7 +90,7 @@ def test_the_child_imports_nothing_else_of_the_farm() -> None:
 
 def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
     """These modules go into every folder that `farm reproduce` writes; the runner is read as files there, too."""
-    from farm.reproduction import MODULES
+    from farm.compiling.reproduction import MODULES
 
     paths = [
         path
@@ -119,4 +119,4 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         if "environ" in (text := path.read_text()) and '"FARM_' in text
     }
     # NO_COLOR and its like are not settings; a child's mark is no setting either.
-    assert readers <= {"farm/settings.py", "farm/child.py", "farm/embedded.py", "farm/cli/output.py"}
+    assert readers <= {"farm/settings.py", "farm/compiling/child_process.py", "farm/embedded.py", "farm/cli/output.py"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from farm.compilers import MIGRAPHX
+from farm.compiling.slots import FreeSlots, Slot, as_text, from_text
 from farm.devices import profiles
 from farm.nodes.gpus import Gpu, find_gpus
 from farm.nodes.machine import Machine
@@ -19,7 +20,6 @@ from farm.nodes.rocm import find_rocm
 from farm.nodes.share import share_out
 from farm.pools import Pool, Target
 from farm.settings import Settings, load_settings
-from farm.slots import FreeSlots, Slot, as_text, from_text
 from farm.spec import Device
 from tests.recorded import NODES, program, recorded
 

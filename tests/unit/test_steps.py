@@ -12,10 +12,10 @@ import pytest
 from farm.api.schemas import FILE_NAME
 from farm.compiling.children import Children
 from farm.compiling.requests import reference_recipe
+from farm.compiling.slots import Slot
+from farm.compiling.steps import Steps, program_name
 from farm.jobs.state import Limits
 from farm.settings import load_settings
-from farm.slots import Slot
-from farm.steps import Steps, program_name
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from farm.cgroups import limited
+from farm.compiling.cgroups import limited
 from farm.jobs.state import Phase
 
-RUNNER = Path(__file__).parent / "runner" / "child.py"
+RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
 
 OnMessage = Callable[[Mapping[str, Any]], None]

@@ -1,8 +1,8 @@
 """Reproduction: one attempt alone, in a folder that anybody can run, without the farm, Redis or S3.
 
 The folder holds the attempt's inputs, spec and work order, and a copy of those modules of the farm that take its steps:
-they need the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m farm.reproduction`) runs the
-same children with the same checks, and computes the cache key from `spec.json`.
+they need the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m
+farm.compiling.reproduction`) runs the same children with the same checks, and computes the cache key from `spec.json`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, Machine, StepEnded
 from farm.compiling.requests import after_a_crash
+from farm.compiling.slots import Slot
+from farm.compiling.steps import Steps
 from farm.jobs.state import Limits, Phase
-from farm.slots import Slot
 from farm.spec import CompileSpec, cache_key
-from farm.steps import Steps
 
 Document = dict[str, Any]
 Bring = Callable[[Mapping[str, Any], Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "cgroups.py", "child.py", "compilers", "compiling", "failures.py", "jobs", "pools.py", "reproduction.py",
-    "runner", "slots.py", "spec.py", "steps.py",
+    "__init__.py", "compilers", "compiling", "jobs", "runner", "spec.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another and the standard library."""
 
@@ -96,7 +95,7 @@ def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring
     rest = {name: value for name, value in order.items() if name != "spec"}
     _put(folder / "reproduction.json", {**document, "order": rest})
     _put(folder / "machine.json", asdict(machine))
-    source = Path(__file__).parent
+    source = Path(__file__).parent.parent
     for name in MODULES:
         target = folder / "farm" / name
         if (source / name).is_dir():
@@ -143,7 +142,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "$python is no Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
   exit 2
 fi
-exec "$python" -m farm.reproduction "$@"
+exec "$python" -m farm.compiling.reproduction "$@"
 """
 
 _README = """\
@@ -284,7 +283,7 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rerun the attempt of the folder that this copy of the module lies in; return the exit code."""
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     document = json.loads((folder / "reproduction.json").read_text())
     machine = MachineFile(**json.loads((folder / "machine.json").read_text()))
     parser = argparse.ArgumentParser(prog="run.sh", description="Rerun one attempt, without the farm.")

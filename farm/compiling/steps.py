@@ -18,7 +18,7 @@ import farm
 from farm.compilers import COMPILERS
 from farm.compiling.children import Children
 from farm.compiling.requests import check_request, compile_request, evaluate_request, pack_request, reference_request
-from farm.slots import Slot
+from farm.compiling.slots import Slot
 from farm.spec import digest_of
 
 

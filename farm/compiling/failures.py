@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from farm.child import ChildEnd, EndedBy
+from farm.compiling.child_process import ChildEnd, EndedBy
 from farm.jobs.state import FailureKind
 
 
