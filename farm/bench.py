@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.comparison import MIN_ROUNDS, distribution
-from farm.compilers import COMPILERS
 from farm.compiling.children import Children, Machine
 from farm.compiling.requests import ONE_SAMPLE
+from farm.targets.compilers import COMPILERS
 
 FIRST_RUNS = 10
 ROUNDS = 40

@@ -41,12 +41,12 @@ from farm.matrix import Cell, expand
 from farm.models import FrozenModel
 from farm.outlook import kept, outlook
 from farm.plan import Plan, make_plan, needed_blobs
-from farm.pools import Pool, in_use
 from farm.retry import plan_retry, unsuccessful
 from farm.settings import Settings
 from farm.spec import job_key, keys_of
 from farm.store import Store
 from farm.sweep import draw, sweeps_of
+from farm.targets.pools import Pool, in_use
 from farm.verdict import judge_cell, verdict_of
 
 log = get_logger(__name__)

@@ -21,7 +21,6 @@ from typing import Any
 from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
 from farm.cache import NodeCache
-from farm.compilers import OFF
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
@@ -33,6 +32,7 @@ from farm.logging import get_logger
 from farm.nodes.usage import conditions
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
+from farm.targets.compilers import OFF
 from farm.tuner import Published, Tuner
 from farm.tuning.database import TuningDatabase, device_name, mode_name
 

@@ -21,8 +21,8 @@ from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models import read_model
 from farm.nodes.share import Kind
-from farm.pools import Pool
 from farm.settings import Settings
+from farm.targets.pools import Pool
 from farm.verification import judge
 
 PROBE_SECONDS = 300.0

@@ -21,11 +21,9 @@ from typing import Any, NamedTuple
 from farm.bench import Contestant, Measured, measure, original_of, program_of
 from farm.client_cache import default_cache
 from farm.comparison import compare
-from farm.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.compiling.children import Children, OnPhase
 from farm.compiling.steps import Steps
 from farm.conversion import convert, kind_of
-from farm.devices import understand_target
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.jobs.state import FailureKind, Limits, Phase
 from farm.manifest import parse_manifest
@@ -34,10 +32,12 @@ from farm.models import Dimension, FrozenModel, Tensor, read_model
 from farm.nodes import Findings, survey
 from farm.nodes.share import one_slot
 from farm.nodes.usage import Usage, conditions, watch
-from farm.pools import Pool
 from farm.settings import Settings
 from farm.shapes import BATCH
 from farm.sources import Inputs, freeze
+from farm.targets.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
+from farm.targets.devices import understand_target
+from farm.targets.pools import Pool
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun
 from farm.verification import Judgement, judge, tolerance_of

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from farm.compilers import COMPILERS
 from farm.compiling.children import StepEnded
 from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.compiling.slots import FreeSlots, Slot
@@ -26,6 +25,7 @@ from farm.fan_out import FanOut
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.spec import digest_of
+from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
 from farm.tuning.records import Snapshot, Store, Work

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.comparison import Comparison, Rounds, compare, distribution
-from farm.compilers import OFF
 from farm.compiling.children import StepEnded
 from farm.compiling.requests import bench_request, compile_request
 from farm.compiling.slots import FreeSlots
@@ -24,6 +23,7 @@ from farm.compiling.steps import Steps, inputs_of, is_shared
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.search import COLLECT_SECONDS, REFUSED, Search
+from farm.targets.compilers import OFF
 from farm.tuning.database import Learning
 from farm.tuning.files import read_folder
 from farm.tuning.records import Source

@@ -11,9 +11,9 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from farm import verification
-from farm.compilers import default_equal_share
 from farm.errors import ExitCode
 from farm.jobs.state import FailureKind, Fault, State
+from farm.targets.compilers import default_equal_share
 
 Document = dict[str, Any]
 

@@ -19,9 +19,9 @@ from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client import FarmClient, Frozen, freeze
 from farm.jobs.state import Outcome
-from farm.pools import Pool, Target
 from farm.settings import Settings
 from farm.spec import Device
+from farm.targets.pools import Pool, Target
 from tests.helpers import wait_until
 
 POOL = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1, {"onnx": "1.23.2"})

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.compilers import COMPILERS, default_equal_share, default_tolerance
 from farm.compiling.child_process import ChildEnd, Limits, run_child
 from farm.compiling.failures import Failure, classify
+from farm.targets.compilers import COMPILERS, default_equal_share, default_tolerance
 
 
 def package_file(package: str, path: str) -> Path:

@@ -15,10 +15,10 @@ from typing import Any
 from farm import broker
 from farm.control.loops import ControlPlane
 from farm.jobs.state import Outcome
-from farm.pools import Pool, Target
 from farm.settings import Settings
 from farm.spec import Device
 from farm.store import Claim, Store
+from farm.targets.pools import Pool, Target
 from tests.helpers import wait_until
 
 ROOT = Path(__file__).parent.parent

@@ -22,11 +22,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from farm.compilers import COMPILERS
 from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
+from farm.targets.compilers import COMPILERS
 
 SCRIPT = Path(__file__).with_name("operators_child.py")
 TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2}

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from farm.api import schemas
 from farm.api.auth import FarmDep, Reader, Submitter
 from farm.app import Farm
-from farm.compilers import COMPILERS
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.pools import Pool
+from farm.targets.compilers import COMPILERS
+from farm.targets.pools import Pool
 from farm.tuning import text
 from farm.tuning.database import TuningDatabase, databases, device_name
 from farm.tuning.importing import fitting

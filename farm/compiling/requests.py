@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farm.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 from farm.jobs.state import FailureKind
+from farm.targets.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 
 ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import farm
-from farm.compilers import COMPILERS
 from farm.compiling.children import Children
 from farm.compiling.requests import check_request, compile_request, evaluate_request, pack_request, reference_request
 from farm.compiling.slots import Slot
 from farm.spec import digest_of
+from farm.targets.compilers import COMPILERS
 
 
 class Steps:

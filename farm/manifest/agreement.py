@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from farm.compilers import COMPILERS, canonical_precision
-from farm.devices import understand_target
 from farm.errors import Problem, suggestion
 from farm.manifest.values import SPELLINGS
+from farm.targets.compilers import COMPILERS, canonical_precision
+from farm.targets.devices import understand_target
 from farm.yamldoc import Document
 
 

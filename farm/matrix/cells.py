@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from farm.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
-from farm.compilers.environment import FILE
 from farm.data import FrozenData
-from farm.devices import Choice, NoPool, choose_pool
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
@@ -18,9 +15,12 @@ from farm.matrix.dynamic import price, refusal
 from farm.matrix.inputs import Inputs
 from farm.matrix.layers import Settings, settings_of, tolerances
 from farm.models import FrozenModel
-from farm.pools import Pool
 from farm.shapes import Span, plain_size
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
+from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
+from farm.targets.devices import Choice, NoPool, choose_pool
+from farm.targets.environment import FILE
+from farm.targets.pools import Pool
 
 DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""

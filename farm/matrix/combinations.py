@@ -14,12 +14,12 @@ from functools import cache
 from itertools import product
 from math import prod
 
-from farm.compilers import COMPILERS
-from farm.devices import Choice, understand_target
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
 from farm.shapes import Extent, shape_label
 from farm.spec import Json
+from farm.targets.compilers import COMPILERS
+from farm.targets.devices import Choice, understand_target
 
 MAX_CELLS = 50_000
 """Largest matrix of one manifest."""

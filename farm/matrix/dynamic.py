@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from farm.pools import Target
 from farm.shapes import Input, Span
+from farm.targets.pools import Target
 
 FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
 REFUSED = frozenset({"HardSigmoid", "HardSwish", "LayerNormalization", "Softplus"})

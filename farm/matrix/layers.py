@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from farm.compilers import default_tolerance
 from farm.manifest import Debug, IncludeEntry, Limits, Manifest, ModelEntry, OverrideEntry, Tuning, Verify
 from farm.matrix.combinations import Combination
+from farm.targets.compilers import default_tolerance
 
 Entry = TypeVar("Entry", Tuning, Verify, Limits, Debug)
 

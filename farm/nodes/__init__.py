@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.compilers import COMPILERS
 from farm.compiling.child_process import Limits, run_child
 from farm.compiling.failures import classify
-from farm.devices import understand_target
 from farm.nodes.gpus import Gpu, Note, find_gpus
 from farm.nodes.machine import Machine
 from farm.nodes.rocm import Rocm, find_rocm
-from farm.pools import Pool, Target
 from farm.settings import Settings
 from farm.spec import Device
+from farm.targets.compilers import COMPILERS
+from farm.targets.devices import understand_target
+from farm.targets.pools import Pool, Target
 
 __all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from farm.compiling.slots import FreeSlots, Slot
 from farm.nodes.gpus import Gpu
 from farm.nodes.machine import Machine
-from farm.pools import Pool
 from farm.settings import Settings
+from farm.targets.pools import Pool
 
 
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:

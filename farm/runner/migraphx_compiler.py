@@ -49,7 +49,7 @@ _KEYWORDS = {
 }  # fmt: skip
 _VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
 """What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
-`farm/pools.py` says what each is for."""
+`farm/targets/pools.py` says what each is for."""
 
 _EIGHT_BIT = ("int8", "fp8")
 _HALF = ("fp16", "bf16")

@@ -33,9 +33,9 @@ from ruamel.yaml import YAML
 
 from farm.cli.app import app
 from farm.client import freeze
-from farm.compilers import MIGRAPHX
 from farm.manifest import parse_manifest
 from farm.settings import load_settings
+from farm.targets.compilers import MIGRAPHX
 from tests.acceptance.conftest import ROOT, command
 
 GUIDE = ROOT / "docs" / "guide"

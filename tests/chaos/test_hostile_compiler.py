@@ -19,10 +19,10 @@ from farm.compiling import child_process as child
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import Slot
 from farm.jobs.state import AttemptEnd
-from farm.pools import Pool, Target
 from farm.runner.seal import unsealable
 from farm.settings import Settings
 from farm.spec import Device
+from farm.targets.pools import Pool, Target
 from tests.api_farm import freeze_manifest
 from tests.chaos.report import Fault
 from tests.conftest import WeedServer

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from farm.compilers import COMPILERS
 from farm.compiling.child_process import Limits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
+from farm.targets.compilers import COMPILERS
 from tests.chaos.report import Fault
 from tests.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 

@@ -22,13 +22,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from farm.client import freeze
-from farm.compilers import COMPILERS
 from farm.data import FrozenData
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models import FrozenModel
-from farm.pools import FEATURES, Pool, Target
 from farm.spec import Device
+from farm.targets.compilers import COMPILERS
+from farm.targets.pools import FEATURES, Pool, Target
 
 ROOT = Path(__file__).parent.parent.parent
 

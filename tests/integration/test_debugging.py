@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from farm.comparison import Comparison
-from farm.compilers import COMPILERS
 from farm.compiling.children import Children
 from farm.compiling.reproduction import MachineFile
 from farm.compiling.requests import slice_request
 from farm.compiling.steps import Steps
 from farm.jobs.state import Limits
 from farm.search import slice_key
+from farm.targets.compilers import COMPILERS
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.files import write_folder

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.cli import main
 from farm.jobs.state import FailureKind
 from farm.nodes import survey
-from farm.pools import FEATURES
 from farm.settings import load_settings
+from farm.targets.pools import FEATURES
 from tests.compiling import PNET, RNET, Case, Refused, inputs_of
 
 NewCase = Callable[..., Case]

@@ -17,8 +17,8 @@ from farm.app import Farm
 from farm.cli import main
 from farm.control.tuning import merge_tuning
 from farm.errors import ExitCode
-from farm.pools import Pool, Target
 from farm.spec import Device
+from farm.targets.pools import Pool, Target
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
 from farm.tuning.records import Record, Snapshot, Source, Store
 from tests.api_farm import POOL, commands

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from farm.compilers import (
+from farm.jobs.state import FailureKind
+from farm.runner.samples import make_samples
+from farm.targets.compilers import (
     COMPILERS,
     MIGRAPHX,
     ONNXRUNTIME,
@@ -17,9 +19,7 @@ from farm.compilers import (
     default_equal_share,
     default_tolerance,
 )
-from farm.jobs.state import FailureKind
-from farm.pools import FEATURES
-from farm.runner.samples import make_samples
+from farm.targets.pools import FEATURES
 
 RUNNER = Path(__file__).parents[2] / "farm" / "runner"
 

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.compilers import MIGRAPHX
 from farm.data import FrozenData
-from farm.devices import profiles, understand_target
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, check, expand, overridden_calibration
 from farm.matrix.combinations import Selector
 from farm.models import FrozenModel, Tensor
 from farm.plan import input_files, make_plan
-from farm.pools import Pool, Target, begins
 from farm.shapes import Span, shape_label, sum_of
 from farm.spec import CompileSpec, Device, cache_key, keys_of
+from farm.targets.compilers import MIGRAPHX
+from farm.targets.devices import profiles, understand_target
+from farm.targets.pools import Pool, Target, begins
 
 CPU = Pool(
     Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1,

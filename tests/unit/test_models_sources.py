@@ -16,9 +16,9 @@ from farm.authoring import init_manifest, lint
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest
 from farm.matrix import expand
-from farm.pools import Pool, Target
 from farm.sources import as_submission, freeze, in_package, resolve
 from farm.spec import Device
+from farm.targets.pools import Pool, Target
 
 CPU = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from farm.compilers import MIGRAPHX
 from farm.compiling.slots import FreeSlots, Slot, as_text, from_text
-from farm.devices import profiles
 from farm.nodes.gpus import Gpu, find_gpus
 from farm.nodes.machine import Machine
 from farm.nodes.rocm import find_rocm
 from farm.nodes.share import share_out
-from farm.pools import Pool, Target
 from farm.settings import Settings, load_settings
 from farm.spec import Device
+from farm.targets.compilers import MIGRAPHX
+from farm.targets.devices import profiles
+from farm.targets.pools import Pool, Target
 from tests.recorded import NODES, program, recorded
 
 PROGRAMS = ["/opt/rocm/bin"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farm.pools import Pool, Target, in_use
 from farm.spec import Device
+from farm.targets.pools import Pool, Target, in_use
 
 
 def pool(toolchain: str, device: str = "cpu", compiler: str = "onnxruntime") -> Pool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from farm.compilers.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
+from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
 
 OptionValue = bool | int | str | tuple[str, ...]
 

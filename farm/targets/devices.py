@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from farm.compilers import COMPILERS
 from farm.errors import suggestion
-from farm.pools import Pool, Target, begins
 from farm.settings import configs_folder
 from farm.spec import Device
+from farm.targets.compilers import COMPILERS
+from farm.targets.pools import Pool, Target, begins
 from farm.units import parse_size
 
 _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
