@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from farm.artifacts import ArtifactStore
     from farm.builds import Builds
-    from farm.executor import Executor
     from farm.job_views import Jobs
+    from farm.node.executor import Executor
     from farm.store import Store
     from farm.tokens import Tokens
 
@@ -91,8 +91,8 @@ class Farm:
     @cached_property
     def executor(self) -> Executor:
         """Runs the steps of one attempt."""
-        from farm.cache import NodeCache
-        from farm.executor import Executor
+        from farm.node.blob_cache import NodeCache
+        from farm.node.executor import Executor
 
         cache = NodeCache(
             self.settings.data_dir / "cache", limit=self.settings.cache_bytes, download=self.artifacts.get_blob

@@ -29,9 +29,9 @@ from farm.jobs.state import FailureKind, Limits, Phase
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import Dimension, FrozenModel, Tensor, read_model
-from farm.nodes import Findings, survey
-from farm.nodes.share import one_slot
-from farm.nodes.usage import Usage, conditions, watch
+from farm.node.gpu_usage import Usage, conditions, watch
+from farm.node.slot_shares import one_slot
+from farm.node.survey import Findings, survey
 from farm.settings import Settings
 from farm.shapes import BATCH
 from farm.sources import Inputs, freeze

@@ -1,1 +1,1 @@
-"""What runs inside a Celery worker process. Started by `farm/worker.py`; `farm/` never imports it."""
+"""What runs inside a Celery worker process. Started by `farm/node/supervisor.py`; `farm/` never imports it."""

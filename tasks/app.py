@@ -15,8 +15,8 @@ from farm.app import Farm
 from farm.compiling.slots import from_text
 from farm.errors import FarmFault
 from farm.logging import configure
+from farm.node.attempts import Slots
 from tasks import compile as _registers_the_task  # noqa: F401
-from tasks.slots import Slots
 
 app = Farm.current().celery
 app.conf.worker_consumer = "tasks.consumer:Consumer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from celery.exceptions import Reject
 
-from tasks.slots import Draining, Slots
+from farm.node.attempts import Draining, Slots
 
 
 @shared_task(name="tasks.compile")  # type: ignore[untyped-decorator]  # Celery has no types

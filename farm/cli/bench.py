@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from farm.bench import Contestant, Measured
     from farm.client import FarmClient
     from farm.compiling.children import OnPhase
-    from farm.nodes import Findings
-    from farm.nodes.usage import Usage
+    from farm.node.gpu_usage import Usage
+    from farm.node.survey import Findings
     from farm.settings import Settings
 
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
@@ -55,7 +55,7 @@ def bench(
     difference is more than chance.
     """
     from farm.bench import at_points
-    from farm.nodes import survey
+    from farm.node.survey import survey
 
     if model and against not in ("onnxruntime", "torch"):
         raise UsageError("--model is about the original model", hint="add --against onnxruntime, or torch")
@@ -257,8 +257,8 @@ def _measure(
     from farm.bench import measure
     from farm.compiling.children import Children
     from farm.jobs.state import Limits
-    from farm.nodes.share import one_slot
-    from farm.nodes.usage import watch
+    from farm.node.gpu_usage import watch
+    from farm.node.slot_shares import one_slot
 
     settings = settings.model_copy(update={"migraphx_path": findings.migraphx_path})
     pools = []

@@ -143,9 +143,9 @@ def _embedded(name: str, server: str, package: str, program: str, setting: str) 
 
 def _node(settings: Settings) -> list[Check]:
     """What the survey of this node found: ROCm, each GPU, compilers, pools, what cannot be used; memory."""
-    from farm.nodes import survey
-    from farm.nodes.machine import Machine
-    from farm.nodes.share import share_out
+    from farm.node.machine import Machine
+    from farm.node.slot_shares import share_out
+    from farm.node.survey import survey
 
     machine = Machine()
     try:

@@ -121,11 +121,11 @@ def worker(
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
     from farm.logging import configure
-    from farm.nodes import survey
-    from farm.nodes.machine import Machine
-    from farm.nodes.share import share_out
+    from farm.node.machine import Machine
+    from farm.node.slot_shares import share_out
+    from farm.node.supervisor import run_worker
+    from farm.node.survey import survey
     from farm.settings import load_settings
-    from farm.worker import run_worker
 
     if only not in ("", "gpu", "cpu"):
         raise UsageError(f"--only takes gpu or cpu, not `{only}`")

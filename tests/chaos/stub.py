@@ -26,10 +26,10 @@ run_child = child.run_child
 child.run_child = lambda request, **options: run_child({**request, "step": current.step}, script=COMPILER, **options)
 
 from farm.app import Farm
-from farm.cache import NodeCache
 from farm.compiling.attempt import Attempt
-from farm.executor import Executor
 from farm.jobs.state import Outcome, Phase
+from farm.node.blob_cache import NodeCache
+from farm.node.executor import Executor
 
 COMPILER = Path(__file__).with_name("compiler.py")
 

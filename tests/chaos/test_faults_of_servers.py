@@ -435,7 +435,8 @@ OLD = "91e0681"
 """This issue's first commit: what the branch is mixed with until there is a release."""
 
 OLD_START = (
-    "from farm.logging import configure; from farm.settings import load_settings; from farm.worker import run_worker;"
+    "from farm.logging import configure; from farm.settings import load_settings;"
+    "from farm.node.supervisor import run_worker;"
     "from tests.jobs import POOL; configure(load_settings());"
     "raise SystemExit(run_worker(load_settings(), [POOL], slots={slots}, node={node!r}, app={app!r}))"
 )

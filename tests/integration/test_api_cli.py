@@ -20,7 +20,7 @@ from farm.app import Farm
 from farm.artifacts import blob_key
 from farm.cli import main
 from farm.jobs.state import FailureKind, Outcome
-from farm.nodes import Findings
+from farm.node.survey import Findings
 from farm.settings import Settings
 from tests.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
 from tests.helpers import wait_until
@@ -238,7 +238,7 @@ def test_doctor_says_which_workers_the_farm_has(
     farm: Farm, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that rests is named, also where another of its node works; none at all is no fault, but nothing is done."""
-    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings())
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
 
     def found() -> tuple[str, str]:
         main(["doctor", "--json"])

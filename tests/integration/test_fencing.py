@@ -16,9 +16,9 @@ import pytest
 from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import ANYWHERE
-from farm.health_probe import lacks_room, probe
 from farm.jobs.state import FailureKind, Limits, Outcome
-from farm.nodes.share import Kind
+from farm.node.health_probe import lacks_room, probe
+from farm.node.slot_shares import Kind
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.helpers import wait_until

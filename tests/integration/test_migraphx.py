@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.cli import main
 from farm.jobs.state import FailureKind
-from farm.nodes import survey
+from farm.node.survey import survey
 from farm.settings import load_settings
 from farm.targets.pools import FEATURES
 from tests.compiling import PNET, RNET, Case, Refused, inputs_of

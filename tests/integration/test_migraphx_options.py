@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.jobs.state import FailureKind
-from farm.nodes import survey
+from farm.node.survey import survey
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX
 from tests.compiling import Case, Refused, inputs_of

@@ -22,9 +22,9 @@ from farm.app import Farm
 from farm.cli import main
 from farm.control.loops import ControlPlane
 from farm.errors import ManifestError
-from farm.nodes import survey
-from farm.nodes.machine import Machine
-from farm.nodes.share import share_out
+from farm.node.machine import Machine
+from farm.node.slot_shares import share_out
+from farm.node.survey import survey
 from farm.settings import Settings
 from tests.api_farm import freeze_manifest
 from tests.helpers import wait_until
@@ -56,7 +56,7 @@ def standin(folder: Path, arch: str, *, cross: bool = False) -> str:
 def farm_worker(settings: Settings, root: Path, node: str = "n1") -> Iterator[subprocess.Popen[bytes]]:
     """`farm worker` as it is, but for the root of the machine that it looks at; no health probe could pass there."""
     code = (
-        "import pathlib, sys; from farm import health_probe; from farm.nodes import machine; from farm.cli import main;"
+        "import pathlib, sys; from farm.cli import main; from farm.node import health_probe, machine;"
         "health_probe._compiled_well = lambda *_: '';"
         f"machine.ROOT = pathlib.Path({str(root)!r}); sys.exit(main(['worker']))"
     )
@@ -243,7 +243,7 @@ def test_the_doctor_explains_each_finding_of_a_node(
     """Which ROCm and why, every GPU with what it is pinned by, the pools, and the fix for what cannot be used."""
     root = unpack("mixed", tmp_path / "root")
     (root / "dev/dri/renderD129").unlink()
-    monkeypatch.setattr("farm.nodes.machine.ROOT", root)
+    monkeypatch.setattr("farm.node.machine.ROOT", root)
     monkeypatch.setenv("FARM_MIGRAPHX_PATH", standin(tmp_path / "standin", "gfx90a"))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("ROCM_PATH", raising=False)

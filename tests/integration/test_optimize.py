@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 import farm
 from farm.artifacts import sidecar as sidecars
 from farm.cli import main
-from farm.nodes import Findings, survey
+from farm.node.survey import Findings, survey
 from farm.settings import load_settings
 from farm.spec import CompileSpec, cache_key
 from tests.compiling import MAGIKA, PNET

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.cache import NodeCache
+from farm.node.blob_cache import NodeCache
 
 
 class Source:

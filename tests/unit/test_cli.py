@@ -17,7 +17,7 @@ import structlog
 import farm
 from farm.cli import main
 from farm.errors import EXIT_CODES
-from farm.nodes import Findings, Note
+from farm.node.survey import Findings, Note
 from tests.gpu_programs import sidecar_of, write_mxr
 
 HEAVY = {
@@ -301,7 +301,7 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
 ) -> None:
     monkeypatch.setenv("FARM_REDIS_URL", "redis://:secret@127.0.0.1:9/0")
     monkeypatch.setenv("FARM_MEMORY_LIMIT", str(10**15))
-    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings(notes=[Note("migraphx", "not installed")]))
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings(notes=[Note("migraphx", "not installed")]))
     assert main(["doctor", "--json"]) == 6
     out, err = capsys.readouterr()
     checks = {check["name"]: check for check in json.loads(out)["checks"]}
@@ -327,7 +327,7 @@ def test_doctor_survives_settings_that_cannot_be_read(
 def test_a_worker_without_a_compiler_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("farm.nodes.survey", lambda *_: Findings(notes=[Note("onnxruntime", "not installed")]))
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings(notes=[Note("onnxruntime", "not installed")]))
     assert main(["worker"]) == 2
     err = capsys.readouterr().err
     assert "onnxruntime: not installed" in err

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.nodes.gpus import Gpu
-from farm.nodes.machine import Machine
-from farm.nodes.usage import conditions, watch
+from farm.node.gpu_usage import conditions, watch
+from farm.node.gpus import Gpu
+from farm.node.machine import Machine
 from tests.recorded import unpack
 
 GPU = Gpu(index=0, uuid="GPU-1", arch="gfx942", compute_units=304, bdf="0000:0c:00.0")
@@ -77,7 +77,7 @@ def test_others_on_a_partition_are_counted_not_those_on_its_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who sees a GPU and holds nothing of it does not use it. A container's own pids are others than these."""
-    monkeypatch.setattr("farm.nodes.usage.RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("farm.node.gpu_usage.RELEASE_SECONDS", 0.0)
     unpack("mi300x-cpx", tmp_path)
     using(tmp_path, {os.getpid(): {2: 3_000, 3: 70}, 7: {2: 500, 3: 0}, 8: {2: 0, 3: 70}})
     found = [conditions(bdf, Machine(tmp_path)) for bdf in ("0000:05:00.0", "0000:05:00.1", "0000:05:00.2")]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from farm.compiling.slots import FreeSlots, Slot, as_text, from_text
-from farm.nodes.gpus import Gpu, find_gpus
-from farm.nodes.machine import Machine
-from farm.nodes.rocm import find_rocm
-from farm.nodes.share import share_out
+from farm.node.gpus import Gpu, find_gpus
+from farm.node.machine import Machine
+from farm.node.rocm import find_rocm
+from farm.node.slot_shares import share_out
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
@@ -165,7 +165,7 @@ def test_counts_that_disagree_are_told(tmp_path: Path) -> None:
 def test_a_gpu_that_may_not_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check that is told the answer: the tests may run as root, who may open everything."""
     machine = recorded("mi300x-spx", tmp_path)
-    monkeypatch.setattr("farm.nodes.gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
+    monkeypatch.setattr("farm.node.gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
     gpus, notes = look(machine)
     assert [gpu.index for gpu in gpus] == [0]
     assert "GPU 1 (0000:85:00.0): this user may not open /dev/dri/renderD129" in notes

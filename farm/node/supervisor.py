@@ -26,13 +26,13 @@ from typing import Any
 import farm
 from farm.compiling import cgroups
 from farm.errors import StoreUnavailable
-from farm.health_port import Health, serve_health
-from farm.health_probe import lacks_room
-from farm.health_probe import probe as health_probe
 from farm.logging import get_logger
 from farm.node.celery_process import Process
+from farm.node.health_port import Health, serve_health
+from farm.node.health_probe import lacks_room
+from farm.node.health_probe import probe as health_probe
 from farm.node.probes import Probes
-from farm.nodes.share import Kind
+from farm.node.slot_shares import Kind
 from farm.settings import Settings
 from farm.store import Beat, Store
 

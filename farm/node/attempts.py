@@ -27,7 +27,7 @@ RETRY_SECONDS = 0.5
 
 
 class Executor(Protocol):
-    """What runs an attempt: `farm.executor.Executor`, or a scripted one in tests."""
+    """What runs an attempt: `farm.node.executor.Executor`, or a scripted one in tests."""
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the attempt to its end, soon after `cancelled` where that is set."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farm.nodes.machine import Machine
-from farm.nodes.told import Told, pci_address
+from farm.node.gpu_source import Told, pci_address
+from farm.node.machine import Machine
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"

@@ -20,7 +20,6 @@ from typing import Any
 
 from farm.artifacts import ArtifactStore, readable, reference_key
 from farm.artifacts.sidecar import facts
-from farm.cache import NodeCache
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
@@ -29,7 +28,8 @@ from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
-from farm.nodes.usage import conditions
+from farm.node.blob_cache import NodeCache
+from farm.node.gpu_usage import conditions
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from farm.nodes.told import Told, pci_address
+from farm.node.gpu_source import Told, pci_address
 
 
 def gpus(text: str) -> list[Told]:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.compiling.slots import FreeSlots, Slot
-from farm.nodes.gpus import Gpu
-from farm.nodes.machine import Machine
+from farm.node.gpus import Gpu
+from farm.node.machine import Machine
 from farm.settings import Settings
 from farm.targets.pools import Pool
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from farm.nodes import amd_smi, kfd, rocminfo
-from farm.nodes.machine import Machine
-from farm.nodes.told import Told, same_gpu, whole_card
+from farm.node import amd_smi, kfd, rocminfo
+from farm.node.gpu_source import Told, same_gpu, whole_card
+from farm.node.machine import Machine
 from farm.spec import Device
 
 SPOOF = "HSA_OVERRIDE_GFX_VERSION"

@@ -20,7 +20,7 @@ from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models import read_model
-from farm.nodes.share import Kind
+from farm.node.slot_shares import Kind
 from farm.settings import Settings
 from farm.targets.pools import Pool
 from farm.verification import judge

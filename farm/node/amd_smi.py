@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from farm.nodes.told import Told
+from farm.node.gpu_source import Told
 
 COMMAND = ("static", "--asic", "--bus", "--vram", "--partition", "--json")
 SHORT_COMMAND = ("static", "--asic", "--json")

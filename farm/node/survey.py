@@ -14,9 +14,9 @@ from typing import Any
 
 from farm.compiling.child_process import Limits, run_child
 from farm.compiling.failures import classify
-from farm.nodes.gpus import Gpu, Note, find_gpus
-from farm.nodes.machine import Machine
-from farm.nodes.rocm import Rocm, find_rocm
+from farm.node.gpus import Gpu, Note, find_gpus
+from farm.node.machine import Machine
+from farm.node.rocm import Rocm, find_rocm
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.compilers import COMPILERS

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.nodes import kfd
-from farm.nodes.gpus import Gpu
-from farm.nodes.machine import Machine
-from farm.nodes.told import whole_card
+from farm.node import kfd
+from farm.node.gpu_source import whole_card
+from farm.node.gpus import Gpu
+from farm.node.machine import Machine
 
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from farm.nodes.machine import Machine
+from farm.node.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
