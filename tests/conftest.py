@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm import servers
+from farm.local import servers
 from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.jobs.state import FailureKind, Outcome, Phase
 
-GUARD = Path(__file__).parent.parent / "farm" / "guard.py"
+GUARD = Path(__file__).parent.parent / "farm" / "local" / "server_guard.py"
 
 
 class ScriptedExecutor:

@@ -14,9 +14,9 @@ from farm.cli.here import compared, here, latency, say_all
 from farm.errors import ArtifactGone, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.bench import Contestant, Measured
     from farm.client import FarmClient
     from farm.compiling.children import OnPhase
+    from farm.local.bench import Contestant, Measured
     from farm.node.gpu_usage import Usage
     from farm.node.survey import Findings
     from farm.settings import Settings
@@ -54,7 +54,7 @@ def bench(
     Latency, throughput by batch, load time and memory. Beside another they take turns, and the verdict says whether the
     difference is more than chance.
     """
-    from farm.bench import at_points
+    from farm.local.bench import at_points
     from farm.node.survey import survey
 
     if model and against not in ("onnxruntime", "torch"):
@@ -170,7 +170,7 @@ def _batch(sidecar: Mapping[str, Any]) -> int:
 
 def _contestants(one: Artifact, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
     """Return a program, and what it is measured beside."""
-    from farm.bench import original_of, program_of
+    from farm.local.bench import original_of, program_of
 
     ours = program_of(one.sidecar, one.program)
     if not against:
@@ -196,8 +196,8 @@ def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Ar
 
 def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contestant:
     """Return the PyTorch model that an artifact's was converted from; only whoever submitted it has it."""
-    from farm.bench import torch_of
     from farm.conversion import libraries, source_digest
+    from farm.local.bench import torch_of
 
     conversion = one.sidecar.get("conversion") or {}
     if conversion.get("converter") != "torch":
@@ -254,9 +254,9 @@ def _measure(
 ) -> tuple[list[Measured], Usage]:
     import threading
 
-    from farm.bench import measure
     from farm.compiling.children import Children
     from farm.jobs.state import Limits
+    from farm.local.bench import measure
     from farm.node.gpu_usage import watch
     from farm.node.slot_shares import one_slot
 

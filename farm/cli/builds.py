@@ -277,7 +277,7 @@ def resume(what: BuildOrPool, as_json: output.Json = False) -> None:
 @contextmanager
 def _own_farm() -> Iterator[Settings]:
     """Run a farm in the data folder, and stop it also when we are asked to end politely."""
-    from farm.embedded import EmbeddedFarm
+    from farm.local.embedded import EmbeddedFarm
     from farm.settings import load_settings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -81,7 +81,7 @@ def optimize(
     One size, on one GPU, and what tuning learnt is not kept: `farm run` knows int4, ranges of sizes, all GPUs at once
     and tuning databases.
     """
-    from farm.optimize import Wanted, destination, make, plan, report, store
+    from farm.local.optimize import Wanted, destination, make, plan, report, store
 
     flags = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
     options: dict[str, bool | str] = {}

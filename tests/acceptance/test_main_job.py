@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm import servers
+from farm.local import servers
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
 from tests.helpers import wait_until
 

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm import servers  # noqa: E402
+from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
 from tests.helpers import wait_until  # noqa: E402

@@ -29,7 +29,7 @@ from farm.client import FarmClient, freeze  # noqa: E402
 from farm.compiling.child_process import run_child  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request  # noqa: E402
-from farm.embedded import EmbeddedFarm  # noqa: E402
+from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.spec import digest_of  # noqa: E402
 from farm.targets.compilers import COMPILERS  # noqa: E402

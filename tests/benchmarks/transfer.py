@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm import servers
+from farm.local import servers
 
 KINDS = ("farm publish", "boto3 upload", "farm fetch", "boto3 download")
 

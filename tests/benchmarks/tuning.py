@@ -25,9 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm import servers
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError
+from farm.local import servers
 from farm.tuning.database import TuningDatabase
 from farm.tuning.files import canonical, read_folder, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store

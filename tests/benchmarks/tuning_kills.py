@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm import servers
 from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
 from farm.compiling.slots import FreeSlots, Slot
+from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.tuning.records import Store
 from tests.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked

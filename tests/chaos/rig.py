@@ -20,12 +20,12 @@ import psutil
 import redis
 from pydantic import SecretStr
 
-from farm import embedded, servers
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.audit import Auditor
 from farm.client import FarmClient, Frozen
-from farm.servers import Server
+from farm.local import embedded, servers
+from farm.local.servers import Server
 from farm.settings import load_settings
 from farm.store import Store
 from tests.api_farm import freeze_manifest

@@ -21,9 +21,9 @@ import httpx
 import pytest
 import redis
 
-from farm import servers
 from farm.errors import FarmFault, StoreUnavailable
 from farm.jobs.state import Outcome
+from farm.local import servers
 from farm.settings import load_settings
 from farm.store import Store
 from tests.chaos.conftest import Rigs

@@ -18,7 +18,6 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm import servers
 from farm.api import blobs as farm_blobs
 from farm.api.app import create_app
 from farm.app import Farm
@@ -29,6 +28,7 @@ from farm.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.family import schema
 from farm.jobs.state import FailureKind, Outcome
+from farm.local import servers
 from farm.settings import Settings
 from tests.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, succeed, work
 

@@ -18,14 +18,14 @@ from helpers import wait_until
 from structlog.testing import capture_logs
 
 from farm.artifacts.s3 import S3Store
-from farm.embedded import EmbeddedFarm
 from farm.errors import StoreUnavailable, UsageError
+from farm.local.embedded import EmbeddedFarm
 from farm.settings import Settings, load_settings
 
 RUN = """
 import sys
 from pathlib import Path
-from farm.embedded import EmbeddedFarm
+from farm.local.embedded import EmbeddedFarm
 from farm.settings import load_settings
 
 with EmbeddedFarm(load_settings({}, data_dir=Path(sys.argv[1]), cpu_slots=1)) as settings:

@@ -15,10 +15,10 @@ import pytest
 import redis
 from helpers import wait_until
 
-from farm import servers
 from farm.artifacts.s3 import S3Store
 from farm.errors import StoreUnavailable
-from farm.servers import GUARD, Server, start_valkey, start_weed
+from farm.local import servers
+from farm.local.servers import GUARD, Server, start_valkey, start_weed
 
 KEYS = {"access_key": "embedded", "secret_key": "secret-of-the-test"}
 
@@ -83,7 +83,7 @@ def test_stopping_leaves_nothing_running_and_may_be_repeated(tmp_path: Path) -> 
 STARTER = """
 import sys, threading
 from pathlib import Path
-from farm.servers import start_valkey, start_weed
+from farm.local.servers import start_valkey, start_weed
 
 def start():
     valkey = start_valkey(Path(sys.argv[1]) / "valkey", "secret")

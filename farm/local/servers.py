@@ -1,5 +1,8 @@
-"""The servers that an embedded farm brings along: Valkey and SeaweedFS, each a child behind `farm/guard.py`, so that
-none outlives the process that started it, however that ends."""
+"""The servers that an embedded farm brings along: Valkey and SeaweedFS.
+
+Each is a child behind `farm/local/server_guard.py`, so that none outlives the process that started it, however that
+ends.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from farm.logging import get_logger
 log = get_logger(__name__)
 
 HOST = "127.0.0.1"
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = Path(__file__).with_name("server_guard.py")
 PORT_TRIES = 3
 """Another process can take a free port between our look and the server's bind: then we choose others."""
 START_SECONDS = 60.0

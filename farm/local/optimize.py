@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from farm.bench import Contestant, Measured, measure, original_of, program_of
 from farm.client_cache import default_cache
 from farm.comparison import compare
 from farm.compiling.children import Children, OnPhase
@@ -26,6 +25,7 @@ from farm.compiling.steps import Steps
 from farm.conversion import convert, kind_of
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.jobs.state import FailureKind, Limits, Phase
+from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
 from farm.models import Dimension, FrozenModel, Tensor, read_model

@@ -1,6 +1,6 @@
 """A guard between a process and a server it starts: the server never outlives that process.
 
-    python farm/guard.py PATIENCE PROGRAM [ARGUMENT…]
+    python farm/local/server_guard.py PATIENCE PROGRAM [ARGUMENT…]
 
 The guard runs PROGRAM in a session of its own, so that Ctrl-C at a terminal reaches neither, and waits for
 one of two facts: the program ended, or standard input closed. The starter holds the other end of that pipe,
