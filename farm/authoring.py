@@ -10,8 +10,8 @@ from pathlib import Path
 
 from farm.errors import ManifestError, Problem
 from farm.manifest import read_manifest
-from farm.models import FrozenModel, Tensor, read_model
-from farm.shapes import BATCH
+from farm.models.model import FrozenModel, Tensor, read_model
+from farm.models.shapes import BATCH
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _PICTURE, _SEQUENCE = 224, 128

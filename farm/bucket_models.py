@@ -13,7 +13,7 @@ from farm.compiling.child_process import Limits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.jobs.state import Fault
-from farm.models import FrozenModel, UnreadableModel, read_model
+from farm.models.model import FrozenModel, UnreadableModel, read_model
 
 SIZE_LIMIT = 16 << 30
 """Bytes of one model at most, with its external data."""

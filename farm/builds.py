@@ -13,13 +13,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from farm import junit
 from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.bucket_models import BucketModels
 from farm.compiling.attempt import Attempt
-from farm.data import FrozenData
 from farm.errors import (
     Conflict,
     FarmError,
@@ -38,16 +36,18 @@ from farm.jobs.state import AttemptEnd, State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
-from farm.models import FrozenModel
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
 from farm.outlook import kept, outlook
 from farm.plan import Plan, make_plan, needed_blobs
+from farm.results import junit
+from farm.results.sweep import draw, sweeps_of
+from farm.results.verdict import judge_cell, verdict_of
 from farm.retry import plan_retry, unsuccessful
 from farm.settings import Settings
 from farm.spec import job_key, keys_of
 from farm.store import Store
-from farm.sweep import draw, sweeps_of
 from farm.targets.pools import Pool, in_use
-from farm.verdict import judge_cell, verdict_of
 
 log = get_logger(__name__)
 

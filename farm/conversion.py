@@ -18,8 +18,8 @@ from farm.compiling.child_process import Limits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
-from farm.models import UnreadableModel, file_reference
-from farm.shapes import Span
+from farm.models.model import UnreadableModel, file_reference
+from farm.models.shapes import Span
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.artifacts.sidecar import Digest, MeasuredPoint, Seconds
-from farm.shapes import BATCH
+from farm.models.shapes import BATCH
 
 Document = dict[str, Any]
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.data import MAX_BYTES, DataError
-from farm.models import Tensor
-from farm.shapes import BATCH
+from farm.models.data import MAX_BYTES, DataError
+from farm.models.model import Tensor
+from farm.models.shapes import BATCH
 
 if TYPE_CHECKING:
     import numpy as np

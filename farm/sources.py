@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.client_cache import default_cache, note_use, trim
-from farm.data import FrozenData, freeze_data
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix import data_key, overridden_calibration
-from farm.models import FrozenModel, Tensor, file_reference, read_model
-from farm.shapes import ShapeError, symbolic_inputs
+from farm.models.data import FrozenData, freeze_data
+from farm.models.model import FrozenModel, Tensor, file_reference, read_model
+from farm.models.shapes import ShapeError, symbolic_inputs
 
 if TYPE_CHECKING:
     import httpx

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from farm.comparison import Comparison, Rounds, compare, distribution
 from farm.compiling.children import StepEnded
 from farm.compiling.requests import bench_request, compile_request
 from farm.compiling.slots import FreeSlots
 from farm.compiling.steps import Steps, inputs_of, is_shared
 from farm.jobs.state import Phase
 from farm.logging import get_logger
+from farm.results.speed import Comparison, Rounds, compare, distribution
 from farm.search import COLLECT_SECONDS, REFUSED, Search
 from farm.targets.compilers import OFF
 from farm.tuning.database import Learning

@@ -82,7 +82,7 @@ def bench(
 
 
 def _document(one: Artifact, measured: Sequence[Measured], usage: Usage) -> dict[str, Any]:
-    from farm.comparison import compare
+    from farm.results.speed import compare
 
     first, *others = measured
     document = {name: one.sidecar[name] for name in ("identifier", "key", "toolchain")}
@@ -213,7 +213,7 @@ def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contesta
 
 def _original(one: Artifact, model: Path | None, settings: Settings) -> Path:
     """Return the model that an artifact was made from: the one given, else the farm's."""
-    from farm.models import read_model
+    from farm.models.model import read_model
 
     wanted = one.sidecar["spec"]["model"]
     if wanted["format"] != "onnx":
@@ -308,7 +308,7 @@ def _figures(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
     """Draw throughput by batch where there are several batches, else the latency distribution."""
-    from farm.pictures import curves
+    from farm.results.pictures import curves
 
     series: dict[str, list[tuple[float, float]]] = {}
     if len({row[0].contestant.batch for row in rows}) > 1:

@@ -428,7 +428,7 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
 
 
 def _draw(report: dict[str, Any], file: Path) -> None:
-    from farm.sweep import draw
+    from farm.results.sweep import draw
 
     if not report.get("sweeps"):
         raise NotFound(

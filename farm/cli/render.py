@@ -414,7 +414,7 @@ def legend(cells: Sequence[Document]) -> list[str]:
 
 def sweeps(cells: Sequence[Document]) -> list[str]:
     """Return a table for every batch sweep, with the best batch marked; nothing where there is no sweep."""
-    from farm.sweep import sweeps_of, title
+    from farm.results.sweep import sweeps_of, title
 
     lines: list[str] = []
     for found in sweeps_of(cells):

@@ -357,7 +357,7 @@ def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     """Draw what tuning came to by the end of each day into `operations.svg` and `hours.svg`."""
     from datetime import date
 
-    from farm.pictures import totals
+    from farm.results.pictures import totals
 
     def by_day(kind: str) -> dict[date, float]:
         return {date.fromisoformat(day): work[kind] for day, work in days.items()}

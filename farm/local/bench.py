@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from farm.comparison import MIN_ROUNDS, distribution
 from farm.compiling.children import Children, Machine
 from farm.compiling.requests import ONE_SAMPLE
+from farm.results.speed import MIN_ROUNDS, distribution
 from farm.targets.compilers import COMPILERS
 
 FIRST_RUNS = 10

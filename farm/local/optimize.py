@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.client_cache import default_cache
-from farm.comparison import compare
 from farm.compiling.children import Children, OnPhase
 from farm.compiling.steps import Steps
 from farm.conversion import convert, kind_of
@@ -28,19 +27,20 @@ from farm.jobs.state import FailureKind, Limits, Phase
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
-from farm.models import Dimension, FrozenModel, Tensor, read_model
+from farm.models.model import Dimension, FrozenModel, Tensor, read_model
+from farm.models.shapes import BATCH
 from farm.node.gpu_usage import Usage, conditions, watch
 from farm.node.slot_shares import one_slot
 from farm.node.survey import Findings, survey
+from farm.results.accuracy import Judgement, judge, tolerance_of
+from farm.results.speed import compare
 from farm.settings import Settings
-from farm.shapes import BATCH
 from farm.sources import Inputs, freeze
 from farm.targets.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.targets.devices import understand_target
 from farm.targets.pools import Pool
 from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun
-from farm.verification import Judgement, judge, tolerance_of
 
 SAVED_MODELS = Path("saved_models")
 """Where programs go that were given no folder."""
@@ -487,7 +487,7 @@ def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
     Returns the sidecar's path and the sidecar. Raises OSError.
     """
     from farm.artifacts import sidecar as sidecars
-    from farm.models import file_reference
+    from farm.models.model import file_reference
 
     blob = file_reference(made.program, place.name)
     document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})

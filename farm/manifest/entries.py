@@ -57,7 +57,7 @@ from farm.manifest.values import (
     sweep_use,
     tuning_use,
 )
-from farm.shapes import Extent
+from farm.models.shapes import Extent
 from farm.yamldoc import Document
 
 

@@ -19,7 +19,7 @@ from pydantic_core import core_schema
 
 from farm.errors import shown, suggestion
 from farm.jobs.state import FailureKind
-from farm.shapes import Extent, Span
+from farm.models.shapes import Extent, Span
 from farm.targets.compilers import COMPILERS, TRACES, canonical_precision
 from farm.units import DURATION, SIZE, parse_duration, parse_size
 

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from farm.data import FrozenData
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
 from farm.matrix.inputs import Inputs
 from farm.matrix.layers import Settings, settings_of, tolerances
-from farm.models import FrozenModel
-from farm.shapes import Span, plain_size
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
+from farm.models.shapes import Span, plain_size
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
 from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
 from farm.targets.devices import Choice, NoPool, choose_pool

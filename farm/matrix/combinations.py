@@ -16,7 +16,7 @@ from math import prod
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
-from farm.shapes import Extent, shape_label
+from farm.models.shapes import Extent, shape_label
 from farm.spec import Json
 from farm.targets.compilers import COMPILERS
 from farm.targets.devices import Choice, understand_target

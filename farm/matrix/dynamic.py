@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from farm.shapes import Input, Span
+from farm.models.shapes import Input, Span
 from farm.targets.pools import Target
 
 FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"

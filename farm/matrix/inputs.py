@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from farm.data import DataError, FrozenData, check_data
 from farm.errors import suggestion
 from farm.manifest import Manifest
 from farm.matrix.combinations import Combination, Complaints, Path
-from farm.models import FrozenModel, Tensor
-from farm.shapes import BATCH, Input, ShapeError, plain_size, resolve_inputs, symbolic_inputs
+from farm.models.data import DataError, FrozenData, check_data
+from farm.models.model import FrozenModel, Tensor
+from farm.models.shapes import BATCH, Input, ShapeError, plain_size, resolve_inputs, symbolic_inputs
 from farm.spec import Json, canonical_fields
 
 

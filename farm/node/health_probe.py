@@ -19,11 +19,11 @@ from farm.errors import FarmError
 from farm.jobs.state import Limits
 from farm.manifest import parse_manifest
 from farm.matrix import expand
-from farm.models import read_model
+from farm.models.model import read_model
 from farm.node.slot_shares import Kind
+from farm.results.accuracy import judge
 from farm.settings import Settings
 from farm.targets.pools import Pool
-from farm.verification import judge
 
 PROBE_SECONDS = 300.0
 """What a probe gets; a GPU's first compile fills MIGraphX's caches."""

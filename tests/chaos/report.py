@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from farm import pictures
+from farm.results import pictures
 
 COUNTS = Path(__file__).with_name("counts.toml")
 

@@ -22,10 +22,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from farm.client import freeze
-from farm.data import FrozenData
 from farm.manifest import parse_manifest
 from farm.matrix import expand
-from farm.models import FrozenModel
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
 from farm.spec import Device
 from farm.targets.compilers import COMPILERS
 from farm.targets.pools import FEATURES, Pool, Target

@@ -20,12 +20,12 @@ from farm.app import Farm
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.client import FarmClient, Frozen, freeze, new_build_id
-from farm.comparison import Comparison
 from farm.compiling.attempt import Attempt
 from farm.control import retention
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.estimate import comparable
 from farm.jobs.state import FailureKind, Limits, Outcome
+from farm.results.speed import Comparison
 from farm.spec import cut_short, keys_of
 from tests.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
 from tests.helpers import wait_until

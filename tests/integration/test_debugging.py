@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from farm.comparison import Comparison
 from farm.compiling.children import Children
 from farm.compiling.reproduction import MachineFile
 from farm.compiling.requests import slice_request
 from farm.compiling.steps import Steps
 from farm.jobs.state import Limits
+from farm.results.speed import Comparison
 from farm.search import slice_key
 from farm.targets.compilers import COMPILERS
 from farm.tuner import Tuner

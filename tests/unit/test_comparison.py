@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farm.comparison import MIN_ROUNDS, compare, distribution
+from farm.results.speed import MIN_ROUNDS, compare, distribution
 
 ROUNDS = 20
 

@@ -15,7 +15,7 @@ from farm.authoring import lint
 from farm.conversion import convert, kind_of
 from farm.errors import ManifestError
 from farm.manifest import ModelEntry, parse_manifest
-from farm.models import UnreadableModel
+from farm.models.model import UnreadableModel
 from tests.unit.test_models_sources import write_text
 
 

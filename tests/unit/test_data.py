@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from farm.data import MAX_BYTES, DataError, FrozenData, check_data, freeze_data
-from farm.models import FrozenModel, Tensor
-from farm.shapes import Input
+from farm.models.data import MAX_BYTES, DataError, FrozenData, check_data, freeze_data
+from farm.models.model import FrozenModel, Tensor
+from farm.models.shapes import Input
 
 MODEL = FrozenModel(
     "0" * 64, "onnx", [],

@@ -17,7 +17,7 @@ HOMES = {
     "onnxruntime": ["farm/runner/"],
     "migraphx": ["farm/runner/"],
     "fastapi": ["farm/api/"],
-    "matplotlib": ["farm/pictures.py"],
+    "matplotlib": ["farm/results/pictures.py"],
     "uvicorn": ["farm/api/", "farm/cli/"],
     "torch": ["farm/runner/"],
     "tensorflow": ["farm/runner/"],

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.models import FrozenModel, UnreadableModel, read_model
+from farm.models.model import FrozenModel, UnreadableModel, read_model
 from farm.spec import digest_of
 
 

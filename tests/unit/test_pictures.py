@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
-from farm.pictures import curves, shares, totals
+from farm.results.pictures import curves, shares, totals
 
 
 def texts(picture: bytes) -> set[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from junitparser import JUnitXml
 
-from farm import junit
 from farm.errors import ExitCode
-from farm.verdict import judge_cell, verdict_of
+from farm.results import junit
+from farm.results.verdict import judge_cell, verdict_of
 
 KEY = "a" * 64
 FACTS = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from farm.jobs.state import FailureKind
+from farm.results.accuracy import judge, weak_outputs
 from farm.runner.evidence import compare
-from farm.verification import judge, weak_outputs
 
 
 def facts(**changes: Any) -> dict[str, Any]:

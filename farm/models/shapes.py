@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from farm.errors import suggestion
-from farm.models import Dimension, FrozenModel, Tensor
+from farm.models.model import Dimension, FrozenModel, Tensor
 
 BATCH = "batch"
 """The dimension on which samples stack."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.jobs.state import State
-from farm.shapes import BATCH
+from farm.models.shapes import BATCH
 
 Document = dict[str, Any]
 
@@ -70,7 +70,7 @@ def draw(sweeps: Sequence[Mapping[str, Any]], name: str) -> bytes:
 
     Raises UsageError where matplotlib is not installed.
     """
-    from farm.pictures import curves
+    from farm.results.pictures import curves
 
     field, axis, scale = "throughput", "samples a second", 1
     if all(sweep["metric"] == "latency" for sweep in sweeps):

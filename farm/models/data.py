@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.errors import UsageError, suggestion
-from farm.models import FrozenModel, Tensor
-from farm.shapes import BATCH, Extent, Input
+from farm.models.model import FrozenModel, Tensor
+from farm.models.shapes import BATCH, Extent, Input
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +153,7 @@ def freeze_data(
 ) -> tuple[FrozenData, Path]:
     """Read an `.npz`, an `.npy`, a folder of `.npz`, or an ONNX folder; write one canonical `.npz` into `folder`.
 
-    `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.shapes.symbolic_inputs`).
+    `symbolic` are the model's inputs with the manifest's names for dimensions (`farm.models.shapes.symbolic_inputs`).
     Equal arrays make equal bytes. Returns the data and the file, which is named by its digest.
 
     Raises DataError that names the file and array.

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
-from farm import verification
 from farm.errors import ExitCode
 from farm.jobs.state import FailureKind, Fault, State
+from farm.results import accuracy as verification
 from farm.targets.compilers import default_equal_share
 
 Document = dict[str, Any]
