@@ -34,7 +34,7 @@ schemas: $(VENV)/.dev
 	$(RUN)/farm schema --draft7 > configs/manifest.draft7.schema.json
 	$(RUN)/python -c 'import json; from farm.artifacts.sidecar import schema; print(json.dumps(schema(), indent=2))' \
 		> configs/artifact.schema.json
-	$(RUN)/python -c 'import json; from farm.family import schema; print(json.dumps(schema(), indent=2))' \
+	$(RUN)/python -c 'import json; from farm.client.family import schema; print(json.dumps(schema(), indent=2))' \
 		> configs/family.schema.json
 	$(RUN)/python -c 'import json; from farm.api.app import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from farm.api.app import create_app
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
-from farm.client import FarmClient, Frozen, freeze
+from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import Outcome
 from farm.settings import Settings
 from farm.spec import Device

@@ -140,7 +140,7 @@ def _texts() -> Iterator[tuple[str, str, int]]:
 
 def main(folder: Path) -> None:
     """Read every manifest in `folder`, a file each; print the slowest, in CPU seconds, the memory, and all problems."""
-    from farm.authoring import lint
+    from farm.client.authoring import lint
 
     sound = folder / "sound.yaml"
     sound.write_text(SOUND)

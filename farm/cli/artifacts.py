@@ -17,8 +17,8 @@ from farm.cli.connection import connect
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.client import FarmClient
-    from farm.fetching import Fetched, FetchedFamily
+    from farm.client.client import FarmClient
+    from farm.client.fetching import Fetched, FetchedFamily
 
 
 class Listing(StrEnum):
@@ -249,7 +249,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 
 def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_json: bool) -> None:
-    from farm.inspection import disagreements, faults, inspect_program
+    from farm.client.inspection import disagreements, faults, inspect_program
 
     found, wrong = None, []
     if file:

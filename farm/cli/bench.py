@@ -14,7 +14,7 @@ from farm.cli.here import compared, here, latency, say_all
 from farm.errors import ArtifactGone, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.client import FarmClient
+    from farm.client.client import FarmClient
     from farm.compiling.children import OnPhase
     from farm.local.bench import Contestant, Measured
     from farm.node.gpu_usage import Usage
@@ -119,7 +119,7 @@ def _artifacts(text: str, settings: Settings) -> list[Artifact]:
 
 def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
     """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
-    from farm.client_cache import default_cache, note_use, trim
+    from farm.client.cache import default_cache, note_use, trim
 
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
@@ -132,7 +132,7 @@ def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
 
 
 def _cache(sidecar: Mapping[str, Any]) -> Path:
-    from farm.client_cache import default_cache
+    from farm.client.cache import default_cache
 
     return default_cache() / "artifacts" / str(sidecar["key"])
 
@@ -196,7 +196,7 @@ def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Ar
 
 def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contestant:
     """Return the PyTorch model that an artifact's was converted from; only whoever submitted it has it."""
-    from farm.conversion import libraries, source_digest
+    from farm.client.conversion import libraries, source_digest
     from farm.local.bench import torch_of
 
     conversion = one.sidecar.get("conversion") or {}

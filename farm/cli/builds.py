@@ -17,7 +17,7 @@ from farm.cli.connection import connect
 from farm.errors import ExitCode, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.client import FarmClient, Frozen
+    from farm.client.client import FarmClient, Frozen
     from farm.settings import Settings
 
 SECOND_THOUGHT = 1.0
@@ -109,7 +109,7 @@ def retry(
     They are as they were planned then: the same model files, toolchains and keys. What is published by now is a hit.
     The new build is followed to its verdict.
     """
-    from farm.client import new_build_id
+    from farm.client.client import new_build_id
 
     _check_folder(junit)
     with connect() as client:
@@ -368,7 +368,7 @@ def _detached(build: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _freeze(manifest: Path, labels: list[str] | None = None) -> Frozen:
-    from farm.client import freeze
+    from farm.client.client import freeze
     from farm.settings import load_settings
 
     return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters)
@@ -410,7 +410,7 @@ def _check_folder(file: Path | None) -> None:
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
-    from farm.client import BUILD
+    from farm.client.client import BUILD
 
     with connect() as client:
         pools = [pool["name"] for pool in client.pools()]

@@ -86,7 +86,7 @@ def _settings(settings: Settings) -> Check:
 
 
 def _api(settings: Settings) -> Check:
-    from farm.client import FarmClient, running_farm
+    from farm.client.client import FarmClient, running_farm
 
     if not settings.api_url and running_farm(settings.data_dir) is None:
         return Check("api", "absent", "none set, none runs here; `farm run` and `farm up` start one")
@@ -98,7 +98,7 @@ def _api(settings: Settings) -> Check:
 
 def _workers(settings: Settings) -> Check:
     """Which nodes of the farm take no jobs, and why."""
-    from farm.client import FarmClient, running_farm
+    from farm.client.client import FarmClient, running_farm
 
     if not settings.api_url and running_farm(settings.data_dir) is None:
         return Check("workers", "absent", "no api to ask")

@@ -35,7 +35,7 @@ def lint(
 
     Needs no server. Exits with 2 where something is wrong.
     """
-    from farm.authoring import lint as find_problems
+    from farm.client.authoring import lint as find_problems
 
     problems = find_problems(manifest, models=models)
     form = Format.JSON if as_json else form
@@ -73,7 +73,7 @@ def init(
 
     The model's inputs and shapes are filled in.
     """
-    from farm.authoring import init_manifest
+    from farm.client.authoring import init_manifest
 
     if file and file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name, or remove it")

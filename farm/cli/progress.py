@@ -15,7 +15,7 @@ from farm.errors import FarmError
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from farm.client import FarmClient
+    from farm.client.client import FarmClient
 
 Document = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from farm.cli.connection import connect
 from farm.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.client import FarmClient
+    from farm.client.client import FarmClient
     from farm.tuning.files import Read
     from farm.tuning.records import Snapshot
 

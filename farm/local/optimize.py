@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from farm.client_cache import default_cache
+from farm.client.cache import default_cache
+from farm.client.conversion import convert, kind_of
+from farm.client.freezing import Inputs, freeze
 from farm.compiling.children import Children, OnPhase
 from farm.compiling.steps import Steps
-from farm.conversion import convert, kind_of
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.jobs.state import FailureKind, Limits, Phase
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
@@ -35,7 +36,6 @@ from farm.node.survey import Findings, survey
 from farm.results.accuracy import Judgement, judge, tolerance_of
 from farm.results.speed import compare
 from farm.settings import Settings
-from farm.sources import Inputs, freeze
 from farm.targets.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.targets.devices import understand_target
 from farm.targets.pools import Pool

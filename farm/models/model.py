@@ -72,7 +72,7 @@ class FrozenModel:
     operators: Mapping[str, int] = field(default_factory=dict)
     weight_dtypes: Sequence[str] = ()
     conversion: Mapping[str, Any] | None = None
-    """How the model was made from one of another format (`farm.conversion`), if it was."""
+    """How the model was made from one of another format (`farm.client.conversion`), if it was."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the model as plain JSON."""

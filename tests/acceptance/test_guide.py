@@ -32,7 +32,7 @@ import typer
 from ruamel.yaml import YAML
 
 from farm.cli.app import app
-from farm.client import freeze
+from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX

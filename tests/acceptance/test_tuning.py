@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from farm.fetching import place_kernels
+from farm.client.fetching import place_kernels
 from tests.acceptance.conftest import Command
 
 MANIFEST = """

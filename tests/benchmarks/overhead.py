@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.client import FarmClient, freeze  # noqa: E402
+from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.compiling.child_process import run_child  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request  # noqa: E402

@@ -20,7 +20,7 @@ from hypothesis.errors import Unsatisfiable
 
 from farm.app import Farm
 from farm.cli import main
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
 from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, finished
 from tests.chaos.report import Fault
 from tests.chaos.rig import Rig

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from farm.client import freeze
+from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models.data import FrozenData

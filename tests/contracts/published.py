@@ -16,8 +16,8 @@ from farm.api.auth import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
 from farm.cli.app import app
+from farm.client.family import schema as family_schema
 from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
-from farm.family import schema as family_schema
 from farm.manifest import manifest_schema
 
 ROOT = Path(__file__).parent.parent.parent

@@ -24,9 +24,9 @@ from farm.app import Farm
 from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
 from farm.cli import main
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
+from farm.client.family import schema
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
-from farm.family import schema
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.settings import Settings
@@ -302,7 +302,7 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
     monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
     monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
-    monkeypatch.setattr("farm.transport.RETRY_DELAYS", ())
+    monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", ())
     file = tmp_path / "weights.bin"
     file.write_bytes(secrets.token_bytes(17 << 20))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -545,7 +545,7 @@ def test_events_without_a_server_that_streams_fall_back_to_reading(
     farm: Farm, url: str, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_id = finished(farm, client, frozen)
-    monkeypatch.setattr("farm.client.FOLLOW_DELAYS", (0.0,) * 8)
+    monkeypatch.setattr("farm.client.client.FOLLOW_DELAYS", (0.0,) * 8)
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
         monkeypatch.setattr(cut._transport, "events", _silent)
         assert list(cut.watch(build_id)) == []

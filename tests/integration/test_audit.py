@@ -13,7 +13,7 @@ import redis
 from farm.app import Farm
 from farm.artifacts import ownership
 from farm.audit import Auditor, Finding
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
 from tests.api_farm import POOL, finished
 
 Damage = Callable[[Farm, redis.Redis, str], object]

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from farm.app import Farm
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
-from farm.client import FarmClient, Frozen, freeze, new_build_id
+from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import retention
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from farm.cli import main
-from farm.client import Frozen, freeze
-from farm.conversion import libraries
+from farm.client.client import Frozen, freeze
+from farm.client.conversion import libraries
 from farm.errors import ManifestError, UsageError
 from farm.settings import load_settings
 from tests.compiling import Case, inputs_of

@@ -17,12 +17,12 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.sidecar import Measurements
+from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.compiling.steps import measurements_of
 from farm.errors import UsageError
-from farm.fetching import place_kernels
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farm.app import Farm
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
 from tests.chaos.report import Fault
 from tests.hostile_manifests import OPENED_BY_THE_CLIENT, hostile
 from tests.hostile_manifests import __file__ as corpus

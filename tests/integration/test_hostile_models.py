@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from farm.authoring import lint
-from farm.client import freeze
+from farm.client.authoring import lint
+from farm.client.client import freeze
+from farm.client.inspection import inspect_program
 from farm.errors import ManifestError, UsageError
-from farm.inspection import inspect_program
 from farm.runner import migraphx_compiler
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.runner.protocol import Failure

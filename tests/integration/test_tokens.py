@@ -12,7 +12,7 @@ import pytest
 from farm import tokens as tokens_room
 from farm.app import Farm
 from farm.cli import main
-from farm.client import FarmClient, Frozen, new_build_id
+from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings

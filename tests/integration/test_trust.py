@@ -19,7 +19,7 @@ import redis
 from farm.app import Farm
 from farm.artifacts import blob_key, sidecar_key
 from farm.artifacts.refs import Refs
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
 from farm.errors import Conflict
 from tests.api_farm import MANIFEST, POOL, finished, freeze_manifest, succeed, work
 from tests.chaos.report import Fault

@@ -17,7 +17,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
-from farm.client import freeze
+from farm.client.client import freeze
 from farm.compiling.children import StepEnded
 from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase

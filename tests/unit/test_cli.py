@@ -153,7 +153,7 @@ def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farm.authoring.lint", interrupted)
+    monkeypatch.setattr("farm.client.authoring.lint", interrupted)
     assert main(["lint", "farm.yaml"]) == 8
 
 
@@ -210,7 +210,7 @@ def test_errors_are_documents_where_json_was_asked_for(capsys: pytest.CaptureFix
 def test_a_farm_that_does_not_answer_is_the_farms_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("farm.transport.RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", (0.01,))
     monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
     assert main(["status"]) == 6
     assert "cannot reach the farm at http://127.0.0.1:9" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.client_cache import adopt, note_use, trim
+from farm.client.cache import adopt, note_use, trim
 
 
 def keep(path: Path, size: int, days: float) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from farm.authoring import lint
-from farm.conversion import convert, kind_of
+from farm.client.authoring import lint
+from farm.client.conversion import convert, kind_of
 from farm.errors import ManifestError
 from farm.manifest import ModelEntry, parse_manifest
 from farm.models.model import UnreadableModel
@@ -70,7 +70,7 @@ def test_two_clients_that_convert_one_model_at_once_both_have_it(
             both.wait()
         return {"libraries": {"torch": "2.9"}}
 
-    monkeypatch.setattr("farm.conversion._ask", played)
+    monkeypatch.setattr("farm.client.conversion._ask", played)
     archive(tmp_path / "net.pt2", "archive_format", "models/model.json")
     entry = ModelEntry.model_validate({"name": "net", "source": {"path": "net.pt2"}, "format": "torch"})
     with ThreadPoolExecutor(2) as pool:

@@ -7,12 +7,12 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import farm.generators
 import numpy as np
 import pytest
 
-import farm.generators
-from farm.authoring import lint
-from farm.client import freeze
+from farm.client.authoring import lint
+from farm.client.client import freeze
 from farm.errors import ManifestError
 from tests.unit.test_models_sources import save_net, write_text
 

@@ -52,7 +52,7 @@ PURE = [
     "follow_up",
     "retry",
 ]
-SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client", "farm.settings", "subprocess", "socket", "os"}
+SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client.client", "farm.settings", "subprocess", "socket", "os"}
 
 
 def imports(path: Path) -> set[str]:

@@ -12,11 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.authoring import init_manifest, lint
+from farm.client.authoring import init_manifest, lint
+from farm.client.freezing import as_submission, freeze, in_package, resolve
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest
 from farm.matrix import expand
-from farm.sources import as_submission, freeze, in_package, resolve
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farm.inspection import disagreements, faults, inspect_program
+from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
 from farm.runner.mxr import Malformed, foreign_arches, read

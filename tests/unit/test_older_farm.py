@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from farm.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen
 from farm.errors import NotFound, UsageError
 
 

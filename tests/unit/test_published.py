@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jsonschema
 
-from farm import family
 from farm.api.app import openapi
 from farm.artifacts import sidecar
+from farm.client import family
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.client_cache import default_cache, note_use, trim
+from farm.client.cache import default_cache, note_use, trim
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix import data_key, overridden_calibration
@@ -90,7 +90,7 @@ def read_inputs(
     """Read what can be read, and list what cannot.
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
-    interpreters that have a converter (`farm.conversion.convert`).
+    interpreters that have a converter (`farm.client.conversion.convert`).
     """
     reader = _Reader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
     reader.read()
@@ -174,7 +174,7 @@ class _Reader:
         record = None
         try:
             if entry.converted:
-                from farm.conversion import convert, kind_of
+                from farm.client.conversion import convert, kind_of
 
                 if self.quick:
                     kind_of(path, entry.format)
@@ -229,7 +229,7 @@ class _Reader:
 
     def generated(self, name: str, symbolic: Mapping[str, Tensor], model: FrozenModel) -> tuple[FrozenData, Path]:
         """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""
-        from farm.generators import spool
+        from farm.client.generators import spool
 
         place = self.cache / "data"
         place.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.client_cache import adopt, note_use
+from farm.client.cache import adopt, note_use
 from farm.compiling.child_process import Limits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError

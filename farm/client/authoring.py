@@ -24,8 +24,8 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
     the user's code is left out.
     """
+    from farm.client.freezing import Inputs, read_inputs
     from farm.matrix import check
-    from farm.sources import Inputs, read_inputs
 
     try:
         manifest, problems = read_manifest(path)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farm.client.family import INDEX, family_index
+from farm.client.transport import Document, file_name, replacing
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.family import INDEX, family_index
-from farm.transport import Document, file_name, replacing
 
 Download = Callable[[Mapping[str, Any], Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""

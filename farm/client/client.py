@@ -25,8 +25,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
-from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotFound, UsageError
-from farm.fetching import (
+from farm.client.fetching import (
     Fetched,
     FetchedFamily,
     choose,
@@ -36,7 +35,8 @@ from farm.fetching import (
     write_artifact,
     write_family,
 )
-from farm.transport import Document, Transport, older_farm
+from farm.client.transport import Document, Transport, older_farm
+from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotFound, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -94,7 +94,8 @@ def freeze(
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
-    from farm import matrix, sources
+    from farm import matrix
+    from farm.client import freezing as sources
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)
