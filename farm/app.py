@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from farm.artifacts import ArtifactStore
-    from farm.builds import Builds
-    from farm.job_views import Jobs
+    from farm.builds.job_views import Jobs
+    from farm.builds.service import Builds
     from farm.node.executor import Executor
     from farm.store import Store
     from farm.tokens import Tokens
@@ -77,14 +77,14 @@ class Farm:
     @cached_property
     def builds(self) -> Builds:
         """Plans, builds, reports."""
-        from farm.builds import Builds
+        from farm.builds.service import Builds
 
         return Builds(self.store, self.artifacts, self.settings)
 
     @cached_property
     def jobs(self) -> Jobs:
         """What can be asked of jobs."""
-        from farm.job_views import Jobs
+        from farm.builds.job_views import Jobs
 
         return Jobs(self.store, self.artifacts)
 

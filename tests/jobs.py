@@ -71,7 +71,7 @@ def run_next(store: Store, outcome: Outcome, **where: str) -> str:
 
 
 class Reports:
-    """Takes the place of `farm.builds`: notes which builds ended, and marks them reported."""
+    """Takes the place of `farm.builds.service`: notes which builds ended, and marks them reported."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep
 from farm.artifacts.ownership import collect
-from farm.audit import Auditor
+from farm.control.audit import Auditor
 
 router = APIRouter(tags=["upkeep"])
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
-from farm.estimate import comparable
+from farm.jobs.estimate import comparable
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]

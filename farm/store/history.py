@@ -9,19 +9,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from farm.estimate import Sample
-from farm.outlook import Kept
+from farm.builds.outlook import Kept
+from farm.jobs.estimate import Sample
 from farm.store.link import Link, key
 
 KEPT = 200
 """Compiles of one sort that are remembered."""
 
 BUILDS_KEPT = 60
-"""Builds of a namespace of which is remembered how they ended; older ones hardly count (`farm.outlook.FADING`)."""
+"""Builds of a namespace of which is remembered how they ended; older ones hardly count (`farm.builds.service.outlook.FADING`)."""
 
 
 class History:
-    """Past durations by sort (`farm.estimate.comparable`), for each namespace."""
+    """Past durations by sort (`farm.jobs.estimate.comparable`), for each namespace."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

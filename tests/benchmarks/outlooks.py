@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.estimate import Sample, estimate  # noqa: E402
-from farm.outlook import Kept, kept, outlook  # noqa: E402
+from farm.builds.outlook import Kept, kept, outlook  # noqa: E402
+from farm.jobs.estimate import Sample, estimate  # noqa: E402
 
 KEPT = 200
 """Past compiles that a farm remembers, as `farm/store/history.py` does."""

@@ -22,8 +22,8 @@ from pydantic import SecretStr
 
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
-from farm.audit import Auditor
 from farm.client.client import FarmClient, Frozen
+from farm.control.audit import Auditor
 from farm.local import embedded, servers
 from farm.local.servers import Server
 from farm.settings import load_settings

@@ -19,7 +19,7 @@ from botocore.awsrequest import AWSResponse
 
 from farm.artifacts import QUARANTINE, blob_key, ownership, sidecar_key
 from farm.artifacts.s3 import PART, S3Store
-from farm.audit import Auditor
+from farm.control.audit import Auditor
 from farm.control.retention import tidy_storage
 from farm.errors import ArtifactGone
 from tests.chaos.conftest import Rigs

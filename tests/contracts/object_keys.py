@@ -28,9 +28,9 @@ from farm.artifacts import (
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import documents
 from farm.artifacts.refs import Refs
-from farm.builds import LATEST, Builds
+from farm.builds.follow_up import follow_up_id
+from farm.builds.service import LATEST, Builds
 from farm.errors import FarmError
-from farm.follow_up import follow_up_id
 from farm.settings import load_settings
 from farm.store.link import key
 from farm.tokens import Role, Tokens

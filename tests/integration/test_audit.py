@@ -12,8 +12,8 @@ import redis
 
 from farm.app import Farm
 from farm.artifacts import ownership
-from farm.audit import Auditor, Finding
 from farm.client.client import FarmClient, Frozen
+from farm.control.audit import Auditor, Finding
 from tests.api_farm import POOL, finished
 
 Damage = Callable[[Farm, redis.Redis, str], object]
@@ -149,7 +149,7 @@ def test_a_submission_that_failed_half_way_is_named(
 ) -> None:
     """It was written down, the store refused it, and no epoch has changed that would bring it back."""
     build_id = client.submit(frozen)["id"]
-    monkeypatch.setattr("farm.audit.SETTLED", timedelta(minutes=-2))
+    monkeypatch.setattr("farm.control.audit.SETTLED", timedelta(minutes=-2))
     assert findings(farm) == []
     raw.delete(*raw.keys(f"{{farm}}:build:{build_id}*"))
     named = [finding.problem for finding in findings(farm) if finding.where == f"build {build_id}"]

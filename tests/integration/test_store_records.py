@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import redis
 
+from farm.builds.outlook import Kept
 from farm.control.reconciler import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
-from farm.estimate import Sample
+from farm.jobs.estimate import Sample
 from farm.jobs.state import FailureKind, Outcome
-from farm.outlook import Kept
 from farm.settings import load_settings
 from farm.store import Store
 from farm.store.scripts import load_scripts

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from farm.estimate import Sample, comparable, estimate
+from farm.jobs.estimate import Sample, comparable, estimate
 
 NEW = "f" * 64
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.builds.plan import input_files, make_plan
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, check, expand, overridden_calibration
@@ -20,7 +21,6 @@ from farm.matrix.combinations import Selector
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import Span, shape_label, sum_of
-from farm.plan import input_files, make_plan
 from farm.spec import CompileSpec, Device, cache_key, keys_of
 from farm.targets.compilers import MIGRAPHX
 from farm.targets.devices import profiles, understand_target

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from farm.estimate import Estimate
-from farm.outlook import Kept, kept, outlook
+from farm.builds.outlook import Kept, kept, outlook
+from farm.jobs.estimate import Estimate
 from tests.benchmarks.outlooks import SHAPES, run
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.estimate import Estimate, Sample, comparable, estimate
+from farm.jobs.estimate import Estimate, Sample, comparable, estimate
 from farm.matrix import Cell
 from farm.spec import changes, job_key
 
@@ -84,7 +84,7 @@ def make_plan(
     `known` maps cells' job keys (`farm.spec.job_key`) to the facts of whole artifacts, `running` are those of
     unfinished jobs, `last` maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec`
     returns the spec behind a key, `live_workers` counts workers by pool, `history` has past durations by sort
-    (`farm.estimate.comparable`).
+    (`farm.jobs.estimate.comparable`).
     """
     estimates: dict[tuple[str, str, int, float], Estimate | None] = {}
 

@@ -1,4 +1,4 @@
-"""Estimates: how long a compile takes, from past durations. Pure; `farm/outlook.py` adds them up to builds.
+"""Estimates: how long a compile takes, from past durations. Pure; `farm/builds/outlook.py` adds them up to builds.
 
 A range is where about 80 of 100 such compiles end. It is learnt from compiles of the same target, precision and tuning
 mode: of the same model where there are some, else of models of about its size. Where nothing is comparable, nothing is

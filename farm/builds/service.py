@@ -16,7 +16,12 @@ from typing import Any
 from farm.artifacts import ArtifactStore, readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
-from farm.bucket_models import BucketModels
+from farm.builds.bucket_models import BucketModels
+from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
+from farm.builds.job_views import Jobs
+from farm.builds.outlook import kept, outlook
+from farm.builds.plan import Plan, make_plan, needed_blobs
+from farm.builds.retry import plan_retry, unsuccessful
 from farm.compiling.attempt import Attempt
 from farm.errors import (
     Conflict,
@@ -29,21 +34,16 @@ from farm.errors import (
     StoreUnavailable,
     UsageError,
 )
-from farm.estimate import comparable
-from farm.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
-from farm.job_views import Jobs
+from farm.jobs.estimate import comparable
 from farm.jobs.state import AttemptEnd, State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
-from farm.outlook import kept, outlook
-from farm.plan import Plan, make_plan, needed_blobs
 from farm.results import junit
 from farm.results.sweep import draw, sweeps_of
 from farm.results.verdict import judge_cell, verdict_of
-from farm.retry import plan_retry, unsuccessful
 from farm.settings import Settings
 from farm.spec import job_key, keys_of
 from farm.store import Store

@@ -1,0 +1,1 @@
+"""Builds: accepted, read, judged and finished, on the server's side."""
