@@ -18,7 +18,7 @@ from farm.manifest.entries import (
     Tuning,
     Verify,
 )
-from farm.manifest.reading import load_manifest, parse_manifest, read_manifest
+from farm.manifest.parsing import load_manifest, parse_manifest, read_manifest
 from farm.manifest.schema import manifest_schema
 
 __all__ = [

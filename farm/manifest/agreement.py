@@ -7,9 +7,9 @@ from typing import Any
 
 from farm.errors import Problem, suggestion
 from farm.manifest.values import SPELLINGS
+from farm.manifest.yaml import Document
 from farm.targets.compilers import COMPILERS, canonical_precision
 from farm.targets.devices import understand_target
-from farm.yamldoc import Document
 
 
 def cross_checks(document: Document) -> Iterator[Problem]:

@@ -57,8 +57,8 @@ from farm.manifest.values import (
     sweep_use,
     tuning_use,
 )
+from farm.manifest.yaml import Document
 from farm.models.shapes import Extent
-from farm.yamldoc import Document
 
 
 class Entry(BaseModel):

@@ -11,9 +11,9 @@ import pytest
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
 from farm.manifest import Manifest, load_manifest, parse_manifest
+from farm.manifest.yaml import MAX_BYTES, read_document
 from farm.matrix import expand
 from farm.units import parse_duration, parse_size
-from farm.yamldoc import MAX_BYTES, read_document
 
 ROOT = Path(__file__).parent.parent.parent
 

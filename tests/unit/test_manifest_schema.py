@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farm.errors import ManifestError
 from farm.manifest import manifest_schema, parse_manifest
-from farm.yamldoc import read_document
+from farm.manifest.yaml import read_document
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 NEWEST = jsonschema.Draft202012Validator(manifest_schema())

@@ -17,11 +17,11 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from farm.errors import ManifestError, Problem, UsageError, shown, suggestion
-from farm.globs import freeze_globs
 from farm.manifest.agreement import cross_checks
 from farm.manifest.entries import Manifest, ModelEntry, Source
+from farm.manifest.globs import freeze_globs
 from farm.manifest.values import NAME
-from farm.yamldoc import Document, read_document
+from farm.manifest.yaml import Document, read_document
 
 
 def load_manifest(path: str | Path) -> Manifest:

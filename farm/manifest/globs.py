@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from farm.errors import ManifestError, suggestion
-from farm.yamldoc import Document
+from farm.manifest.yaml import Document
 
 MAX_FILES = 5000
 """Files that one pattern may match."""
