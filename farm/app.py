@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from farm.artifacts import ArtifactStore
+    from farm.artifacts.tokens import Tokens
     from farm.builds.job_views import Jobs
     from farm.builds.service import Builds
     from farm.node.executor import Executor
     from farm.store import Store
-    from farm.tokens import Tokens
 
 _current: Farm | None = None
 
@@ -63,7 +63,7 @@ class Farm:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens of the API's callers."""
-        from farm.tokens import Tokens
+        from farm.artifacts.tokens import Tokens
 
         return Tokens(self.artifacts)
 

@@ -121,8 +121,8 @@ from farm.compiling.failures import classify  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
 from farm.compiling.steps import Steps  # noqa: E402
 from farm.settings import Settings  # noqa: E402
-from farm.tuner import Tuner  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
+from farm.tuning.tuner import Tuner  # noqa: E402
 
 SPEC: Mapping[str, Any] = {
     "compiler": {"name": "migraphx"},

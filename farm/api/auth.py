@@ -11,9 +11,9 @@ from fastapi import Depends, Header, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from farm.app import Farm
+from farm.artifacts.tokens import Role
 from farm.errors import NotAllowed
 from farm.settings import NAMESPACE
-from farm.tokens import Role
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
@@ -61,7 +61,7 @@ def authenticate(
 ) -> Caller:
     """Return the caller behind a request.
 
-    The administrator's own token is a setting; the others are the farm's (`farm.tokens`), each for one namespace.
+    The administrator's own token is a setting; the others are the farm's (`farm.artifacts.tokens`), each for one namespace.
     Without a configured token the app serves this machine only (`create_app`), and every caller is the administrator.
 
     Raises Unauthenticated, and NotAllowed for a namespace that is not the token's.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep
-from farm.tokens import Role
+from farm.artifacts.tokens import Role
 
 router = APIRouter(tags=["tokens"])
 

@@ -14,7 +14,7 @@ from farm.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.tuning.files import Read
+    from farm.tuning.formats import Read
     from farm.tuning.records import Snapshot
 
 commands = typer.Typer(
@@ -110,7 +110,7 @@ def export(
     `tuning.env` in it sets the variables that point them there.
     """
     from farm.tuning import text
-    from farm.tuning.files import OBJECTS, PROBLEM_CACHE, write_folder
+    from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, write_folder
     from farm.tuning.records import Store
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -161,7 +161,7 @@ def import_(
     """
     from farm.cli import render
     from farm.tuning import text
-    from farm.tuning.files import read_files
+    from farm.tuning.formats import read_files
     from farm.tuning.importing import label
     from farm.tuning.records import Source
 
@@ -313,7 +313,7 @@ def _holds(item: Mapping[str, Any]) -> bool:
 
 def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str) -> Snapshot:
     from farm.tuning import text
-    from farm.tuning.files import read_files
+    from farm.tuning.formats import read_files
     from farm.tuning.records import Source
 
     if Path(what).exists():

@@ -39,8 +39,8 @@ from farm.settings import Settings
 from farm.targets.compilers import COMPILERS, NATIVE, OFF, canonical_precision, default_equal_share
 from farm.targets.devices import understand_target
 from farm.targets.pools import Pool
-from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun
+from farm.tuning.tuner import Tuner
 
 SAVED_MODELS = Path("saved_models")
 """Where programs go that were given no folder."""

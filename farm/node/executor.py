@@ -33,8 +33,8 @@ from farm.node.gpu_usage import conditions
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF
-from farm.tuner import Published, Tuner
 from farm.tuning.database import TuningDatabase, device_name, mode_name
+from farm.tuning.tuner import Published, Tuner
 
 log = get_logger(__name__)
 

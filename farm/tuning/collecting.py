@@ -13,7 +13,7 @@ from typing import Any
 
 from farm.logging import get_logger
 from farm.tuning.database import Learning, Restored
-from farm.tuning.files import Dropped, canonical, read_folder, write_folder
+from farm.tuning.formats import Dropped, canonical, read_folder, write_folder
 from farm.tuning.records import Log, Record, Session, Snapshot, Source, Store, Table, Work
 
 log = get_logger(__name__)

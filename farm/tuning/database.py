@@ -29,7 +29,7 @@ from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
 from farm.logging import get_logger
 from farm.spec import Device
 from farm.tuning import text
-from farm.tuning.files import PROBLEM_CACHE, write_folder
+from farm.tuning.formats import PROBLEM_CACHE, write_folder
 from farm.tuning.records import Snapshot
 
 log = get_logger(__name__)

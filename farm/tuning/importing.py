@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from farm.errors import UsageError
 from farm.spec import Device
-from farm.tuning.files import OBJECTS, MIOpenName, miopen_name
+from farm.tuning.formats import OBJECTS, MIOpenName, miopen_name
 from farm.tuning.records import Place, Snapshot, Store, Table
 
 MLIR = "gpu::mlir_op"

@@ -20,7 +20,7 @@ from dataclasses import astuple
 from typing import Any
 
 from farm.errors import UsageError
-from farm.tuning.files import check_place, check_record
+from farm.tuning.formats import check_place, check_record
 from farm.tuning.records import Day, Entry, Log, Place, Session, Snapshot, Source, Store, Work
 
 SCHEMA = 1

@@ -29,7 +29,7 @@ from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError
 from farm.local import servers
 from farm.tuning.database import TuningDatabase
-from farm.tuning.files import canonical, read_folder, write_folder
+from farm.tuning.formats import canonical, read_folder, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
 from tests import tuning_writers
 

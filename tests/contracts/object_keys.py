@@ -28,12 +28,12 @@ from farm.artifacts import (
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import documents
 from farm.artifacts.refs import Refs
+from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
 from farm.builds.service import LATEST, Builds
 from farm.errors import FarmError
 from farm.settings import load_settings
 from farm.store.link import key
-from farm.tokens import Role, Tokens
 from farm.tuning.database import TuningDatabase, databases
 from farm.tuning.records import Snapshot
 

@@ -533,7 +533,7 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
 ) -> None:
     """A worker's executor and ONNX Runtime do all of it; only how the figures compare is made up."""
     farm = Farm(farm.settings.model_copy(update={"measure_seconds": 0.1, "threads": 1}))
-    monkeypatch.setattr("farm.tuner.compare", lambda *_: Comparison(1.5, 1.4, 1.6, "faster"))
+    monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(1.5, 1.4, 1.6, "faster"))
 
     def execute(job_id: str, order: dict[str, Any], key: str) -> Outcome:
         attempt = Attempt(job_id, 1, "token", order, Limits(time=0.0, memory=0), "main", key)

@@ -15,12 +15,12 @@ from farm.compiling.requests import slice_request
 from farm.compiling.steps import Steps
 from farm.jobs.state import Limits
 from farm.results.speed import Comparison
-from farm.search import slice_key
 from farm.targets.compilers import COMPILERS
-from farm.tuner import Tuner
 from farm.tuning.database import ForOneRun, Restored
-from farm.tuning.files import write_folder
+from farm.tuning.formats import write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.search import slice_key
+from farm.tuning.tuner import Tuner
 from tests.compiling import PNET, inputs_of
 
 
@@ -90,7 +90,7 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
     threads = steps.children.settings.threads_per_slot
     keys = [slice_key(spec, piece["signature"], threads) for piece in found["slices"]]
     known = {Store.ONNXRUNTIME: '{"all/1":1.0,"basic/1":2.0}', Store.SLICES: '{"operations":1,"seconds":1.0}'}
-    monkeypatch.setattr("farm.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
+    monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
     texts = []
 
     def evaluate(*_: object) -> dict[str, Any]:

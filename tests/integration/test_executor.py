@@ -26,8 +26,8 @@ from farm.errors import UsageError
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import Messages
-from farm.tuner import Tuner
 from farm.tuning.database import databases
+from farm.tuning.tuner import Tuner
 from tests.api_farm import MANIFEST, POOL, freeze_manifest
 
 

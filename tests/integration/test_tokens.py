@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from farm import tokens as tokens_room
 from farm.app import Farm
+from farm.artifacts import tokens as tokens_room
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded

@@ -13,11 +13,11 @@ from farm.compiling.children import StepEnded
 from farm.compiling.slots import Slot
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
-from farm.search import slice_key
 from farm.settings import Settings, load_settings
-from farm.tuner import Published
-from farm.tuning.files import OBJECTS, write_folder
+from farm.tuning.formats import OBJECTS, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.search import slice_key
+from farm.tuning.tuner import Published
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
 from tests.helpers import wait_until
 from tests.scripted_tuner import (
@@ -256,7 +256,7 @@ def test_the_last_commit_waits_for_storage_that_is_away(
         return put(key, *arguments, **options)
 
     monkeypatch.setattr(artifacts, "put_object", put_object)
-    monkeypatch.setattr("farm.search.FINISH_PAUSE", 0.01)
+    monkeypatch.setattr("farm.tuning.search.FINISH_PAUSE", 0.01)
     tuner_for(artifacts, farm_settings, tmp_path, "one").compile(save_model(tmp_path, OPERATIONS[:4]), None)
     assert next(away, None) is None
     assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 4

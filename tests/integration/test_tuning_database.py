@@ -16,7 +16,7 @@ from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
 from farm.tuning.collecting import Collector
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
-from farm.tuning.files import PROBLEM_CACHE, read_folder
+from farm.tuning.formats import PROBLEM_CACHE, read_folder
 from farm.tuning.records import Snapshot, Source, Store, Work
 from tests.tuning_writers import NAME, delta, kill_writers, race
 

@@ -23,8 +23,8 @@ from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase
 from farm.node.attempts import Slots
 from farm.settings import Settings, load_settings
-from farm.tuner import Tuner
 from farm.tuning.records import Store
+from farm.tuning.tuner import Tuner
 from tests.api_farm import POOL
 from tests.benchmarks.tuning_kills import kill_at_random
 from tests.helpers import wait_until

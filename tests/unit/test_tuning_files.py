@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
-from farm.tuning.files import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
+from farm.tuning.formats import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
 from farm.tuning.records import Snapshot, Source
 
 SOURCE = Source("2026-01-01T00:00:00+00:00", "worker-1", "job-1")

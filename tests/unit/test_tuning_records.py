@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farm.errors import UsageError
 from farm.tuning import text
-from farm.tuning.files import check_record
+from farm.tuning.formats import check_record
 from farm.tuning.records import Day, Log, Record, Session, Snapshot, Source, Store, Work, best_time
 
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"

@@ -21,13 +21,13 @@ from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
 from farm.errors import FarmFault
-from farm.fan_out import FanOut
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
+from farm.tuning.fan_out import FanOut
 from farm.tuning.records import Snapshot, Store, Work
 
 log = get_logger(__name__)

@@ -22,11 +22,11 @@ from farm.compiling.steps import Steps, inputs_of, is_shared
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
-from farm.search import COLLECT_SECONDS, REFUSED, Search
 from farm.targets.compilers import OFF
 from farm.tuning.database import Learning
-from farm.tuning.files import read_folder
+from farm.tuning.formats import read_folder
 from farm.tuning.records import Source
+from farm.tuning.search import COLLECT_SECONDS, REFUSED, Search
 
 log = get_logger(__name__)
 
