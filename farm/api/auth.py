@@ -61,7 +61,8 @@ def authenticate(
 ) -> Caller:
     """Return the caller behind a request.
 
-    The administrator's own token is a setting; the others are the farm's (`farm.artifacts.tokens`), each for one namespace.
+    The administrator's own token is a setting; the others are the farm's (`farm.artifacts.tokens`), each for one
+    namespace.
     Without a configured token the app serves this machine only (`create_app`), and every caller is the administrator.
 
     Raises Unauthenticated, and NotAllowed for a namespace that is not the token's.

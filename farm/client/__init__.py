@@ -1,1 +1,19 @@
-"""PLACEHOLDER"""
+"""Client: what a submitter runs: read and freeze a manifest, ask a farm over HTTP, fetch and check what it made.
+
+These names are documented; they are imported when first used, so that a command pays only for what it needs.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farm.client.client import FarmClient, Frozen, freeze, running_farm
+
+__all__ = ["FarmClient", "Frozen", "freeze", "running_farm"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from farm.client import client
+
+    return getattr(client, name)

@@ -95,11 +95,11 @@ def freeze(
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
     from farm import matrix
-    from farm.client import freezing as sources
+    from farm.client import freezing
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)
-    found = sources.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
+    found = freezing.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
     if problems := matrix.check(manifest, found.models, found.data):
         raise errors.ManifestError(problems)
     submission = {
@@ -107,7 +107,7 @@ def freeze(
         "manifest": manifest.text,
         "file": str(path),
         "labels": dict(labels or {}),
-        **sources.as_submission(found),
+        **freezing.as_submission(found),
     }
     return Frozen(submission, found.files)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from farm.errors import ExitCode
 from farm.jobs.state import FailureKind, Fault, State
-from farm.results import accuracy as verification
+from farm.results import accuracy
 from farm.targets.compilers import default_equal_share
 
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         "line": planned["line"],
     }
     if cell["state"] == State.SUCCEEDED and cell["facts"]:
-        judgement = verification.judge(
+        judgement = accuracy.judge(
             cell["facts"], gates["tolerance"], gates["weak"], equal_share=default_equal_share(planned["precision"])
         )
         if judgement and gates["on_fail"] == "fail":

@@ -17,7 +17,7 @@ KEPT = 200
 """Compiles of one sort that are remembered."""
 
 BUILDS_KEPT = 60
-"""Builds of a namespace of which is remembered how they ended; older ones hardly count (`farm.builds.service.outlook.FADING`)."""
+"""Builds of a namespace of which is remembered how they ended; older ones hardly count (`farm.builds.outlook`)."""
 
 
 class History:
