@@ -13,7 +13,7 @@ from functools import partial
 from farm import broker
 from farm.app import Farm
 from farm.control import retention
-from farm.control.dispatcher import dispatch_next, wake_pools
+from farm.control.dispatcher import Send, dispatch_next, wake_pools
 from farm.control.endings import settle_left, settle_next
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
@@ -22,7 +22,6 @@ from farm.control.tuning import INTERVAL as MERGE_INTERVAL
 from farm.control.tuning import merge_tuning
 from farm.errors import FarmFault
 from farm.logging import get_logger
-from farm.scheduler import Send
 from farm.settings import Settings
 from farm.store import Store
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farm.control.dispatcher import Send
 from farm.logging import get_logger
-from farm.scheduler import Send
 from farm.store import Store
 
 log = get_logger(__name__)

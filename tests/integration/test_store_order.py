@@ -4,10 +4,10 @@ from collections import deque
 
 import pytest
 
+from farm.control.dispatcher import hand_out
 from farm.control.endings import settle_left
 from farm.control.pool_timeout import fail_unserved
 from farm.jobs.state import FailureKind, Outcome
-from farm.scheduler import hand_out
 from farm.settings import load_settings
 from farm.store import Claim, Store
 from farm.store.link import key
