@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import farm
 from farm.local import servers
 from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-pytest_plugins = ["tests.api_farm", "tests.chaos.plugin"]
+pytest_plugins = ["tests.support.api_farm", "tests.chaos.plugin"]
 
 
 def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # As pip does where it installs: hundreds of processes that tests start import these sources.
-    compileall.compile_dir(Path(servers.__file__).parent, quiet=1)
+    compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

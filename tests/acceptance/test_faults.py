@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.acceptance.conftest import Command
-from tests.helpers import wait_until
+from tests.support.helpers import wait_until
 
 SLOW = """
 version: 1

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.local import servers
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
-from tests.helpers import wait_until
+from tests.support.helpers import wait_until
 
 
 @pytest.fixture(scope="module")

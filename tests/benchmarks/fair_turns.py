@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
-from tests.helpers import wait_until  # noqa: E402
-from tests.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
+from tests.support.helpers import wait_until  # noqa: E402
+from tests.support.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
 
 STREAM_TURNS = 24
 """Job lengths that each stream lasts."""

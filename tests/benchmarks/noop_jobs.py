@@ -30,7 +30,7 @@ from farm import broker  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
-from tests.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
+from tests.support.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
 
 bare = broker.make_celery(load_settings())
 bare.conf.broker_transport_options["ack_emulation"] = True

@@ -36,7 +36,7 @@ from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.spec import digest_of  # noqa: E402
-from tests.helpers import wait_until  # noqa: E402
+from tests.support.helpers import wait_until  # noqa: E402
 
 MODELS, BATCHES, PRECISIONS = 50, 100, ("fp32", "fp16")
 

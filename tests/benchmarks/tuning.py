@@ -31,7 +31,7 @@ from farm.local import servers
 from farm.tuning.database import TuningDatabase
 from farm.tuning.formats import canonical, read_folder, write_folder
 from farm.tuning.records import Record, Snapshot, Source, Store
-from tests import tuning_writers
+from tests.support import tuning_writers
 
 LIMITS = {"merge seconds": 20.0, "merge MiB": 1024.0, "restore seconds": 2.0, "records lost": 0, "corrupt heads": 0}
 """What was promised for the numbers that are the default, on a machine that does nothing else."""

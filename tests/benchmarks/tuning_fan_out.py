@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.artifacts.s3 import S3Store
 from tests.benchmarks.tuning_kills import storage_of_its_own, tune
-from tests.scripted_tuner import CANDIDATES, PER_SLICE, save_model
+from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, save_model
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from farm.compiling.slots import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.tuning.records import Store
-from tests.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked
+from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked
 
 
 class Kills(NamedTuple):

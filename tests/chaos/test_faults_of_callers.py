@@ -21,9 +21,9 @@ from hypothesis.errors import Unsatisfiable
 from farm.app import Farm
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
-from tests.api_farm import ADMINS_ONLY, OPEN_TO_ALL, finished
 from tests.chaos.report import Fault
 from tests.chaos.rig import Rig
+from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, finished
 
 RANKS = ("none", "reader", "submitter", "admin")
 

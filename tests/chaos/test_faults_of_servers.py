@@ -30,8 +30,8 @@ from tests.chaos.conftest import Rigs
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
 from tests.chaos.rig import ENDED, LEASE, Rig, pause
-from tests.helpers import wait_until
-from tests.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
+from tests.support.helpers import wait_until
+from tests.support.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
 
 SUCCESS = Outcome.success({"latency": 0.001})
 
@@ -437,7 +437,7 @@ OLD = "91e0681"
 OLD_START = (
     "from farm.logging import configure; from farm.settings import load_settings;"
     "from farm.node.supervisor import run_worker;"
-    "from tests.jobs import POOL; configure(load_settings());"
+    "from tests.support.jobs import POOL; configure(load_settings());"
     "raise SystemExit(run_worker(load_settings(), [POOL], slots={slots}, node={node!r}, app={app!r}))"
 )
 

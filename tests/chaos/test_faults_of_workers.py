@@ -16,8 +16,8 @@ import pytest
 from tests.chaos.conftest import Rigs
 from tests.chaos.report import Fault
 from tests.chaos.rig import LEASE, gone, is_compiler, pause
-from tests.helpers import wait_until
-from tests.jobs import control_plane, new_cell, submit
+from tests.support.helpers import wait_until
+from tests.support.jobs import control_plane, new_cell, submit
 
 SEED = 5
 
@@ -271,7 +271,7 @@ def test_wrong_clocks(fault: Fault, rig: Rigs, shifted: Callable[[int], dict[str
     farm = rig()
     with control_plane(farm.settings, farm.store) as reports:
         for hours in (1, -1):
-            farm.workers(f"n{hours:+d}", slots=4, app="tests.scripted", environment=shifted(3600 * hours))
+            farm.workers(f"n{hours:+d}", slots=4, app="tests.support.scripted", environment=shifted(3600 * hours))
         go = farm.folder / "go"
         long = [new_cell(script=[{"do": "wait", "until": str(go)}]) for _ in range(8)]
         build_id = submit(farm.store, *long, *[new_cell() for _ in range(fault.count.jobs - 8)])

@@ -23,11 +23,11 @@ from farm.runner.seal import unsealable
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
-from tests.api_farm import freeze_manifest
 from tests.chaos.report import Fault
 from tests.conftest import WeedServer
+from tests.support.api_farm import freeze_manifest
 
-STANDIN = Path(__file__).parents[1] / "standin"
+STANDIN = Path(__file__).parents[1] / "support" / "standin"
 POOL = Pool(
     Target("migraphx", "gfx942"), "rocm7.2-migraphx2.17-0badc0de", Device("gfx942:sramecc+:xnack-", 304, 8), recipe=1
 )

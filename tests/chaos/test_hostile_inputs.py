@@ -21,7 +21,7 @@ from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.targets.compilers import COMPILERS
 from tests.chaos.report import Fault
-from tests.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
+from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 
 T = TypeVar("T")
 REFUSALS = {FailureKind.BAD_MODEL, FailureKind.UNSUPPORTED_OPERATOR}

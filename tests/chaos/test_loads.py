@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.conftest import Rigs
 from tests.chaos.report import Fault
 from tests.chaos.rig import pause
-from tests.helpers import wait_until
+from tests.support.helpers import wait_until
 
 SEED = 5
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.spec import CompileSpec, cache_key, canonical_json, model_digest
+from tests.support.places import ROOT
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "cache-key.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "cache-key.md").read_text(encoding="utf-8")
 VECTORS = re.findall(
     r"^### (.+?)\n.*?```json\n(.*?)\n```.*?```text\n(.*?)\n```.*?```text\n([0-9a-f]{64})\n```",
     TEXT,

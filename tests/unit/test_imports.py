@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.places import ROOT
 
 HOMES = {
     "redis": ["farm/store/"],

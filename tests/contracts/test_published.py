@@ -1,0 +1,34 @@
+"""Documents that are checked in for whoever reads them without running the farm: they say what the code says."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+
+from farm.api.app import openapi
+from farm.artifacts import sidecar
+from farm.client import family
+from tests.support.places import ROOT
+
+
+def test_the_api_document_is_up_to_date() -> None:
+    """`make schemas` writes it again."""
+    document = json.loads((ROOT / "docs" / "openapi.json").read_text())
+    # Words that libraries put in change with their versions; paths and names are ours.
+    assert document["paths"].keys() == openapi()["paths"].keys()
+    assert document["components"]["schemas"].keys() == openapi()["components"]["schemas"].keys()
+
+
+def test_the_sidecars_schema_is_up_to_date_and_a_schema() -> None:
+    """`make schemas` writes it again."""
+    document = json.loads((ROOT / "configs" / "artifact.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(document)
+    assert document["properties"].keys() == sidecar.schema()["properties"].keys()
+
+
+def test_the_family_index_schema_is_up_to_date_and_a_schema() -> None:
+    """`make schemas` writes it again."""
+    document = json.loads((ROOT / "configs" / "family.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(document)
+    assert document == family.schema()

@@ -1,0 +1,670 @@
+"""The HTTP API and its client, over a real server, store and object storage. The test itself plays the worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import redis
+from pydantic import SecretStr
+
+from farm.api import blobs as farm_blobs
+from farm.api.app import create_app
+from farm.app import Farm
+from farm.artifacts import blob_key, s3
+from farm.artifacts.refs import Refs
+from farm.cli import main
+from farm.client.client import FarmClient, Frozen
+from farm.client.family import schema
+from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
+from farm.jobs.state import FailureKind, Outcome
+from farm.local import servers
+from farm.settings import Settings
+from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, succeed, work
+from tests.support.places import ROOT
+
+# --- who may ask ----------------------------------------------------------------------------------------------------
+
+
+def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
+    document = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()
+    open_to_all = {"/v1/health", "/v1/schema/manifest"}
+    for path, methods in document["paths"].items():
+        filled = path.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
+        filled = filled.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32)
+        for method in methods:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic c2VzYW1l"}):
+                answer = httpx.request(method, url + filled, headers=headers, timeout=60)
+                assert answer.status_code == (200 if path in open_to_all else 401), (method, path)
+                if path not in open_to_all:
+                    assert answer.headers["WWW-Authenticate"] == "Bearer"
+                    assert answer.json()["title"] == "Unauthenticated"
+
+
+def test_the_client_says_not_allowed(url: str) -> None:
+    with FarmClient(url, "wrong") as client, pytest.raises(NotAllowed, match="not known here"):
+        client.builds()
+
+
+def test_without_a_token_there_is_no_app_for_everybody(settings: Settings) -> None:
+    with pytest.raises(UsageError, match="no token is set"):
+        create_app(Farm(settings))
+
+
+def test_without_a_token_loopback_serves_its_own_names_only(settings: Settings) -> None:
+    with serving(Farm(settings), loopback=True) as url:
+        assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
+        rebound = httpx.get(f"{url}/v1/builds", headers={"Host": "evil.example"}, timeout=60)
+        assert rebound.status_code == 400
+
+
+def test_namespaces_keep_builds_apart(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), namespace="fork") as other:
+        assert other.builds() == []
+        with pytest.raises(NotFound):
+            other.build(build_id)
+
+
+# --- what is refused, and how ---------------------------------------------------------------------------------------
+
+
+def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
+    answer = client._transport._api.get("/v1/builds/b-0123456789abcdef")
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    document = answer.json()
+    assert document["type"] == "urn:farm:error:NotFound"
+    assert document["title"] == "Not found"
+    assert document["status"] == 404
+    assert "b-0123456789abcdef" in document["detail"]
+    with pytest.raises(NotFound, match="b-0123456789abcdef"):
+        client.build("b-0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/builds/..%2f..%2fworkers",
+        "/v1/builds/b-XYZ",
+        "/v1/builds/b-0123456789abcdef0",
+        "/v1/builds/%7Bfarm%7D:builds",
+        "/v1/jobs/j-1%0Aflushall/log",
+        "/v1/jobs/J1",
+        "/v1/artifacts/abc",
+        "/v1/blobs/..%2f..",
+        "/v1/refs/Latest",
+        "/v1/refs/.hidden",
+        "/v1/builds?limit=0",
+    ],
+)
+def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
+    answer = client._transport._api.get(path)
+    assert answer.status_code in (404, 422)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"build_id": "b-1"},
+        {"build_id": "../x"},
+        {"surprise": 1},
+        {"manifest": "x" * (2**20 + 1)},
+        {"models": {"net": {"digest": "no"}}},
+        {"labels": {"team": "x" * 300}},
+    ],
+)
+def test_malformed_submissions_are_the_callers_fault(
+    client: FarmClient, frozen: Frozen, change: dict[str, Any]
+) -> None:
+    answer = client._transport._api.post("/v1/plan", json={**frozen.submission, **change})
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+def test_what_is_no_name_at_all_is_said_in_words(client: FarmClient) -> None:
+    answer = client._transport._api.get("/v1/jobs/onnxruntime1.31")
+    assert answer.json()["detail"] == "'onnxruntime1.31' is no job id"
+
+
+def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
+    submission = json.loads(json.dumps(frozen.submission))
+    submission["models"]["net"]["files"][0]["path"] = "../../etc/passwd"
+    answer = client._transport._api.post("/v1/builds", json=submission)
+    assert answer.status_code == 422
+    assert "relative path" in answer.json()["detail"]
+
+
+def test_bodies_over_the_limit_are_refused(client: FarmClient) -> None:
+    answer = client._transport._api.post("/v1/plan", content=b"[" + b" " * (40 << 20))
+    assert answer.status_code == 413
+
+
+def test_manifest_errors_reach_the_client_with_their_places(client: FarmClient, frozen: Frozen) -> None:
+    wrong = Frozen({**frozen.submission, "manifest": MANIFEST.replace("precisions", "precisons")}, frozen.files)
+    with pytest.raises(ManifestError) as caught:
+        client.plan(wrong)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (4, 1)
+    assert "precisions" in problem.hint
+
+
+def test_a_store_that_is_away_is_503_and_says_when_to_come_back(settings: Settings) -> None:
+    away = settings.model_copy(update={"redis_url": SecretStr("redis://127.0.0.1:9/0")})
+    with serving(Farm(away), loopback=True) as url:
+        answer = httpx.get(f"{url}/v1/health", timeout=30)
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
+        assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+
+
+def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
+    farm: Farm, client: FarmClient, frozen: Frozen, redis_url: str
+) -> None:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    with redis.Redis.from_url(redis_url) as raw:
+        for refuse, heal in [
+            (("CONFIG", "SET", "maxmemory", "1mb"), ("CONFIG", "SET", "maxmemory", "0")),
+            (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+        ]:
+            raw.execute_command(*refuse)
+            try:
+                api = client._transport._api
+                answers = [api.post("/v1/builds", json=frozen.submission), api.get("/v1/health")]
+            finally:
+                raw.execute_command(*heal)
+            for answer in answers:
+                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+                assert answer.json()["type"] == "urn:farm:error:StoreUnavailable"
+            assert client.health()["status"] == "ok"
+    assert client.submit(frozen)["state"] == "open"
+
+
+def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tmp_path: Path) -> None:
+    store = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    assert store.pid
+    try:
+        with serving(Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)})), loopback=True) as url:
+            assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
+            os.kill(store.pid, signal.SIGSTOP)
+            answer = httpx.get(f"{url}/v1/builds", timeout=10)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+            assert "did not answer within 4 s" in answer.json()["detail"]
+            os.kill(store.pid, signal.SIGCONT)
+            assert httpx.get(f"{url}/v1/builds", timeout=10).json() == {"items": []}
+    finally:
+        os.kill(store.pid, signal.SIGCONT)
+        store.stop()
+
+
+def test_health_says_which_server_is_away(settings: Settings) -> None:
+    away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    with serving(Farm(away), loopback=True) as url:
+        answer = httpx.get(f"{url}/v1/health", timeout=30)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+        assert answer.json()["type"] == "urn:farm:error:StorageUnavailable"
+
+
+def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    texts = [
+        client._transport._api.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")
+    ]
+    secret = farm.settings.s3_secret_key.get_secret_value()
+    assert not any(secret in text or farm.settings.api_token.get_secret_value() in text for text in texts)
+
+
+# --- a build's life -------------------------------------------------------------------------------------------------
+
+
+def test_plan_changes_nothing_and_names_what_is_missing(client: FarmClient, frozen: Frozen) -> None:
+    planned = client.plan(frozen)
+    assert planned["build_id"] == frozen.build_id
+    assert [(cell["identifier"], cell["state"]) for cell in planned["cells"]] == [
+        ("net/onnxruntime-cpu/fp32/static", "miss"),
+        ("net/onnxruntime-cpu/fp16/static", "miss"),
+    ]
+    assert planned["missing_blobs"] == [frozen.submission["models"]["net"]["files"][0]["digest"]]
+    assert client.builds() == []
+
+
+def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    progress: list[tuple[int, int]] = []
+    build = client.submit(frozen, progress=lambda sent, total: progress.append((sent, total)))
+    assert build["id"] == frozen.build_id
+    assert build["counts"]["queued"] == 2
+    (digest,) = frozen.files
+    size = frozen.files[digest].stat().st_size
+    assert progress[-1] == (size, size)
+    assert farm.artifacts.verify_blob(digest, size)
+    assert client.submit(frozen)["id"] == build["id"]
+    assert [each["id"] for each in client.builds()] == [build["id"]]
+
+
+def test_an_input_that_goes_between_plan_and_submit_is_brought_again(
+    farm: Farm, client: FarmClient, frozen: Frozen
+) -> None:
+    """Nothing names it yet, so retention may take it while others are still uploaded."""
+    client.upload(frozen.files)
+    plan = client.plan(frozen)
+    assert plan["missing_blobs"] == []
+    (digest,) = frozen.files
+    farm.artifacts.delete_object(blob_key(digest))
+    assert client.submit(frozen, plan=plan)["id"] == frozen.build_id
+    assert farm.artifacts.has_blob(digest, frozen.files[digest].stat().st_size)
+
+
+def test_the_idempotency_key_is_the_build_id(client: FarmClient, frozen: Frozen) -> None:
+    answer = client._transport._api.post(
+        "/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16}
+    )
+    assert answer.status_code == 400
+    assert client.builds() == []
+
+
+def test_uploads_are_checked_against_their_digest(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"abc")
+    digest = "00" * 32
+    with pytest.raises((UsageError, FarmFault)):
+        client.upload({digest: other})
+    assert not farm.artifacts.has_blob(digest)
+
+
+class Breaking(httpx.HTTPTransport):
+    """Storage that takes so many requests and refuses the rest."""
+
+    def __init__(self, takes: int) -> None:
+        super().__init__()
+        self.takes = takes
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.takes -= 1
+        if self.takes < 0:
+            raise httpx.ConnectError("gone")
+        return super().handle_request(request)
+
+
+def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
+    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
+    monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", ())
+    file = tmp_path / "weights.bin"
+    file.write_bytes(secrets.token_bytes(17 << 20))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    whole, client._transport._storage = client._transport._storage, httpx.Client(transport=Breaking(takes=2))
+    with pytest.raises(FarmFault, match=r"cannot upload weights\.bin"):
+        client.upload({digest: file})
+    assert not farm.artifacts.has_blob(digest)
+    client._transport._storage = whole
+    told: list[tuple[int, int]] = []
+    sent = client.upload({digest: file}, lambda *progress: told.append(progress))
+    assert sent in (7 << 20, 12 << 20), "two of four parts, of 5 and 2 MiB, were there"
+    assert told[-1] == (sent, sent)
+    assert farm.artifacts.verify_blob(digest, 17 << 20)
+    assert list(farm.artifacts.list_objects("uploads/")) == []
+    assert client.upload({digest: file}) == 0
+
+
+def test_a_large_blob_with_other_bytes_is_refused(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(11 << 20))
+    with pytest.raises(UsageError, match=f"what was uploaded has the SHA-256 .*, not {'0' * 64}"):
+        client.upload({"0" * 64: file})
+    assert not farm.artifacts.has_blob("0" * 64)
+    assert list(farm.artifacts.list_objects("uploads/")) == []
+    with pytest.raises(UsageError, match="no upload of blob"):
+        farm.artifacts.finish_upload("main", "0" * 64, 11 << 20)
+
+
+def test_a_build_is_found_by_prefix_and_latest(client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    for name in (build_id, build_id[:8], build_id[2:8], "@latest"):
+        assert client.build(name)["id"] == build_id
+
+
+def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path) -> None:
+    build_id = client.submit(frozen)["id"]
+    assert work(farm) == 2
+    farm.builds.finish(build_id)
+    build = client.build(build_id)
+    assert (build["state"], build["verdict"]["exit_code"]) == ("reported", 0)
+    cells = client.cells(build_id)
+    assert [cell["state"] for cell in cells] == ["succeeded", "succeeded"]
+    assert client.log(cells[0]["job"]) == b"compiled\n"
+    assert client.job(cells[0]["job"])["state"] == "succeeded"
+    assert build_id in client.junit(build_id)
+    assert client.report(build_id)["build"]["id"] == build_id
+    assert client.refs() == ["latest"]
+    assert [cell["precision"] for cell in client.ls()] == ["fp16", "fp32"]
+
+    fetched = client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path / "out", log=True)
+    assert fetched.program.read_bytes() == f"program {cells[1]['key']}".encode()
+    assert json.loads(fetched.sidecar.read_text()) == client.artifact(cells[1]["key"])
+    assert fetched.log is not None
+    assert sorted(path.name for path in fetched.folder.iterdir()) == ["artifact.json", "log.txt", "program.onnx"]
+
+
+FAMILY = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [8, 1, 32]\n"
+
+
+def test_a_family_is_fetched_into_one_folder(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "family.json").read_text()) == family.document
+    jsonschema.validate(family.document, schema())
+    members = family.document["members"]
+    assert [(member["shape"], member["batch"]["max"], member["sizes"]) for member in members] == [
+        ("b1", 1, {"batch": 1}),
+        ("b8", 8, {"batch": 8}),
+        ("b32", 32, {"batch": 32}),
+    ]
+    for member in members:
+        assert (tmp_path / "out" / member["program"]).read_bytes() == f"program {member['key']}".encode()
+        assert json.loads((tmp_path / "out" / member["sidecar"]).read_text())["key"] == member["key"]
+    with pytest.raises(UsageError, match="3 shapes") as caught:
+        client.fetch("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "one")
+    assert "b1, b32, b8, or --family for all" in caught.value.hint
+
+
+def test_a_fetch_does_not_write_over_another_programs_sidecar(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    first = client.fetch("net", "onnxruntime/cpu", "fp32", "b1", folder=tmp_path / "out")
+    client.fetch("net", "onnxruntime/cpu", "fp32", "b1", folder=tmp_path / "out")
+    first.program.rename(first.program.with_name("other.onnx"))
+    changed = {**first.artifact, "blobs": {"program": {"path": "other.onnx"}}}
+    first.sidecar.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=r"artifact\.json describes other\.onnx"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", "b8", folder=tmp_path / "out")
+    assert json.loads(first.sidecar.read_text()) == changed
+
+
+def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """What another toolchain made is no member, even for a shape that the family does not have."""
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+    other = {"identifier": "net/onnxruntime-cpu/fp32/b64", "shape": "b64", "toolchain": "onnxruntime1.32.0-ffffffff"}
+    Refs(farm.artifacts).add_cells("main", "latest", [{**client.ls()[0], **other}])
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert [member["shape"] for member in family.document["members"]] == ["b1", "b8", "b32"]
+    assert family.document["toolchain"] == "onnxruntime1.31.1-1a2b3c4d"
+    assert family.left_out == ["net/onnxruntime-cpu/fp32/b64"]
+
+
+def test_a_family_is_of_one_model_file(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """A batch that only the older model was built for must not serve beside the newer one."""
+    finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
+
+    def later(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        return succeed(farm, created="2026-11-22T00:00:00+00:00")(job_id, order, key)
+
+    text = FAMILY.replace("batches: [8, 1, 32]", "batches: [1]")
+    build_id = client.submit(freeze_manifest(tmp_path, text, batch="N"))["id"]
+    assert work(farm, later) == 1
+    farm.builds.finish(str(build_id))
+    family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert [member["shape"] for member in family.document["members"]] == ["b1"]
+    assert len(family.left_out) == 2
+
+
+def test_a_sweep_is_in_the_report_and_drawn_beside_it(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FAMILY.replace("batches: [8, 1, 32]", "sweep: [8, 1, 32]")
+    build_id = finished(farm, client, freeze_manifest(tmp_path, text, batch="batch"))
+    (sweep,) = client.report(build_id)["sweeps"]
+    assert [point["throughput"] for point in sweep["points"]] == pytest.approx([1000, 8000, 32000])
+    assert sweep["best"] == "net/onnxruntime-cpu/fp32/b32"
+    stored = farm.artifacts.get_object(f"ns/main/builds/{build_id}/sweep.svg")
+    assert stored is not None
+    assert b"net onnxruntime/cpu fp32" in stored.data
+    assert json.loads(farm.artifacts.get_object(f"ns/main/builds/{build_id}/report.json").data)["sweeps"] == [sweep]
+
+    monkeypatch.setenv("FARM_API_URL", client.url)
+    monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+    assert main(["status", build_id, "--picture", str(tmp_path / "curve.svg")]) == 0
+    assert (tmp_path / "curve.svg").read_bytes() == stored.data
+
+
+def test_the_second_build_is_all_hits(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    again = Frozen({**frozen.submission, "build_id": "b-" + "1" * 16}, frozen.files)
+    assert [cell["state"] for cell in client.plan(again)["cells"]] == ["hit", "hit"]
+    build = client.submit(again)
+    assert build["counts"]["hits"] == 2
+
+
+def test_cancel_ends_what_has_not_ended(client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    assert client.cancel(build_id) == 2
+    assert client.cancel(build_id) == 0
+    assert {cell["state"] for cell in client.cells(build_id)} == {"cancelled"}
+
+
+def test_cells_can_be_asked_for_by_state(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
+    answer = client._transport._api.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
+    assert {(cell["kind"], cell["message"], cell["fault"]) for cell in answer} == {
+        ("bad_model", "node `a` has no input", "user")
+    }
+    assert client._transport._api.get(f"/v1/builds/{build_id}/cells?state=running").json() == {"items": []}
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+class Cutting(httpx.HTTPTransport):
+    """A transport that cuts event streams after every so many events."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__()
+        self.events = events
+        self.cuts = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if request.url.path.endswith("/events"):
+            response.stream = self._cut(response.stream)
+        return response
+
+    def _cut(self, stream: Any) -> Any:
+        cutting = self
+
+        class Stream(httpx.SyncByteStream):
+            def __iter__(self) -> Iterator[bytes]:
+                seen = 0
+                for chunk in stream:
+                    for line in chunk.splitlines(keepends=True):
+                        yield line
+                        seen += line == b"\n"
+                        if seen == cutting.events:
+                            cutting.cuts += 1
+                            raise httpx.ReadError("cut")
+
+            def close(self) -> None:
+                stream.close()
+
+        return Stream()
+
+
+def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = client.submit(frozen)["id"]
+    events: list[dict[str, Any]] = []
+    watcher = threading.Thread(target=lambda: events.extend(client.watch(build_id)))
+    watcher.start()
+    work(farm)
+    farm.builds.finish(build_id)
+    watcher.join(timeout=60)
+    assert not watcher.is_alive()
+    for identifier in ("net/onnxruntime-cpu/fp32/static", "net/onnxruntime-cpu/fp16/static"):
+        states = [e["state"] for e in events if e["type"] == "cell" and e["identifier"] == identifier]
+        assert states == ["running", "succeeded"]
+    assert [e["state"] for e in events if e["type"] == "build"][-1] == "reported"
+
+
+def test_a_cut_stream_goes_on_without_gap_or_repeat(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    whole = [event["id"] for event in client.watch(build_id)]
+    assert len(whole) > 6
+    transport = Cutting(events=1)
+    token = farm.settings.api_token.get_secret_value()
+    with FarmClient(url, token, transport=transport) as cut:
+        assert [event["id"] for event in cut.watch(build_id)] == whole
+    assert transport.cuts >= len(whole)
+
+
+def test_an_unknown_position_gets_one_reset(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    build_id = finished(farm, client, frozen)
+    types = [event["type"] for event in client.watch(build_id, after="ffffffff.1-1")]
+    assert types == ["reset"]
+
+
+def test_events_of_an_unknown_build_are_an_error_not_a_stream(client: FarmClient) -> None:
+    with pytest.raises(NotFound):
+        next(client.watch("b-0123456789abcdef"))
+
+
+def test_events_without_a_server_that_streams_fall_back_to_reading(
+    farm: Farm, url: str, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = finished(farm, client, frozen)
+    monkeypatch.setattr("farm.client.client.FOLLOW_DELAYS", (0.0,) * 8)
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
+        monkeypatch.setattr(cut._transport, "events", _silent)
+        assert list(cut.watch(build_id)) == []
+
+
+def _silent(*_: object) -> Iterator[tuple[str, str, str]]:
+    raise FarmFault("nothing comes through")
+    yield
+
+
+# --- refs -----------------------------------------------------------------------------------------------------------
+
+
+class Forgetting(httpx.HTTPTransport):
+    """A transport that loses the first answer of each kind of change: it is done, and the client asks again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[str] = set()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if request.method not in {"GET", *self.lost}:
+            self.lost.add(request.method)
+            response.close()
+            raise httpx.ReadError("the answer is lost")
+        return response
+
+
+def test_a_ref_is_moved_once_where_answers_are_lost(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    client.tag("prod", "latest")
+    refs = Refs(farm.artifacts)
+    refs.move("main", "prod", lambda now: {"cells": {}})
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Forgetting()) as forgetful:
+        moved = forgetful.tag("prod", "prod", previous=True)
+        assert moved["generation"] == 3
+        assert forgetful.ls("prod") == client.ls("latest")
+        with pytest.raises(Conflict):
+            client.tag("prod", "prod", previous=True, generation=2)
+        forgetful.delete_tag("prod")
+    assert client.refs() == ["latest"]
+    with pytest.raises(NotFound):
+        client.delete_tag("prod")
+
+
+# --- fetch ----------------------------------------------------------------------------------------------------------
+
+
+def test_fetch_refuses_damaged_bytes(
+    farm: Farm, client: FarmClient, frozen: Frozen, s3_client: Any, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    cell = client.ls()[0]
+    program = cell["program"]
+    damaged = b"x" * program["size"]
+    s3_client.put_object(Bucket=farm.settings.s3_bucket, Key=blob_key(program["digest"]), Body=damaged)
+    with pytest.raises(ArtifactGone, match="damaged"):
+        client.fetch("net", "onnxruntime/cpu", cell["precision"], folder=tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_fetch_of_a_deleted_artifact_says_it_is_gone(
+    farm: Farm, client: FarmClient, frozen: Frozen, s3_client: Any, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    program = client.ls()[0]["program"]
+    s3_client.delete_object(Bucket=farm.settings.s3_bucket, Key=blob_key(program["digest"]))
+    with pytest.raises(ArtifactGone):
+        client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path)
+
+
+def test_fetch_of_what_is_not_there_says_what_is(
+    farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    with pytest.raises(NotFound) as caught:
+        client.fetch("nett", "onnxruntime/cpu", "fp32", folder=tmp_path)
+    assert caught.value.hint == "it has net"
+    with pytest.raises(NotFound) as caught:
+        client.fetch("net", "onnxruntime/cpu", "int8", folder=tmp_path)
+    assert "net/onnxruntime-cpu/fp16/static" in caught.value.hint
+    with pytest.raises(NotFound, match="no ref prod"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", ref="prod", folder=tmp_path)
+
+
+def test_a_blob_is_a_redirect_that_needs_no_token(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+    finished(farm, client, frozen)
+    digest = client.ls()[0]["program"]["digest"]
+    answer = client._transport._api.get(f"/v1/blobs/{digest}")
+    assert answer.status_code == 307
+    assert answer.headers["Location"] == answer.json()["url"]
+    assert httpx.get(answer.json()["url"], timeout=60).content.startswith(b"program ")
+    assert client._transport._api.get(f"/v1/blobs/{'0' * 64}").status_code == 404
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def test_workers_and_pools(client: FarmClient) -> None:
+    (worker,) = client.workers()
+    assert (worker["id"], worker["pools"]) == ("w1", [POOL.name])
+    (pool,) = client.pools()
+    assert (pool["name"], pool["live_workers"], pool["slots"]) == (POOL.name, 1, 2)
+
+
+def test_the_documentation_has_every_route(url: str) -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    paths = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert {route for route in routes if f"`{route}" not in text} == set()
+
+
+def test_schema_is_served_for_editors(url: str) -> None:
+    assert "2020-12" in httpx.get(f"{url}/v1/schema/manifest", timeout=60).json()["$schema"]
+    assert "draft-07" in httpx.get(f"{url}/v1/schema/manifest?draft7=true", timeout=60).json()["$schema"]
+
+
+def test_large_answers_are_compressed(client: FarmClient) -> None:
+    answer = client._transport._api.get("/v1/schema/manifest")
+    assert answer.headers["Content-Encoding"] == "gzip"

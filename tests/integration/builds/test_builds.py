@@ -1,0 +1,726 @@
+"""Builds over a real store and real object storage: acknowledged means kept, whatever Redis does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import redis
+from onnx import TensorProto, helper
+
+from farm.app import Farm
+from farm.artifacts.index import rebuild
+from farm.artifacts.refs import Refs
+from farm.client.client import FarmClient, Frozen, freeze, new_build_id
+from farm.compiling.attempt import Attempt
+from farm.control import retention
+from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
+from farm.jobs.estimate import comparable
+from farm.jobs.state import FailureKind, Limits, Outcome
+from farm.results.speed import Comparison
+from farm.spec import cut_short, keys_of
+from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
+from tests.support.helpers import wait_until
+
+
+def submit(farm: Farm, frozen: Frozen) -> dict[str, Any]:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    return farm.builds.submit("main", frozen.submission, by="test")
+
+
+def again(frozen: Frozen) -> Frozen:
+    """The same submission under another build id."""
+    return Frozen({**frozen.submission, "build_id": f"b-{secrets.token_hex(8)}"}, frozen.files)
+
+
+def lose_redis(farm: Farm) -> None:
+    with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as connection:
+        connection.flushall()
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+
+
+def states(farm: Farm, build_id: str) -> dict[str, str]:
+    return {cell["precision"]: cell["state"] for cell in farm.builds.cells("main", build_id)}
+
+
+def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    lose_redis(farm)
+    farm.builds.resume()
+    farm.builds.resume()
+    assert states(farm, build["id"]) == {"fp32": "queued", "fp16": "queued"}
+    assert work(farm) == 2
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_are_gone(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    read = farm.store.builds.get
+
+    def lost_after(build_id: str) -> Any:
+        row = read(build_id)
+        lose_redis(farm)
+        return row
+
+    monkeypatch.setattr(farm.store.builds, "get", lost_after)
+    farm.builds.finish(build["id"])
+    monkeypatch.undo()
+    with pytest.raises(StoreUnavailable, match="the store lost build"):
+        farm.builds.report("main", build["id"])
+    farm.builds.resume()
+    farm.builds.finish(build["id"])
+    assert set(states(farm, build["id"]).values()) == {"succeeded"}
+
+
+def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour ahead of the store's, by which a build ends; what its outlook was worth is told by one clock."""
+    specs: list[dict[str, Any]] = []
+
+    def noted(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        specs.append(order["spec"])
+        return succeed(farm)(job_id, order, key)
+
+    submit(farm, freeze_manifest(tmp_path, MANIFEST))
+    work(farm, noted)
+    for spec in specs:
+        done = {"like": comparable(spec), "model": spec["model"]["digest"][:12], "size": 100}
+        compiled = {"key": "k", "created": "2026-11-21T00:00:00+00:00", "seconds": 1.0, "work": done}
+        farm.store.history.remember("main", [compiled])
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + "    salt: anew\n"))
+    elapsed: list[float] = []
+
+    def looked_at(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        elapsed.extend(cell["elapsed"] for cell in farm.builds.cells("main", build["id"]) if cell["state"] == "running")
+        return succeed(farm)(job_id, order, key)
+
+    work(farm, looked_at)
+    assert elapsed
+    assert max(elapsed) < 600
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["state"] == "reported"
+    (kept,) = farm.store.history.builds("main")
+    assert kept.time is not None
+    assert kept.time < 1.28, "it took less than a second, not an hour"
+
+
+def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    known = list(rebuild(farm.artifacts, "main"))
+
+    def lost_in_between() -> Iterator[tuple[str, Any]]:
+        yield from known[:1]
+        lose_redis(farm)
+        yield from known[1:]
+
+    farm.store.index.fill("main", lost_in_between())
+    assert not farm.store.index.complete("main")
+    farm.store.index.fill("main", known)
+    assert farm.store.index.complete("main")
+
+
+def test_a_build_that_cannot_be_resumed_keeps_no_other(farm: Farm, frozen: Frozen) -> None:
+    builds = sorted(submit(farm, again(frozen))["id"] for _ in range(2))
+    farm.artifacts.put_object(f"ns/main/builds/{builds[0]}/plan.json", b"{")
+    lose_redis(farm)
+    resumed = Farm(farm.settings)  # A new control plane, that has not read the plan yet.
+    resumed.builds.resume()
+    assert states(resumed, builds[1]) == {"fp32": "queued", "fp16": "queued"}
+
+
+def test_what_was_published_before_the_loss_is_not_compiled_again(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    handed = farm.store.jobs.hand_out(POOL.name, 1)[:1]
+    job_id, number = handed[0]
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(job_id, claim.token, succeed(farm)(job_id, dict(claim.order), claim.key))
+    lose_redis(farm)
+    farm.builds.resume()
+    assert sorted(states(farm, build["id"]).values()) == ["queued", "succeeded"]
+    assert work(farm) == 1
+
+
+def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    before = farm.builds.report("main", build["id"])
+    lose_redis(farm)
+    farm.builds.resume()
+    assert farm.builds.report("main", build["id"])["cells"] == before["cells"]
+    # A finished build never reopens.
+    assert farm.store.builds.get(build["id"]) is None
+
+
+def test_submitting_the_same_build_twice_is_one_build(farm: Farm, frozen: Frozen) -> None:
+    first = submit(farm, frozen)
+    work(farm)
+    second = submit(farm, frozen)
+    assert second["id"] == first["id"]
+    assert states(farm, first["id"]) == {"fp32": "succeeded", "fp16": "succeeded"}
+
+
+def test_the_same_id_with_another_manifest_is_refused(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    changed = {**frozen.submission, "manifest": frozen.submission["manifest"] + "salt: other\n"}
+    with pytest.raises(Conflict, match="another manifest"):
+        farm.builds.submit("main", changed, by="test")
+
+
+def test_a_build_without_its_inputs_is_refused_and_nothing_is_made(farm: Farm, frozen: Frozen) -> None:
+    with pytest.raises(InputsMissing, match="not in object storage") as refused:
+        farm.builds.submit("main", frozen.submission, by="test")
+    assert refused.value.blobs == [frozen.submission["models"]["net"]["files"][0]["digest"]]
+    assert farm.builds.list("main") == []
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == []
+
+
+def test_a_second_build_is_all_hits_and_needs_no_worker(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    build = farm.builds.submit("main", again(frozen).submission, by="test")
+    cells = farm.builds.cells("main", build["id"])
+    assert all(cell["state"] == "succeeded" and cell["hit"] for cell in cells)
+
+
+def test_a_pull_requests_namespace_reads_main_and_never_writes_there(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    build = farm.builds.submit("pull-request", again(frozen).submission, by="stranger")
+    assert all(cell["hit"] for cell in farm.builds.cells("pull-request", build["id"]))
+    farm.builds.finish(build["id"])
+    assert Refs(farm.artifacts).read("main", "latest") is None
+    snapshot = Refs(farm.artifacts).read("pull-request", "latest")
+    assert snapshot is not None
+    assert all(cell["sidecar"].startswith("ns/main/") for cell in snapshot["cells"].values())
+
+
+def test_no_ref_names_a_cell_that_failed_its_gate(farm: Farm, tmp_path: Path) -> None:
+    text = """\
+version: 1
+name: gated
+targets: [onnxruntime/cpu]
+precisions: [fp32, fp16]
+verify: {tolerance: {fp32: 0.9}}
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+    def inaccurate(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        made = succeed(farm)(job_id, order, key)
+        return Outcome.success({**made.facts, "errors": {"y": 0.5}})
+
+    build = submit(farm, freeze_manifest(tmp_path, text))
+    work(farm, inaccurate)
+    farm.builds.finish(build["id"])
+    cells = {cell["precision"]: cell for cell in farm.builds.cells("main", build["id"])}
+    assert (cells["fp16"]["state"], cells["fp16"]["kind"]) == ("failed", "accuracy")
+    snapshot = Refs(farm.artifacts).read("main", "latest")
+    assert snapshot is not None
+    assert {cell["precision"] for cell in snapshot["cells"].values()} == {"fp32"}
+
+
+def test_the_report_is_plain_json_that_anyone_can_read_from_the_bucket(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "tensor w is too short"))
+    farm.builds.finish(build["id"])
+    found = farm.artifacts.get_object(f"ns/main/builds/{build['id']}/report.json")
+    assert found is not None
+    report = json.loads(found.data)
+    assert report["build"]["verdict"]["exit_code"] == 1
+    assert {cell["message"] for cell in report["cells"]} == {"tensor w is too short"}
+    assert farm.artifacts.get_object(f"ns/main/builds/{build['id']}/junit.xml") is not None
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == []
+
+
+def test_builds_are_found_by_the_start_of_their_id(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    assert farm.builds.resolve("main", build["id"][:8]) == build["id"]
+    assert farm.builds.resolve("main", "@latest") == build["id"]
+    with pytest.raises(NotFound):
+        farm.builds.resolve("other", build["id"])
+
+
+def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    farm.store.workers.leave("w1")
+    assert all("no live worker serves" in cell["waiting"] for cell in farm.builds.cells("main", build["id"]))
+
+
+BUCKET_MANIFEST = """\
+version: 1
+name: from-a-bucket
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: net
+    source: {s3: "s3://models/nets/net.onnx"}
+"""
+
+
+def from_bucket(text: str = BUCKET_MANIFEST) -> dict[str, Any]:
+    return {"build_id": f"b-{secrets.token_hex(8)}", "manifest": text, "file": "m.yaml", "models": {}, "data": {}}
+
+
+@pytest.fixture
+def open_farm(farm: Farm, frozen: Frozen, s3_client: Any) -> Farm:
+    """A farm whose operator lets it read models from the bucket `models`, in which the demo net lies."""
+    with contextlib.suppress(s3_client.exceptions.BucketAlreadyOwnedByYou, s3_client.exceptions.BucketAlreadyExists):
+        s3_client.create_bucket(Bucket="models")
+    (model,) = frozen.files.values()
+    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=model.read_bytes())
+    return Farm(farm.settings.model_copy(update={"s3_sources": ("models",)}))
+
+
+def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_farm: Farm, frozen: Frozen) -> None:
+    build = open_farm.builds.submit("main", from_bucket(), by="test")
+    (cell,) = open_farm.builds.cells("main", build["id"])
+    assert cell["state"] == "queued"
+    # The same bytes have the same key, however they came.
+    brought = {cell["precision"]: cell["key"] for cell in open_farm.builds.plan("main", frozen.submission)["cells"]}
+    assert cell["key"] == brought["fp32"]
+
+
+def test_another_bucket_is_refused_with_its_line(farm: Farm) -> None:
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*reads no models from bucket models"):
+        farm.builds.submit("main", from_bucket(), by="test")
+
+
+def test_an_object_that_is_not_there_is_refused(open_farm: Farm) -> None:
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*cannot be read: 404"):
+        open_farm.builds.plan("main", from_bucket(BUCKET_MANIFEST.replace("net.onnx", "other.onnx")))
+
+
+def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm: Farm, s3_client: Any) -> None:
+    promised = BUCKET_MANIFEST.replace('net.onnx"', f'net.onnx", sha256: "{"0" * 64}"')
+    with pytest.raises(ManifestError, match="does not have the promised SHA-256"):
+        open_farm.builds.plan("main", from_bucket(promised))
+    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=b"no model at all")
+    with pytest.raises(ManifestError, match="not an ONNX model"):
+        open_farm.builds.plan("main", from_bucket())
+
+
+def with_external_data(folder: Path, *locations: str) -> Path:
+    """Save a net that adds weights, each in a file of its own beside the model."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    nodes, weights, last = [], [], "x"
+    for number, location in enumerate(locations):
+        tensor = TensorProto(name=f"w{number}", data_type=TensorProto.FLOAT, dims=[4])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+            tensor.external_data.add(key=key, value=value)
+        weights.append(tensor)
+        made = "y" if number == len(locations) - 1 else f"s{number}"
+        nodes.append(helper.make_node("Add", [last, tensor.name], [made]))
+        last = made
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
+    path = folder / "large.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    return path
+
+
+def test_external_data_is_read_from_beside_the_model_in_its_bucket(
+    open_farm: Farm, s3_client: Any, tmp_path: Path
+) -> None:
+    """All parts become blobs, a part that changes is another model, and one that is missing is named."""
+    model = with_external_data(tmp_path, "a.bin", "parts/b.bin")
+    text = BUCKET_MANIFEST.replace("net.onnx", "large.onnx")
+    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
+    s3_client.put_object(Bucket="models", Key="nets/a.bin", Body=bytes(16))
+    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*s3://models/nets/parts/b.bin cannot be read: 404"):
+        open_farm.builds.plan("main", from_bucket(text))
+    keys = []
+    for content in (bytes(16), b"1" * 16):
+        s3_client.put_object(Bucket="models", Key="nets/parts/b.bin", Body=content)
+        plan = open_farm.builds.plan("main", from_bucket(text))
+        assert plan["missing_blobs"] == []
+        keys.append(plan["cells"][0]["key"])
+    assert keys[0] != keys[1]
+    (tmp_path / "a.bin").write_bytes(bytes(16))
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "b.bin").write_bytes(b"1" * 16)
+    (tmp_path / "m.yaml").write_text(text.replace('s3: "s3://models/nets/large.onnx"', "path: large.onnx"))
+    brought = freeze(tmp_path / "m.yaml", cache=tmp_path / "cache")
+    assert open_farm.builds.plan("main", brought.submission)["cells"][0]["key"] == keys[1]
+    assert len(brought.files) == 3
+
+
+def test_external_data_of_a_bucket_does_not_leave_the_models_folder(
+    open_farm: Farm, s3_client: Any, tmp_path: Path
+) -> None:
+    s3_client.put_object(Bucket="models", Key="secret.bin", Body=bytes(16))
+    model = with_external_data(tmp_path, "../secret.bin")
+    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
+    with pytest.raises(ManifestError, match="is outside the model's folder"):
+        open_farm.builds.plan("main", from_bucket(BUCKET_MANIFEST.replace("net.onnx", "large.onnx")))
+
+
+def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    facts = farm.builds.cells("main", build["id"])[0]["facts"]
+    farm.artifacts.delete_object(facts["sidecar"])
+    retention.tidy_storage(farm.store, farm.artifacts)
+    planned = farm.builds.plan("main", again(frozen).submission)["cells"]
+    assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
+
+
+def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Frozen) -> None:
+    paused, cancelled = submit(farm, frozen), submit(farm, again(frozen))
+    farm.builds.pause("main", paused["id"], paused=True)
+    farm.builds.pause_pool(POOL.name, paused=True)
+    farm.builds.cancel("main", cancelled["id"])
+    lose_redis(farm)
+    farm.builds.resume()
+    assert farm.builds.get("main", paused["id"])["paused"]
+    assert set(states(farm, cancelled["id"]).values()) == {"cancelled"}
+    assert work(farm) == 0
+    farm.builds.pause_pool(POOL.name, paused=False)
+    assert work(farm) == 0
+    farm.builds.pause("main", paused["id"], paused=False)
+    assert work(farm) == 2
+
+
+def test_no_job_of_a_paused_build_starts_while_the_store_gets_it_back(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another control plane dispatches all the while."""
+    build = submit(farm, frozen)
+    farm.builds.pause("main", build["id"], paused=True)
+    lose_redis(farm)
+    create, handed = farm.store.builds.create, list[tuple[str, int]]()
+
+    def create_and_dispatch(*arguments: Any) -> int:
+        count = create(*arguments)
+        handed.extend(farm.store.jobs.hand_out(POOL.name, 10))
+        return count
+
+    monkeypatch.setattr(farm.store.builds, "create", create_and_dispatch)
+    farm.builds.resume()
+    assert set(states(farm, build["id"]).values()) == {"queued"}
+    assert handed == []
+
+
+def test_what_waits_says_behind_how_many(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    waiting = [cell["waiting"] for cell in farm.builds.report("main", build["id"])["cells"]]
+    assert waiting == [f"0 jobs ahead for 2 slots of {POOL.name}", f"1 job ahead for 2 slots of {POOL.name}"]
+
+
+def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    farm.builds.pause("main", build["id"], paused=True)
+    waiting = farm.builds.report("main", build["id"])["cells"][0]["waiting"]
+    assert waiting == f"{build['id']} is paused; `farm resume {build['id']}` lets it go on"
+    farm.builds.cancel("main", build["id"])
+    with pytest.raises(Conflict, match="has ended"):
+        farm.builds.pause("main", build["id"], paused=True)
+
+
+def test_what_is_queued_again_says_how_its_last_attempt_ended(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    (handed, *_) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(*handed, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(handed[0], claim.token, Outcome.released())
+    again = next(one for one in farm.store.jobs.hand_out(POOL.name, 1) if one[0] == handed[0])
+    assert farm.store.jobs.claim(*again, nonce="n", worker="w1", node="n1").answer == "run"
+
+    def waiting() -> str:
+        cells = farm.builds.report("main", build["id"])["cells"]
+        return str(next(cell["waiting"] for cell in cells if cell["job"] == handed[0]))
+
+    assert waiting() == ""
+    farm.store.workers.died("w1", "died (exit status -9)")
+    assert waiting().endswith("; attempt 2 was lost: worker w1 on node n1 died (exit status -9)")
+    third = next(one for one in farm.store.jobs.hand_out(POOL.name, 2) if one[0] == handed[0])
+    claim = farm.store.jobs.claim(*third, nonce="n", worker="w1", node="n1")
+    farm.store.jobs.finish(handed[0], claim.token, Outcome.failure(FailureKind.STORAGE, "no answer"))
+    assert "tries again in" in waiting()
+    assert waiting().endswith("; attempt 3 failed: storage: no answer")
+
+
+BACKGROUND = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+tuning: {mode: quick, background: exhaustive}
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+def compared(farm: Farm, verdict: str) -> Callable[[str, dict[str, Any], str], Outcome]:
+    """A worker whose follow-ups come out so against what was published before."""
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        against = {"key": order.get("against"), "ratio": 1.5, "interval": [1.4, 1.6], "verdict": verdict}
+        return succeed(farm, against=against if order.get("against") else None)(job_id, order, key)
+
+    return make
+
+
+def tuned_quickly(farm: Farm, folder: Path) -> tuple[str, str]:
+    """Submit, work and finish a build with a background mode; return its id and that of its follow-up."""
+    build = submit(farm, freeze_manifest(folder, BACKGROUND))
+    assert work(farm) == 1
+    farm.builds.finish(build["id"])
+    followed_by = farm.builds.get("main", build["id"])["followed_by"]
+    assert followed_by
+    return build["id"], followed_by
+
+
+def latest_mode(farm: Farm) -> str:
+    snapshot = Refs(farm.artifacts).read("main", "latest")
+    assert snapshot
+    (cell,) = snapshot["cells"].values()
+    sidecar = farm.artifacts.lookup(["main"], cell["key"])
+    assert sidecar
+    return str(sidecar.sidecar["spec"]["tuning"]["mode"])
+
+
+@pytest.mark.parametrize(("verdict", "named"), [("faster", "exhaustive"), ("no difference shown", "quick")])
+def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
+    farm: Farm, tmp_path: Path, verdict: str, named: str
+) -> None:
+    """The quick program is out at once; the follow-up is one build of lowest priority, whatever is repeated or lost."""
+    first, follower = tuned_quickly(farm, tmp_path)
+    assert latest_mode(farm) == "quick"
+    assert farm.builds.get("main", follower)["follows"] == first
+    assert [cell["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
+    plan = farm.artifacts.get_object(f"ns/main/builds/{follower}/plan.json")
+    assert plan
+    assert [cell["limits"]["time"] for cell in json.loads(plan.data)["cells"]] == [0], "a deep search may take days"
+    lose_redis(farm)
+    farm.builds.resume()
+    farm.builds.finish(first)
+    assert work(farm, compared(farm, verdict)) == 1
+    farm.builds.finish(follower)
+    farm.builds.finish(follower)
+    assert latest_mode(farm) == named
+    assert farm.builds.get("main", follower)["verdict"]["exit_code"] == 0
+    # The next build of the same manifest is a hit of the quick program; nothing is tuned or taken back.
+    again = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    assert work(farm) == 0
+    farm.builds.finish(again["id"])
+    assert farm.builds.get("main", again["id"])["followed_by"] is None
+    assert latest_mode(farm) == named
+
+
+def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's executor and ONNX Runtime do all of it; only how the figures compare is made up."""
+    farm = Farm(farm.settings.model_copy(update={"measure_seconds": 0.1, "threads": 1}))
+    monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(1.5, 1.4, 1.6, "faster"))
+
+    def execute(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        attempt = Attempt(job_id, 1, "token", order, Limits(time=0.0, memory=0), "main", key)
+        return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+
+    def sidecar(build_id: str) -> dict[str, Any]:
+        (cell,) = farm.builds.cells("main", build_id)
+        assert cell["state"] == "succeeded", cell["message"]
+        found = farm.artifacts.lookup(["main"], cell["facts"]["key"])
+        assert found
+        return dict(found.sidecar)
+
+    (tmp_path / "farm.yaml").write_text(BACKGROUND)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.1] * 16)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", value[:1], value[1:], [weights])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "net.onnx"
+    )
+    build = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert work(farm, execute) == 1
+    farm.builds.finish(build["id"])
+    follower = farm.builds.get("main", build["id"])["followed_by"]
+    quick = sidecar(build["id"])
+    assert (quick["tuning"]["mode"], quick["measurements"]["against"]) == ("quick", None)
+    assert latest_mode(farm) == "quick"
+
+    assert work(farm, execute) == 1
+    farm.builds.finish(follower)
+    deeper = sidecar(follower)
+    assert deeper["measurements"]["against"] == {
+        "key": quick["key"], "ratio": 1.5, "interval": [1.4, 1.6], "verdict": "faster"
+    }  # fmt: skip
+    assert (deeper["tuning"]["mode"], deeper["tuning"]["known"], deeper["tuning"]["tuned"]) == ("exhaustive", 0, 1)
+    assert latest_mode(farm) == "exhaustive"
+    again = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert work(farm) == 0
+    farm.builds.finish(again["id"])
+    assert latest_mode(farm) == "exhaustive"
+
+
+def test_the_follow_up_of_a_retried_build_retries_nothing(farm: Farm, tmp_path: Path) -> None:
+    build = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    farm.builds.finish(build["id"])
+    retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    assert work(farm) == 1
+    farm.builds.finish(retried["id"])
+    found = farm.builds.get("main", farm.builds.get("main", retried["id"])["followed_by"])
+    assert (found["follows"], found["retries"]) == (retried["id"], None)
+
+
+def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_path: Path) -> None:
+    """Whoever published under the name meanwhile keeps it."""
+    _, follower = tuned_quickly(farm, tmp_path)
+    newer = submit(farm, freeze_manifest(tmp_path, f"{BACKGROUND}    salt: newer\n    tuning: off\n"))
+    while work(farm, compared(farm, "faster")):
+        pass
+    farm.builds.finish(newer["id"])
+    farm.builds.finish(follower)
+    assert latest_mode(farm) == "off"
+
+
+def test_a_background_that_finds_no_more_is_refused(farm: Farm, tmp_path: Path) -> None:
+    text = BACKGROUND.replace("quick, background: exhaustive", "exhaustive, background: quick")
+    with pytest.raises(ManifestError, match="`background: quick` finds nothing that `mode: exhaustive` does not"):
+        submit(farm, freeze_manifest(tmp_path, text))
+
+
+def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Its artifact has a cache key of its own, which is the one that a ref has to name."""
+    tuned = freeze_manifest(tmp_path, MANIFEST + "    precisions: [fp32]\ntuning: {mode: quick, budget: 1s}\n")
+    cut: list[str] = []
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        cut[:] = [keys_of(order, key)[-1]]
+        return succeed(farm)(job_id, {**order, "spec": cut_short(order["spec"], order["budget"])}, cut[0])
+
+    build = submit(farm, tuned)
+    assert work(farm, make) == 1
+    farm.builds.finish(build["id"])
+    found = client.fetch("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    assert found.artifact["key"] == cut[0]
+    hit = submit(farm, again(tuned))
+    farm.builds.finish(hit["id"])
+    (cell,) = farm.builds.cells("main", hit["id"])
+    assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
+
+
+def budgets(*tuning: str) -> str:
+    models = "".join(
+        f"  - {{name: net{number}, source: {{path: net.onnx}}, tuning: {given}}}\n"
+        for number, given in enumerate(tuning)
+    )
+    return f"version: 1\nname: budgets\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n{models}"
+
+
+def test_cells_share_a_job_only_where_their_budgets_are_equal(farm: Farm, tmp_path: Path) -> None:
+    """Whoever gave a larger budget, or none, never gets what a smaller one cut short; a finished tuning is for all."""
+    one_second, two = "{mode: quick, budget: 1s}", "{mode: quick, budget: 2s}"
+    frozen = freeze_manifest(tmp_path, budgets(one_second, two, "quick", one_second))
+    build = submit(farm, frozen)
+    (warning,) = build["warnings"]
+    assert warning.startswith("net3/") and "is the same compile as net0/" in warning
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        budget = order.get("budget")
+        spec = cut_short(order["spec"], budget) if budget else order["spec"]
+        return succeed(farm)(job_id, {**order, "spec": spec}, keys_of(order, key)[-1])
+
+    def published(build: dict[str, Any]) -> list[float | None]:
+        sidecars = [
+            farm.artifacts.lookup(["main"], cell["facts"]["key"]) for cell in farm.builds.cells("main", build["id"])
+        ]
+        return [found.sidecar["spec"]["tuning"].get("budget") for found in sidecars if found]
+
+    assert farm.builds.plan("main", again(frozen).submission)["cells"][1]["state"] == "joined"
+    assert work(farm, make) == 3
+    assert published(build) == [1, 2, None, 1]
+    farm.builds.finish(build["id"])
+    later = submit(farm, freeze_manifest(tmp_path, budgets(one_second, "{mode: quick, budget: 1h}", "quick")))
+    assert work(farm) == 0
+    assert published(later) == [None, None, None]
+
+
+def test_the_artifact_of_a_smaller_budget_is_no_hit_for_another_cell(farm: Farm, tmp_path: Path) -> None:
+    """Also where both are cells of one build, of which the smaller one is there already."""
+    short = "{mode: quick, budget: 1s}"
+    submit(farm, freeze_manifest(tmp_path, budgets(short)))
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        spec = cut_short(order["spec"], order["budget"])
+        return succeed(farm)(job_id, {**order, "spec": spec}, keys_of(order, key)[-1])
+
+    assert work(farm, make) == 1
+    both = freeze_manifest(tmp_path, budgets("quick", short))
+    assert [cell["state"] for cell in farm.builds.plan("main", both.submission)["cells"]] == ["miss", "hit"]
+
+
+def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that traces its work writes more than anyone reads; the end says why it failed."""
+    build = submit(farm, frozen)
+    digest, _ = farm.artifacts.put_blob_bytes(b"passes\n" * 1000 + b"and then it died\n")
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
+    monkeypatch.setattr("farm.builds.job_views.SHOWN_LOG", 24)
+    job = farm.builds.cells("main", build["id"])[0]["job"]
+    first, *rest = farm.jobs.log("main", job).decode().splitlines()
+    assert first == f"(6993 bytes before this are in blob {digest})"
+    assert rest == ["passes", "and then it died"]
+
+
+def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    """The order is in the build's plan, how it ended in its report."""
+    build = submit(farm, frozen)
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel"))
+    farm.builds.finish(build["id"])
+    cell = farm.builds.cells("main", build["id"])[0]
+    before = client.reproduction(build["id"], cell["identifier"])
+    assert before == client.reproduction(cell["job"])
+    lose_redis(farm)
+    with pytest.raises(NotFound):
+        client.reproduction(cell["job"])
+    found = client.reproduction(build["id"], cell["identifier"])
+    assert found["ended"] == {"kind": "compiler_error", "message": "no kernel"}
+    assert {name: found[name] for name in ("key", "order", "limits", "job", "build")} == {
+        name: before[name] for name in ("key", "order", "limits", "job", "build")
+    }
+    with pytest.raises(NotFound, match="no cell other"):
+        client.reproduction(build["id"], "other")
+
+
+def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Three workers died of it; the folder has what they had."""
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("[fp32, fp16]", "[fp32]")))
+    jobs = farm.store.jobs
+
+    def handed_out() -> list[tuple[str, int]]:
+        jobs.promote()
+        return jobs.hand_out(POOL.name, 1)
+
+    for _ in range(3):
+        ((job_id, attempt),) = wait_until(handed_out, message="the delay passed")
+        jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
+        wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
+    (cell,) = farm.builds.cells("main", build["id"])
+    assert (cell["kind"], farm.jobs.get("main", cell["job"])["quarantined"]) == ("worker_lost", True)
+    document = client.reproduce(cell["job"], tmp_path / "again", farm.settings)
+    assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
+    assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
+    assert json.loads((tmp_path / "again" / "spec.json").read_text()) == document["order"]["spec"]

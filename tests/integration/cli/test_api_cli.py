@@ -1,0 +1,389 @@
+"""Commands against a running farm: what they print, and what they exit with. The test plays the worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import junitparser
+import pytest
+
+import farm as package
+from farm.app import Farm
+from farm.artifacts import blob_key
+from farm.cli import main
+from farm.jobs.state import FailureKind, Outcome
+from farm.node.survey import Findings
+from farm.settings import Settings
+from tests.support.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
+from tests.support.helpers import wait_until
+
+
+@pytest.fixture
+def manifest(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A manifest in the current folder, and a farm that commands find."""
+    freeze_manifest(tmp_path, MANIFEST)
+    with commands(farm, tmp_path, monkeypatch):
+        yield "farm.yaml"
+
+
+@pytest.fixture
+def worker(farm: Farm, manifest: str) -> Iterator[list[Outcome]]:
+    """A worker in the background, and the control plane's end of builds; fails as the list says."""
+    failures: list[Outcome] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.05):
+            work(farm, (lambda *_: failures[0]) if failures else None)
+            for build_id in farm.store.builds.ended_unreported():
+                farm.builds.finish(build_id)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield failures
+    stop.set()
+    thread.join()
+
+
+def test_submit_prints_plan_progress_and_table(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--label", "team=x", "--junit", "junit.xml"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == "demo: 2 cells, 0 hits, 2 misses"
+    assert "net/onnxruntime-cpu/fp32/static" in lines[1]
+    assert "first compile" in lines[1]
+    assert any(line.startswith("build b-") for line in lines)
+    assert "cell  " in out
+    assert lines[-1].endswith("2 of 2 cells succeeded")
+    assert "net/onnxruntime-cpu/fp32/static succeeded" in err
+    assert "\x1b" not in out + err
+    (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
+    assert suite.tests == 2
+
+
+def test_submit_as_json_prints_one_document(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["build"]["verdict"]["exit_code"] == 0
+    assert [cell["state"] for cell in document["cells"]] == ["succeeded", "succeeded"]
+
+
+def test_dry_run_creates_nothing(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--dry-run"]) == 0
+    assert "2 misses" in capsys.readouterr().out
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": []}
+
+
+def test_the_second_time_everything_is_a_hit(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["submit", manifest]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("demo: 2 cells, 2 hits, 0 misses")
+    assert sum(line.endswith(" hit") for line in out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "whose"),
+    [(FailureKind.BAD_MODEL, 1, "yours to fix"), (FailureKind.TIME_LIMIT, 1, "yours to fix")],
+)
+def test_a_failure_is_explained_and_decides_the_exit_code(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], kind: FailureKind, code: int, whose: str
+) -> None:
+    worker.append(Outcome.failure(kind, "node `a` has no input", detail="line one\nline two"))
+    assert main(["submit", manifest]) == code
+    out = capsys.readouterr().out
+    assert f"{kind.value} ({whose})" in out
+    assert "node `a` has no input" in out
+    assert "log: farm logs b-" in out
+
+
+def test_detach_watch_status_logs_cancel(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach", "--json"]) == 0
+    build_id = json.loads(capsys.readouterr().out)["build"]["id"]
+    assert main(["status", build_id[:9]]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"demo {build_id}: 2 queued")
+    assert "waiting: " in out
+    assert main(["logs", "@latest", "fp32"]) in (0, 4)
+    capsys.readouterr()
+    assert main(["cancel", "@latest"]) == 0
+    assert capsys.readouterr().out == f"{build_id}: 2 cells cancelled\n"
+    farm.builds.finish(build_id)
+    assert main(["watch", build_id]) == 1
+    assert "2 cancelled" in capsys.readouterr().out
+
+
+def test_a_retry_tries_what_failed_again_in_a_new_build(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], farm: Farm
+) -> None:
+    """What succeeded meanwhile, in this build or another, is a hit; the old build stays as it ended."""
+    worker.append(Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
+    assert main(["submit", manifest, "--label", "team=x"]) == 1
+    old = farm.builds.resolve("main", "@latest")
+    capsys.readouterr()
+    assert main(["retry", old, "--failed", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("demo: 2 cells, 0 hits, 2 misses\n")
+    assert len(farm.builds.list("main")) == 1
+
+    worker.clear()
+    assert main(["retry", "@latest", "--failed", "--junit", "junit.xml"]) == 0
+    out = capsys.readouterr().out
+    assert "tried again" in out
+    assert out.splitlines()[-1].endswith("2 of 2 cells succeeded")
+    (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
+    assert suite.tests == 2
+    new, before = farm.builds.list("main")
+    assert (new["retries"], new["labels"], new["verdict"]["exit_code"]) == (old, {"team": "x"}, 0)
+    assert (before["id"], before["verdict"]["exit_code"]) == (old, 1)
+
+    # The whole build again, of which all is there by now; and nothing failed of the new one.
+    assert main(["retry", old, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["build"]["counts"]["hits"] == 2
+    assert main(["retry", str(new["id"]), "--failed"]) == 4
+    assert "no cell of build" in capsys.readouterr().err
+
+
+def test_a_retry_has_only_the_cells_that_did_not_succeed(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    made = succeed(farm)
+    work(
+        farm,
+        lambda job, order, key: (
+            made(job, order, key)
+            if "fp32" in order["identifier"]
+            else Outcome.failure(FailureKind.TIME_LIMIT, "too long")
+        ),
+    )
+    build_id = farm.builds.resolve("main", "@latest")
+    farm.builds.finish(build_id)
+    capsys.readouterr()
+    assert main(["retry", build_id, "--failed", "--detach", "--json"]) == 0
+    retried = json.loads(capsys.readouterr().out)["build"]
+    (cell,) = farm.builds.cells("main", retried["id"])
+    assert cell["identifier"] == "net/onnxruntime-cpu/fp16/static"
+    assert main(["retry", retried["id"]]) == 2
+    assert "has not ended" in capsys.readouterr().err
+    work(farm)
+    farm.builds.finish(retried["id"])
+    assert main(["watch", retried["id"]]) == 0
+    assert {cell["precision"] for cell in farm.builds.cells("main", build_id) if cell["state"] == "failed"} == {"fp16"}
+
+
+def test_two_builds_are_held_against_each_other(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], farm: Farm
+) -> None:
+    assert main(["submit", manifest]) == 0
+    old = farm.builds.resolve("main", "@latest")
+    worker.append(Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
+    Path("other.yaml").write_text(MANIFEST.replace("fp16]", "bf16]"))
+    assert main(["submit", "other.yaml"]) == 1
+    failed = farm.builds.resolve("main", "@latest")
+    capsys.readouterr()
+    assert main(["diff", old]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{old} -> {failed}: 2 of 3 cells differ",
+        f"  net/onnxruntime-cpu/fp16/static  only in {old}",
+        f"  net/onnxruntime-cpu/bf16/static  only in {failed}",
+    ]
+    worker.clear()
+    Path("again.yaml").write_text(MANIFEST + "    salt: again\n")
+    assert main(["submit", "again.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["diff", old, "@latest"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith(": 2 of 2 cells differ")
+    assert [row.split()[0] for row in rows] == [f"net/onnxruntime-cpu/{name}/static" for name in ("fp32", "fp16")]
+    assert all(row.endswith("salt: none -> again") for row in rows)
+    assert main(["diff", old, old, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["same"], found["cells"]) == (2, [])
+
+
+def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
+    build_id = farm.builds.resolve("main", "@latest")
+    farm.builds.finish(build_id)
+    (digest,) = {
+        cell["order"]["model"]["files"][0]["digest"] for cell in farm.builds._read_plan("main", build_id)["cells"]
+    }
+    farm.artifacts.delete_object(blob_key(digest))
+    assert main(["retry", build_id]) == 2
+    err = capsys.readouterr().err
+    assert f"1 inputs of build {build_id} are gone" in err
+    assert "submit the manifest again" in err
+    assert len(farm.builds.list("main")) == 1
+
+
+def test_doctor_says_which_workers_the_farm_has(
+    farm: Farm, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that rests is named, also where another of its node works; none at all is no fault, but nothing is done."""
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+
+    def found() -> tuple[str, str]:
+        main(["doctor", "--json"])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        return checks["workers"]["state"], checks["workers"]["found"]
+
+    assert found() == ("ok", "1 live, on 1 node")
+    farm.store.workers.register(
+        {"id": "w0", "node": "n1", "slots": 1, "pools": []}, ttl=60.0, resting="its disk is full"
+    )
+    assert found() == ("broken", "node n1 takes no jobs: its disk is full")
+    for worker in ("w0", "w1"):
+        farm.store.workers.leave(worker)
+    assert found() == ("absent", "none is live: jobs wait")
+
+
+def test_ctrl_c_detaches_and_says_how_to_return(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.cli.builds.SECOND_THOUGHT", 0.01)
+    monkeypatch.setattr("farm.cli.progress._next", interrupted)
+    assert main(["submit", manifest]) == 8
+    err = capsys.readouterr().err
+    (build,) = farm.builds.list("main")
+    assert f"return:  farm watch {build['id']}" in err
+    assert f"cancel:  farm cancel {build['id']}" in err
+    assert build["counts"]["queued"] == 2
+
+
+def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["logs", "@latest", "net/onnxruntime-cpu/fp32/static"]) == 0
+    assert capsys.readouterr().out == "compiled\n"
+    assert main(["logs", "@latest"]) == 2
+    assert "2 cells fit" in capsys.readouterr().err
+
+    assert main(["ls"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "net/onnxruntime-cpu/fp16/static",
+        "net/onnxruntime-cpu/fp32/static",
+    ]
+    for what in ("refs", "builds", "workers", "pools"):
+        assert main(["ls", what]) == 0
+        assert capsys.readouterr().out
+
+    assert main(["fetch", "net@latest", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
+    assert "checked" in capsys.readouterr().out
+    # The test's worker publishes bytes that are no program, and that is said.
+    assert main(["inspect", "out/program.onnx"]) == 39
+    shown = capsys.readouterr()
+    assert shown.out.startswith("net/onnxruntime-cpu/fp16/static\n")
+    assert "is no ONNX program" in shown.err
+    assert main(["fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "all", "--family"]) == 0
+    assert "all/family.json  1 program, checked" in capsys.readouterr().out
+    assert main(["inspect", "all/static/artifact.json"]) == 0
+    capsys.readouterr()
+    key = json.loads(Path("out/artifact.json").read_text())["key"]
+    assert main(["inspect", key, "--program"]) == 39
+    assert "is no ONNX program" in capsys.readouterr().err
+    for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):
+        assert main(["inspect", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["key"] == key
+
+
+def test_a_ref_is_promoted_rolled_back_and_forgotten(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    assert main(["tag", "prod"]) == 4
+    capsys.readouterr()
+    assert main(["tag", "prod", "latest"]) == 0
+    assert capsys.readouterr().out.startswith("prod: 2 cells, generation 1, moved 2")
+    Path("more.yaml").write_text(MANIFEST.replace("name: net", "name: more"))
+    assert main(["submit", "more.yaml"]) == 0
+    assert main(["fetch", "more@prod", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 4
+    assert main(["tag", "prod", "latest", "--generation", "1"]) == 0
+    assert main(["fetch", "more@prod", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
+    capsys.readouterr()
+    assert main(["tag", "prod", "--delete", "--generation", "1"]) == 2
+    assert "is of generation 2, not of generation 1" in capsys.readouterr().err
+    assert main(["tag", "prod", "--previous", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["generation"], len(found["cells"])) == (3, 2)
+    assert main(["tag", "prod", "--delete"]) == 0
+    assert main(["ls", "refs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.partition("\n")[2]) == {"items": ["latest"]}
+    assert main(["tag", "prod", "latest", "--delete"]) == 2
+
+
+def test_exit_codes_of_fetch(
+    farm: Farm,
+    worker: list[Outcome],
+    manifest: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(["submit", manifest]) == 0
+    fetch = ["fetch", "net", "-t", "onnxruntime/cpu", "-o", "out", "-p"]
+    assert main([*fetch, "int8"]) == 4
+    (cell, _) = sorted(farm.builds.cells("main", "@latest"), key=lambda cell: str(cell["precision"]))
+    farm.artifacts.delete_object(
+        f"blobs/sha256/{cell['facts']['program']['digest'][:2]}/{cell['facts']['program']['digest']}"
+    )
+    assert main([*fetch, "fp16"]) == 39
+    monkeypatch.setenv("FARM_API_TOKEN", "wrong")
+    assert main([*fetch, "fp32"]) == 5
+
+
+def test_manifest_errors_come_at_once_and_create_nothing(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(
+        MANIFEST.replace("precisions", "precisons").replace("onnxruntime/cpu", "onnxrutime/cpu")
+    )
+    assert main(["submit", "bad.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "bad.yaml:3:" in err
+    assert "bad.yaml:4:1: unknown field `precisons`" in err
+    assert "2 errors; nothing was changed" in err
+
+
+def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    codes: list[int] = []
+    watching = threading.Thread(target=lambda: codes.append(main(["watch"])))
+    watching.start()
+    handed = wait_until(lambda: work(farm))
+    assert handed == 2
+    farm.builds.finish(farm.builds.resolve("main", "@latest"))
+    watching.join(timeout=60)
+    assert codes == [0]
+    assert "net/onnxruntime-cpu/fp16/static succeeded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.Signals) -> None:
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    command = [sys.executable, "-m", "farm", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline() for _ in range(3)]
+        url = json.loads(b"".join(lines))["api_url"]
+        assert httpx.get(f"{url}/v1/health", timeout=60).json()["status"] == "ok"
+        server.send_signal(number)
+        assert server.wait(timeout=60) == 0

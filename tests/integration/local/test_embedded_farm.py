@@ -1,0 +1,236 @@
+"""The embedded farm: up with nothing but a folder, shared by who comes second, gone with who came first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from farm.artifacts.s3 import S3Store
+from farm.errors import StoreUnavailable, UsageError
+from farm.local.embedded import EmbeddedFarm
+from farm.settings import Settings, load_settings
+from tests.support.helpers import wait_until
+
+RUN = """
+import sys
+from pathlib import Path
+from farm.local.embedded import EmbeddedFarm
+from farm.settings import load_settings
+
+with EmbeddedFarm(load_settings({}, data_dir=Path(sys.argv[1]), cpu_slots=1)) as settings:
+    print(settings.api_url, flush=True)
+    sys.stdin.read()
+print("stopped", flush=True)
+"""
+
+
+class Run:
+    """Another process that runs a farm in a folder, like `farm up`, until its input is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-c", RUN, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.processes: list[psutil.Process] = []
+
+    def wait_until_up(self) -> str:
+        assert self.process.stdout
+        url = self.process.stdout.readline().strip()
+        self.processes = psutil.Process(self.process.pid).children(recursive=True)
+        return url
+
+    def leave(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+        self.process.stdout.close()
+
+    def kill(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def settings_for(folder: Path, **changes: Any) -> Settings:
+    return load_settings({"XDG_CONFIG_HOME": str(folder)}, data_dir=folder, cpu_slots=1, **changes)
+
+
+def bearer(settings: Settings) -> dict[str, str]:
+    return {"Authorization": f"Bearer {settings.api_token.get_secret_value()}"}
+
+
+def ask(settings: Settings, path: str) -> Any:
+    return httpx.get(settings.api_url + path, headers=bearer(settings), timeout=60).raise_for_status().json()
+
+
+def processes_of(farm: EmbeddedFarm) -> list[psutil.Process]:
+    guards = [psutil.Process(server._guard.pid) for server in farm._servers if server._guard]
+    return [*guards, *(child for guard in guards for child in guard.children(recursive=True))]
+
+
+def none_runs(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data folder for the whole story: what each chapter leaves is what the next one finds."""
+    return tmp_path_factory.mktemp("farm")
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> Iterator[tuple[EmbeddedFarm, Settings]]:
+    farm = EmbeddedFarm(settings_for(folder))
+    with farm as settings:
+        yield farm, settings
+
+
+def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
+    """It takes work: the API answers, a worker is registered. Secrets are its owner's alone."""
+    farm, settings = first
+    assert not farm.joined
+    assert ask(settings, "/v1/workers")["items"]
+    S3Store.from_settings(settings).check()
+    assert httpx.get(settings.api_url + "/v1/workers", timeout=60).status_code == 401
+    for name in ("farm.json", "credentials.json", "valkey/valkey.conf"):
+        assert (folder / name).stat().st_mode & 0o077 == 0
+    assert {path.name for path in (folder / "logs").iterdir()} == {
+        "server.log",
+        "valkey.log",
+        "weed.log",
+        "worker.log",
+    }
+
+
+def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
+    """And leaves without taking anything with it."""
+    _, settings = first
+    second = Run(folder)
+    assert second.wait_until_up() == settings.api_url
+    assert second.processes == []
+    second.leave()
+    assert ask(settings, "/v1/workers")["items"]
+
+
+def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings]) -> None:
+    """At its old address, and with its data."""
+    farm, settings = first
+    store = S3Store.from_settings(settings)
+    digest, size = store.put_blob_bytes(b"kept")
+    parts = {server.name: server for server in farm._servers}
+    pids = {name: server.pid for name, server in parts.items()}
+    assert set(pids) == {"valkey", "weed", "server", "worker"}
+    for pid in pids.values():
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=180)
+    wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=180)
+    assert store.has_blob(digest, size)
+
+
+def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple[EmbeddedFarm, Settings]) -> None:
+    farm, settings = first
+    worker = next(server for server in farm._servers if server.name == "worker")
+    pid = worker.pid
+    name = wait_until(
+        lambda: next((one["id"] for one in ask(settings, "/v1/workers")["items"] if one["pid"] == pid), ""), timeout=60
+    )
+    with capture_logs() as logs:
+        httpx.post(
+            f"{settings.api_url}/v1/workers/{name}/drain", headers=bearer(settings), timeout=60
+        ).raise_for_status()
+        wait_until(lambda: worker.pid not in (None, pid), timeout=60)
+    (line,) = (line for line in logs if line.get("part") == "worker")
+    assert (line["log_level"], line["event"]) == ("info", "embedded part ended, starting it again")
+
+
+def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp_path: Path) -> None:
+    """kill -9 of the process that runs it: its parts go within seconds, what was stored is there after the
+    restart."""
+    run = Run(tmp_path)
+    url = run.wait_until_up()
+    assert len(run.processes) >= 8, "four parts, each with its guard"
+    told = json.loads((tmp_path / "farm.json").read_text())
+    settings = settings_for(tmp_path, **told)
+    digest, size = S3Store.from_settings(settings).put_blob_bytes(b"kept")
+    run.kill()
+    wait_until(lambda: none_runs(run.processes))
+    assert (tmp_path / "farm.json").exists(), "stale, and nobody minds"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, timeout=60)
+
+    farm = EmbeddedFarm(settings_for(tmp_path))
+    with farm as settings:
+        assert not farm.joined
+        assert settings.s3_access_key.get_secret_value() == told["s3_access_key"]
+        assert S3Store.from_settings(settings).has_blob(digest, size)
+        processes = processes_of(farm)
+    assert len(processes) >= 8
+    assert none_runs(processes)
+    assert not (tmp_path / "farm.json").exists()
+
+
+def test_the_first_does_not_stop_under_the_second(tmp_path: Path) -> None:
+    """It waits until the second has left, and then leaves nothing running."""
+    first, second = Run(tmp_path), Run(tmp_path)
+    urls = [first.wait_until_up(), second.wait_until_up()]
+    assert urls[0] == urls[1]
+    owner, guest = (first, second) if first.processes else (second, first)
+    processes = owner.processes
+    assert processes and not guest.processes
+
+    assert owner.process.stdin
+    owner.process.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        owner.process.wait(2)
+    told = json.loads((tmp_path / "farm.json").read_text())
+    assert ask(settings_for(tmp_path, **told), "/v1/workers")["items"]
+
+    guest.leave()
+    owner.leave()
+    assert none_runs(processes)
+
+
+def test_only_what_the_settings_do_not_name_is_started(settings: Settings) -> None:
+    """Here Redis and S3 are the operator's."""
+    farm = EmbeddedFarm(settings)
+    with farm as complete:
+        assert {server.name for server in farm._servers} == {"server", "worker"}
+        assert complete.redis_url == settings.redis_url
+        assert complete.s3_bucket == settings.s3_bucket
+        assert ask(complete, "/v1/workers")["items"]
+
+
+def test_where_a_farm_is_named_nothing_is_started(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path / "none", api_url="https://farm.example.org")
+    with EmbeddedFarm(settings) as same:
+        assert same == settings
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot keep data"):
+        EmbeddedFarm(settings_for(tmp_path / "file")).start()
+
+
+def test_a_part_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "valkey").mkdir()
+    (tmp_path / "valkey" / "appendonlydir").write_text("not a folder")
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(StoreUnavailable, match="did not start") as error:
+        EmbeddedFarm(settings_for(tmp_path)).start()
+    assert "appendonlydir" in error.value.hint
+    assert set(psutil.Process().children(recursive=True)) == before

@@ -1,0 +1,164 @@
+"""The embedded servers: they answer, they hold what they were given, they never outlive who started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from farm.artifacts.s3 import S3Store
+from farm.errors import StoreUnavailable
+from farm.local import servers
+from farm.local.servers import GUARD, Server, start_valkey, start_weed
+from tests.support.helpers import wait_until
+
+KEYS = {"access_key": "embedded", "secret_key": "secret-of-the-test"}
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_valkey_keeps_its_data_and_its_secrets(tmp_path: Path) -> None:
+    """Through a restart, which may change the port; the password is in no process list and in no open
+    file."""
+    with running(start_valkey(tmp_path, "secret")) as server:
+        with redis.Redis.from_url(server.url) as connection:
+            connection.set("key", "value")
+            config = connection.config_get("*")
+        assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
+        assert config["maxmemory-policy"] == "noeviction"
+        assert config["bind"] == "127.0.0.1"
+        assert server.pid is not None
+        assert "secret" not in " ".join(psutil.Process(server.pid).cmdline())
+        assert (tmp_path / "valkey.conf").stat().st_mode & 0o077 == 0
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis.from_url(server.url.replace("secret", "wrong")).ping()
+    with running(start_valkey(tmp_path, "secret")) as server, redis.Redis.from_url(server.url) as connection:
+        assert connection.get("key") == b"value"
+
+
+def test_weed_keeps_its_data(tmp_path: Path) -> None:
+    """Through SIGKILL too; a bucket that nobody asked for is not made."""
+    with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
+        store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
+        store.check()
+        digest, _ = store.put_blob_bytes(b"kept")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not server.alive)
+    with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
+        store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
+        assert store.read_blob(digest, limit=100) == b"kept"
+        listens = {each.laddr.ip for each in psutil.Process(server.pid).net_connections() if each.status == "LISTEN"}
+        assert listens == {"127.0.0.1"}
+        sockets = {each.laddr for each in psutil.Process(server.pid).net_connections("unix") if each.laddr}
+        assert sockets and all(Path(path).exists() for path in sockets)
+    assert not any(Path(path).exists() for path in sockets)
+
+
+def test_stopping_leaves_nothing_running_and_may_be_repeated(tmp_path: Path) -> None:
+    server = start_valkey(tmp_path, "secret")
+    pid = server.pid
+    assert pid
+    server.stop()
+    server.stop()
+    assert not server.alive
+    assert server.pid is None
+    assert not psutil.pid_exists(pid)
+
+
+STARTER = """
+import sys, threading
+from pathlib import Path
+from farm.local.servers import start_valkey, start_weed
+
+def start():
+    valkey = start_valkey(Path(sys.argv[1]) / "valkey", "secret")
+    weed = start_weed(Path(sys.argv[1]) / "s3", "key", "secret")
+    print(valkey.pid, weed.pid, flush=True)
+
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_servers_end_with_who_started_them(tmp_path: Path, number: signal.Signals) -> None:
+    """Also from a thread that has ended since: the servers follow the process, neither sooner nor later."""
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout and starter.stdin
+    pids = [int(pid) for pid in starter.stdout.readline().split()]
+    assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+    starter.send_signal(number)
+    starter.wait()
+    starter.stdout.close()
+    starter.stdin.close()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def guarded(patience: float, script: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-I", "-S", str(GUARD), str(patience), sys.executable, "-c", script]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_guard_ends_what_ignores_sigterm_and_what_hides_in_a_session_of_its_own() -> None:
+    script = (
+        "import os, signal, subprocess, sys;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True);"
+        "print(os.getpid(), child.pid, flush=True);"
+        "signal.pause()"
+    )
+    guard = guarded(0.2, script)
+    assert guard.stdout and guard.stdin
+    pids = [int(pid) for pid in guard.stdout.readline().split()]
+    guard.stdin.close()
+    assert guard.wait(60) == 128 + signal.SIGKILL
+    guard.stdout.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_guard_exits_as_its_program_did() -> None:
+    with guarded(1, "raise SystemExit(7)") as guard:
+        assert guard.wait(60) == 7
+
+
+def test_a_guard_that_is_killed_takes_its_program_along() -> None:
+    guard = guarded(1, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+    assert guard.stdout and guard.stdin
+    pid = int(guard.stdout.readline())
+    guard.kill()
+    guard.wait()
+    guard.stdout.close()
+    guard.stdin.close()
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "appendonlydir").write_text("not a folder")
+    with pytest.raises(StoreUnavailable, match="did not start") as error:
+        start_valkey(tmp_path, "secret")
+    assert "appendonlydir" in error.value.hint
+    assert "secret" not in str(error.value)
+
+
+def test_ports_differ() -> None:
+    ports = servers.free_ports(20)
+    assert len(set(ports)) == 20

@@ -1,0 +1,192 @@
+"""One attempt in this process, from a claimed job to its artifact or its end; the compiler is ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.app import Farm
+from farm.artifacts.sidecar import Measurements
+from farm.client.fetching import place_kernels
+from farm.compiling.attempt import Attempt
+from farm.compiling.child_process import ChildEnd, run_child
+from farm.compiling.slots import ANYWHERE, Slot
+from farm.compiling.steps import measurements_of
+from farm.errors import UsageError
+from farm.jobs.state import AttemptEnd, FailureKind, Outcome
+from farm.runner import actions, samples
+from farm.runner.protocol import Messages
+from farm.tuning.database import databases
+from farm.tuning.tuner import Tuner
+from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
+
+
+def run(
+    farm: Farm,
+    folder: Path,
+    slot: Slot = ANYWHERE,
+    *,
+    tuning: str = "off",
+    previous: tuple[str, ...] = (),
+    **tuned: int,
+) -> Outcome:
+    """Submit one cell of a model with a batch, and run an attempt after those that failed in the `previous` ways.
+
+    `tuned` is added to its spec's `tuning`.
+    """
+    text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
+    text += f"    tuning: {{mode: {tuning}}}\n"
+    frozen = freeze_manifest(folder, text, batch="N")
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.submit("main", frozen.submission, by="test")
+    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    claim.order["spec"]["tuning"] |= tuned
+    named = (claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    attempt = Attempt(job_id, number, *named, slot=slot, previous=previous)
+    return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+
+
+def test_the_sidecar_says_on_which_axis_samples_stack_and_what_the_device_is(farm: Farm, tmp_path: Path) -> None:
+    card = {"model": "AMD Instinct MI300X", "partition": "SPX", "memory": 192 << 30, "driver": None}
+    outcome = run(farm, tmp_path, Slot(device=card))
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    found = farm.artifacts.get_object(outcome.facts["sidecar"])
+    assert found
+    sidecar: dict[str, Any] = json.loads(found.data)
+    assert [(port["name"], port["shape"], port["batch_axis"]) for port in sidecar["inputs"]] == [("x", [2, 4], 0)]
+    assert sidecar["device"] == {"arch": "cpu", "compute_units": None, **card}
+
+
+@pytest.mark.parametrize(("tuned", "mode"), [({}, "quick"), ({"miopen_find_enforce": 1}, "quick-enforce1")])
+def test_an_enforcement_tunes_into_a_database_of_its_own(
+    farm: Farm, tmp_path: Path, tuned: dict[str, int], mode: str
+) -> None:
+    """ONNX Runtime stands for MIGraphX, whose enforcement it does not know."""
+    outcome = run(farm, tmp_path, tuning="quick", **tuned)
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    (database,) = databases(farm.artifacts, ["main"])
+    assert (database.pool, database.mode) == (POOL.name, mode)
+    assert database.read().snapshot.log.total().sessions == 1
+
+
+@pytest.mark.parametrize(("previous", "threads"), [(("hang",), None), (("compiler_crash", "storage"), "1")])
+def test_after_a_crash_every_child_compiles_without_threads(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, previous: tuple[str, ...], threads: str | None
+) -> None:
+    """Then what MIGraphX aborts on in a compile thread is an error that says why."""
+    given: list[str | None] = []
+
+    def noted(request: Mapping[str, Any], **options: Any) -> ChildEnd:
+        given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
+        return run_child(request, **options)
+
+    monkeypatch.setattr("farm.compiling.steps.run_child", noted)
+    assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
+    assert set(given) == {threads}
+
+
+def test_kernel_binaries_are_published_beside_the_program_and_come_back(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime stands for MIGraphX, and leaves what MIOpen would; both first runs are told."""
+
+    def kernels(tuner: Tuner) -> list[Path]:
+        folder = tuner.proof / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gfx942130.ukdb").write_bytes(b"kernels")
+        return [folder / "gfx942130.ukdb"]
+
+    prove = Tuner.prove
+    monkeypatch.setattr(Tuner, "kernels", kernels)
+    # Whichever program is faster: only the tuned one has kernels of its own.
+    monkeypatch.setattr(Tuner, "prove", lambda *given: prove(*given) or True)
+    outcome = run(farm, tmp_path, tuning="quick")
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    found = farm.artifacts.get_object(outcome.facts["sidecar"])
+    assert found
+    sidecar = json.loads(found.data)
+    assert min(sidecar["measurements"][f"first_run_{how}"] for how in ("cold", "warm")) > 0
+
+    def download(blob: Mapping[str, Any], folder: Path) -> Path:
+        farm.artifacts.get_blob(blob["digest"], folder / "kernels.zip")
+        return folder / "kernels.zip"
+
+    (tmp_path / "out").mkdir()
+    placed = place_kernels(download, sidecar["blobs"]["kernel_cache"], tmp_path / "out")
+    assert [(path.name, path.read_bytes()) for path in placed.iterdir()] == [("gfx942130.ukdb", b"kernels")]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_attempt_of_another_worker_process_makes_a_measurement_shared(
+    farm: Farm, tmp_path: Path, killed: bool
+) -> None:
+    """Each kind of slot of a node has a process of its own; what a killed one left behind does not count."""
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        assert farm.executor
+        attempt = farm.settings.data_dir / "work" / socket.gethostname() / str(other.pid) / "j-1-1-x"
+        attempt.mkdir(parents=True)
+        if killed:
+            other.kill()
+            other.wait()
+        outcome = run(farm, tmp_path)
+        found = farm.artifacts.get_object(outcome.facts["sidecar"])
+        assert found
+        assert json.loads(found.data)["measurements"]["shared"] is not killed
+    finally:
+        other.kill()
+        other.wait()
+
+
+class OnDevice:
+    """A program of offload_copy false on a GPU, which is not here: runs need no copies once its inputs are there."""
+
+    outputs = ("y",)
+
+    def prepare(self, feeds: Any) -> Any:
+        return feeds
+
+    def run(self, prepared: Any) -> list[Any]:
+        return [prepared["x"]]
+
+    def run_on_device(self, prepared: Any) -> Callable[[], None]:
+        return lambda: None
+
+
+def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((1, 4), np.float32)
+    meta = {"points": [{"batch": 1, "runs": 2, "samples": 2}], "minimum": 2, "origin": {"y": "expected"}}
+    samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}, {"x": 2 * x}], [{"y": x}, {"y": 2 * x}], meta)
+    monkeypatch.setattr(actions, "compiler_module", lambda request: SimpleNamespace(load=lambda request: OnDevice()))
+    request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
+    told = Messages(os.open(os.devnull, os.O_WRONLY))
+    answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
+    measured = Measurements.model_validate(measurements_of(answer["measurements"], shared=False))
+    assert measured.latency
+    assert measured.device_latency
+    assert measured.device_latency.repeats > 1
+
+
+def test_a_mistake_of_the_farm_leaves_its_log(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(namespace: str, sidecar: Any) -> Any:
+        raise UsageError("not a valid sidecar: outputs: Field required")
+
+    monkeypatch.setattr(farm.artifacts, "publish", refuse)
+    outcome = run(farm, tmp_path)
+    assert (outcome.end, outcome.kind) == (AttemptEnd.FAILED, FailureKind.INTERNAL)
+    assert "not a valid sidecar" in outcome.message
+    log = farm.artifacts.read_blob(outcome.log, 1 << 20).decode()
+    assert "net/onnxruntime-cpu/fp32/b2 attempt 1" in log
+    assert "Traceback" in log

@@ -1,0 +1,414 @@
+"""Nodes that fail jobs: fenced by what succeeds elsewhere and by their health probes, and let back."""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.app import Farm
+from farm.compiling.attempt import Attempt
+from farm.compiling.slots import ANYWHERE
+from farm.jobs.state import FailureKind, Limits, Outcome
+from farm.node.health_probe import lacks_room, probe
+from farm.node.slot_shares import Kind
+from farm.settings import Settings, load_settings
+from farm.store import Store
+from tests.support.helpers import wait_until
+from tests.support.jobs import POOL, alive, control_plane, join_pool, new_cell, running_worker, submit, take
+
+GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
+
+
+def settings_for(url: str, **changes: Any) -> Settings:
+    fast = {"renew_seconds": 0.2, "retry_delay": 0.0, "probe_pause": 0.2, "log_level": "error"}
+    return load_settings({}, redis_url=url, **{**fast, **changes})
+
+
+@pytest.fixture
+def farm_settings(redis_url: str) -> Settings:
+    return settings_for(redis_url)
+
+
+@pytest.fixture
+def store(farm_settings: Settings) -> Store:
+    return Store.connect(farm_settings)
+
+
+def fenced(store: Store, node: str) -> str:
+    return next((worker["fenced"] for worker in store.workers.list() if worker["node"] == node), "")
+
+
+def fail_on(store: Store, worker: str, node: str, outcome: Outcome = GPU_FAULT) -> str:
+    """A job fails on a node, and waits for another one."""
+    job, claim = take(store, worker, node)
+    assert claim.answer == "run"
+    store.jobs.finish(job, claim.token, outcome)
+    return job
+
+
+def succeed_on_good(store: Store, *, hit: bool = False) -> None:
+    store.jobs.promote()
+    job, claim = take(store, "good-1", "good")
+    assert claim.answer == "run"
+    store.jobs.finish(job, claim.token, Outcome.success({}, hit=hit))
+
+
+def two_nodes(store: Store) -> None:
+    join_pool(store, "bad-1", node="bad")
+    join_pool(store, "good-1", node="good")
+
+
+# --- the rule -----------------------------------------------------------------------------------------------------
+
+
+def test_three_jobs_that_succeed_elsewhere_fence_a_node(store: Store) -> None:
+    two_nodes(store)
+    for already in range(3):
+        assert fenced(store, "bad") == "", f"after {already} jobs"
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad")
+        succeed_on_good(store)
+    assert fenced(store, "bad") == "3 jobs failed on it and then succeeded elsewhere, the last by gpu_fault"
+    assert fenced(store, "good") == ""
+
+
+def test_one_job_alone_fences_nobody(store: Store) -> None:
+    two_nodes(store)
+    submit(store, new_cell())
+    fail_on(store, "bad-1", "bad")
+    store.jobs.promote()
+    fail_on(store, "good-1", "good")
+    store.jobs.promote()
+    fail_on(store, "bad-1", "bad")
+    assert fenced(store, "bad") == fenced(store, "good") == ""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.policy.attempts > 1 and not kind.policy.node])
+def test_what_is_never_the_nodes_doing_does_not_count(store: Store, kind: FailureKind) -> None:
+    two_nodes(store)
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad", Outcome.failure(kind, "as scripted"))
+        succeed_on_good(store)
+    assert fenced(store, "bad") == ""
+
+
+def test_a_time_in_which_every_node_had_the_trouble_counts_against_none(store: Store) -> None:
+    """Object storage is away: every job fails on both nodes, and then succeeds on one of them."""
+    two_nodes(store)
+    away = Outcome.failure(FailureKind.STORAGE, "object storage cannot be reached")
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad", away)
+        store.jobs.promote()
+        fail_on(store, "good-1", "good", away)
+        succeed_on_good(store)
+    assert fenced(store, "bad") == fenced(store, "good") == ""
+
+
+def test_a_hit_says_nothing_of_a_node(store: Store) -> None:
+    two_nodes(store)
+    for _ in range(4):
+        submit(store, new_cell())
+        fail_on(store, "bad-1", "bad")
+        succeed_on_good(store, hit=True)
+    assert fenced(store, "bad") == ""
+
+
+def test_a_fenced_node_gets_nothing_and_its_jobs_say_why(store: Store) -> None:
+    join_pool(store, "bad-1", node="bad")
+    submit(store, new_cell())
+    job, number = store.jobs.hand_out(POOL.name, 1)[0]
+    assert store.workers.probed("bad-1", node="bad", wrong="GPU 0: gpu_fault", row=0)
+    assert store.jobs.claim(job, number, nonce="n", worker="bad-1", node="bad").answer == "elsewhere"
+    wait_until(store.jobs.promote)
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    explained = store.jobs.explain(job)
+    assert explained
+    assert explained["resting"] == "node bad is fenced: its health probe failed: GPU 0: gpu_fault"
+    assert (explained["live_workers"], explained["slots"]) == (1, 0)
+    assert store.workers.unfence("bad")
+    assert not store.workers.unfence("bad")
+    assert store.jobs.hand_out(POOL.name, 1) == [(job, 1)]
+
+
+def test_a_worker_that_the_store_lost_hears_nothing_of_a_fence(store: Store) -> None:
+    """Not even that there is none: it registers with the fence that it knew of, and its answer is told then."""
+    assert store.workers.probed("w1", node="n1", wrong="", row=1) is None
+    assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0) is None
+    join_pool(store)
+    assert fenced(store, "n1") == ""
+    assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0)
+    assert fenced(store, "n1") == "its health probe failed: it hangs"
+
+
+def test_all_workers_of_a_node_have_to_pass_twice(store: Store) -> None:
+    join_pool(store, "gpu-1", node="n1")
+    join_pool(store, "cpu-1", node="n1")
+
+    def probed(worker: str, row: int, wrong: str = "") -> bool:
+        return bool(store.workers.probed(worker, node="n1", wrong=wrong, row=row))
+
+    assert probed("gpu-1", 0, "it hangs")
+    assert probed("cpu-1", 1)
+    assert probed("cpu-1", 2)
+    assert probed("gpu-1", 1)
+    assert probed("gpu-1", 1), "the same call again"
+    assert probed("gpu-1", 0, "it hangs again")
+    assert probed("gpu-1", 1)
+    assert not probed("gpu-1", 2)
+
+
+def test_a_worker_that_registers_again_does_not_bring_back_a_fence_that_was_lifted(store: Store) -> None:
+    """It had been cut off while the operator let its node back; a store that lost its data does hear of the fence."""
+
+    def come_back() -> None:
+        worker = {"id": "w1", "node": "n1", "slots": 1, "pools": [POOL.as_dict()]}
+        store.workers.register(worker, ttl=60.0, fenced="it hangs")
+
+    come_back()
+    assert fenced(store, "n1") == "it hangs"
+    store.workers.unfence("n1")
+    come_back()
+    assert fenced(store, "n1") == ""
+    store.workers.probed("w1", node="n1", wrong="it hangs again", row=0)
+    store._link.ask("FLUSHALL")
+    come_back()
+    assert fenced(store, "n1") == "it hangs"
+
+
+def test_a_worker_without_room_gets_nothing_until_it_has(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell())
+    store.workers.heartbeat("w1", resting="its disk is full")
+    assert store.jobs.hand_out(POOL.name, 1) == []
+    assert store.workers.list()[0]["resting"] == "its disk is full"
+    store.workers.heartbeat("w1")
+    assert store.jobs.hand_out(POOL.name, 1)
+
+
+# --- on real workers ----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_node_among_good_ones_is_fenced_and_every_job_succeeds(
+    farm_settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    """Its probe fails too, until it is mended; then it takes jobs again by itself."""
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    with (
+        control_plane(farm_settings, store) as reports,
+        running_worker(farm_settings, store, "bad", wrong=wrong),
+        running_worker(farm_settings, store, "n1"),
+        running_worker(farm_settings, store, "n2"),
+        running_worker(farm_settings, store, "n3"),
+    ):
+        at_work = set[str]()
+        wait_until(lambda: at_work.update(nodes_of_next_build(store, reports)) or len(at_work) == 4)
+        wrong.write_text("GPU 0: gpu_fault: the GPU reported a fault")
+        script = [{"do": "fail-on", "node": "bad", "kind": "gpu_fault"}]
+        builds = [submit(store, *[new_cell(script=script) for _ in range(40)])]
+        wait_until(lambda: fenced(store, "bad"))
+        builds.append(submit(store, *[new_cell(script=script) for _ in range(40)]))
+        for build in builds:
+            assert reports.wait(build)["counts"]["succeeded"] == 40
+        jobs = [store.jobs.get(cell["job"]) for build in builds for cell in store.builds.cells(build)]
+        wasted = sum(one["end"] == "failed" for job in jobs if job for one in job["attempts"])
+        assert 3 <= wasted < 40, "of 80, half of them when it was fenced"
+        late = [cell for cell in store.builds.cells(builds[1]) if cell["node"] == "bad"]
+        assert late == []
+
+        asked = (tmp_path / "wrong.asked").read_text().splitlines()
+        assert len(asked) < 12, "the pauses between probes grow"
+        wrong.write_text("")
+        wait_until(lambda: not fenced(store, "bad"), 300)
+        again = submit(store, *[new_cell(script=[{"do": "succeed"}]) for _ in range(40)])
+        reports.wait(again)
+        wait_until(lambda: "bad" in nodes_of_next_build(store, reports))
+
+
+def nodes_of_next_build(store: Store, reports: Any) -> set[str]:
+    build = submit(store, *[new_cell() for _ in range(20)])
+    reports.wait(build)
+    return {cell["worker"].split("-")[0] for cell in store.builds.cells(build)}
+
+
+def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("it cannot compile")
+    port = free_port()
+    settings = farm_settings.model_copy(update={"health_port": port})
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, "n1", wrong=wrong):
+        wait_until(lambda: fenced(store, "n1"))
+        # The worker's port is open by now, and the worker hears of the fence after the store.
+        wait_until(lambda: asked(port, "/ready")[1]["workers"][0]["fenced"])
+        build = submit(store, new_cell())
+        assert fenced(store, "n1") == "its health probe failed: it cannot compile"
+        assert asked(port, "/ready")[0] == 503
+        assert asked(port, "/live")[0] == 200
+        wrong.write_text("")
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        wait_until(lambda: asked(port, "/ready")[0] == 200)
+        assert asked(port, "/")[0] == 404
+
+
+def test_a_worker_whose_first_probe_has_passed_takes_jobs_before_its_next_heartbeat(
+    farm_settings: Settings, store: Store
+) -> None:
+    settings = farm_settings.model_copy(update={"renew_seconds": 60.0, "lease_seconds": 240.0})
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store):
+        assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+
+
+def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    probes = wrong.with_suffix(".asked")
+    settings = farm_settings.model_copy(update={"probe_pause": 600.0})
+    with running_worker(settings, store, "n1", wrong=wrong):
+        wait_until(lambda: not store.workers.list()[0]["resting"])
+        join_pool(store, "another", node="n1")
+        store.workers.probed("another", node="n1", wrong="it hangs", row=0)
+        wait_until(
+            lambda: len(probes.read_text().splitlines()) == 2, message="the worker heard of it, and is probed again"
+        )
+        store._link.ask("FLUSHALL")
+        wait_until(store.workers.list, message="it registers again")
+        assert fenced(store, "n1") == "its health probe failed: it hangs"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        body = error.read()
+        return error.code, json.loads(body) if body.startswith(b"{") else {}
+
+
+# --- the probe itself ---------------------------------------------------------------------------------------------
+
+
+def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) -> None:
+    settings = load_settings({}, data_dir=tmp_path)
+    kind = Kind("cpu", (POOL,), (ANYWHERE,) * 3)
+    assert probe(settings, kind) == ""
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    settings = load_settings({}, data_dir=file / "data")
+    assert "Not a directory" in probe(settings, Kind("cpu", (POOL,), (ANYWHERE,)))
+
+
+def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
+    settings = load_settings({}, data_dir=tmp_path / "not" / "there", min_free_bytes=10**18)
+    assert "GB are needed" in lacks_room(settings)
+    assert lacks_room(settings.model_copy(update={"min_free_bytes": 0})) == ""
+
+
+# --- a full disk --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, small_disk: Path) -> None:
+    farm = Farm(settings.model_copy(update={"data_dir": small_disk}))
+    digest, size = farm.artifacts.put_blob_bytes(bytes(32 << 20))
+    file = {"path": "model.onnx", "digest": digest, "size": size}
+    order = {"identifier": "net/onnxruntime-cpu/fp32/b1", "model": {"files": [file], "format": "onnx"}, "env": {}}
+    spec = {"compiler": {"name": "onnxruntime"}, "options": {}, "tuning": {"mode": "off"}, "env": {}}
+    attempt = Attempt(
+        "j-1", 1, "1-t", {**order, "spec": spec}, Limits(time=60.0, memory=0), namespace="main", key="ab" * 32
+    )
+    outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+    assert outcome.kind is FailureKind.STORAGE
+    assert "No space left on device" in outcome.message
+
+
+def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
+    farm_settings: Settings, store: Store, small_disk: Path
+) -> None:
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(12 << 20))
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store) as worker:
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        build = submit(store, new_cell())
+        job = store.builds.cells(build)[0]["job"]
+        assert "node n1 takes no jobs: its disk is full" in store.jobs.explain(job)["resting"]
+        filler.unlink()
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"
+        before = worker.celery()
+        filler.write_bytes(bytes(12 << 20))
+        wait_until(lambda: not alive(before), message="the process that took jobs ended")
+        filler.unlink()
+        reports.wait(submit(store, new_cell()))
+        held = [str(entry.readlink()) for entry in Path(f"/proc/{worker.supervisor.pid}/fd").iterdir()]
+        assert held.count("anon_inode:[pidfd]") == 1, "it let go of the process that ended"
+
+
+def test_a_worker_that_starts_on_a_full_disk_rests_and_is_not_fenced(
+    farm_settings: Settings, store: Store, small_disk: Path, tmp_path: Path
+) -> None:
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(12 << 20))
+    wrong = tmp_path / "wrong"
+    wrong.write_text("it cannot compile")
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, wrong=wrong):
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        assert not wrong.with_suffix(".asked").exists(), "a probe for which there is no room says nothing"
+        build = submit(store, new_cell())
+        wrong.write_text("")
+        filler.unlink()
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+        assert fenced(store, "n1") == ""
+        assert wrong.with_suffix(".asked").exists(), "it takes its first job when its probe has passed"
+
+
+def test_a_probe_that_fails_as_the_disk_fills_fences_nobody(
+    farm_settings: Settings, store: Store, small_disk: Path, tmp_path: Path
+) -> None:
+    """The disk is full when the answer comes, and was not when it was asked."""
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 8 << 20})
+    filler, wrong = small_disk / "filler", tmp_path / "wrong"
+    os.mkfifo(wrong)
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store, wrong=wrong):
+        asked_now = wrong.open("w")  # Opened when the probe reads it.
+        filler.write_bytes(bytes(12 << 20))
+        asked_now.write("No space left on device")
+        asked_now.close()
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        assert fenced(store, "n1") == ""
+        wrong.unlink()
+        wrong.write_text("")
+        filler.unlink()
+        assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+        assert fenced(store, "n1") == ""

@@ -1,0 +1,427 @@
+"""Children that misbehave: the worker survives all of it, names it rightly, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.compiling import cgroups
+from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, Seal, run_child
+from farm.compiling.failures import classify
+from farm.jobs.state import FailureKind
+from farm.runner.seal import unsealable
+from tests.support.helpers import wait_until
+from tests.support.places import ROOT, TESTS
+
+HOSTILE = TESTS / "support" / "hostile_child.py"
+
+Run = Callable[..., ChildEnd]
+needs_seal = pytest.mark.skipif(bool(unsealable()), reason=f"this kernel cannot seal {', '.join(unsealable())}")
+MINUTE = Limits(time=60)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Run:
+    def run(do: str, *, limits: Limits = MINUTE, **fields: Any) -> ChildEnd:
+        arguments = {
+            name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
+        }
+        return run_child(
+            {"do": do, **fields},
+            log_path=tmp_path / "log.txt",
+            limits=limits,
+            folder=tmp_path,
+            script=HOSTILE,
+            **arguments,
+        )
+
+    return run
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def left_of(pids: Path) -> list[int]:
+    return [pid for pid in map(int, pids.read_text().split()) if alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "words"),
+    [
+        ("segv", FailureKind.COMPILER_CRASH, "died by SIGSEGV while compiling"),
+        ("abort", FailureKind.COMPILER_CRASH, "died by SIGABRT while compiling"),
+        ("kill", FailureKind.COMPILER_CRASH, "died by SIGKILL while compiling"),
+        ("exit", FailureKind.COMPILER_CRASH, "exited with code 42 and no answer"),
+        ("silence", FailureKind.COMPILER_CRASH, "exited with code 0 and no answer"),
+        ("gpu_fault", FailureKind.GPU_FAULT, "the GPU reported a fault"),
+        ("impossible", FailureKind.OUT_OF_MEMORY, "memory ran out"),
+    ],
+)
+def test_death_has_its_kind(hostile: Run, do: str, kind: FailureKind, words: str) -> None:
+    """However the compiler dies, the worker goes on and the failure says how."""
+    failure = classify(hostile(do))
+    assert failure is not None
+    assert failure.kind is kind
+    assert words in failure.message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("x.cpp:12: parse: Unknown operator: Foo", FailureKind.UNSUPPORTED_OPERATOR),
+        ("x.cpp:12: PARSE_FROM: Failed reading onnx file: m.onnx", FailureKind.BAD_MODEL),
+        ("could not construct a memory descriptor using strides", FailureKind.INTERNAL),
+        ("x.cpp:1: allocate: Gpu allocation failed", FailureKind.GPU_MEMORY),
+        ("std::bad_alloc", FailureKind.OUT_OF_MEMORY),
+        ("[Errno 28] No space left on device", FailureKind.STORAGE),
+        (
+            "Program version mismatch. MXR file was created using program file version: 7",
+            FailureKind.TOOLCHAIN_MISMATCH,
+        ),
+        ("something new", FailureKind.INTERNAL),
+    ],
+)
+def test_what_compilers_say_has_its_kind(hostile: Run, message: str, kind: FailureKind) -> None:
+    """Known messages get their kind; what the runner itself did not expect is the farm's mistake."""
+    failure = classify(hostile("raise", message=message))
+    assert failure is not None
+    assert failure.kind is kind
+
+
+def test_log_is_kept_and_its_last_lines_are_the_detail(hostile: Run, tmp_path: Path) -> None:
+    """The detail is readable: colours are gone, the useful lines are there."""
+    failure = classify(hostile("gpu_fault"))
+    assert failure is not None
+    assert "Memory access fault by GPU node-1" in failure.detail
+    assert "\x1b" not in failure.detail
+    assert "\x1b[31m" in (tmp_path / "log.txt").read_text()
+
+
+def test_answer_and_progress_arrive(hostile: Run) -> None:
+    """Phases come in order, as they happen; an answer may be longer than a pipe holds."""
+    told: list[Any] = []
+    end = hostile("talk", on_message=told.append)
+    assert end.ok
+    assert end.result == {"long": "x" * 300_000}
+    assert [(message["phase"], message["progress"]) for message in told] == [
+        ("compiling", None),
+        *[("tuning", index / 5) for index in range(5)],
+    ]
+    assert set(end.phases) == {"compiling", "tuning"}
+    assert classify(end) is None
+
+
+def test_end_is_noticed_at_once(hostile: Run) -> None:
+    """The worker waits on the pipe, not on a clock: an answer costs no more than the interpreter's start."""
+    hostile("answer")
+    starts, answers = [], []
+    for _ in range(5):  # In turns, since the machine may have more to do now than then.
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        starts.append(time.monotonic() - began)
+        answers.append(hostile("answer").seconds)
+    assert min(answers) < 5 * max(starts) + 0.25
+
+
+@pytest.mark.parametrize("held_by", ["kernel", "polling"])
+def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hog is ended at its limit; what it took is in the facts."""
+    if held_by == "polling":
+        monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(0, why="as the test wants it"))
+    elif not cgroups.find().version:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    limit = 256 << 20
+    end = hostile("hog", limits=Limits(time=60, memory=limit))
+    failure = classify(end)
+    assert end.by is EndedBy.MEMORY_LIMIT
+    assert failure is not None
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert failure.message == "it needed more memory than 256 MiB while compiling"
+    assert end.memory >= limit
+
+
+def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(hostile: Run, tmp_path: Path) -> None:
+    """A machine has one count of what the kernel killed for want of memory, for all of them."""
+    if not cgroups.find().version:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    pids, ends = tmp_path / "pids", list[ChildEnd]()
+    thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids))))
+    thread.start()
+    wait_until(pids.exists)
+    assert hostile("hog", limits=Limits(time=60, memory=256 << 20)).by is EndedBy.MEMORY_LIMIT
+    os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+    thread.join()
+    failure = classify(ends[0])
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.COMPILER_CRASH, "it died by SIGKILL while compiling")
+
+
+def test_memory_of_descendants_counts(hostile: Run) -> None:
+    """A limit cannot be dodged by starting another process."""
+    end = hostile("hog_elsewhere", limits=Limits(time=60, memory=256 << 20))
+    assert end.by is EndedBy.MEMORY_LIMIT
+
+
+def test_time_limit(hostile: Run, tmp_path: Path) -> None:
+    """Busy or not, it ends at its time limit, with all that it started."""
+    pids = tmp_path / "pids"
+    end = hostile("spin", seconds=60, pids=str(pids), limits=Limits(time=2, whole=7200))
+    failure = classify(end)
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.TIME_LIMIT, "it took longer than 2 h while compiling")
+    assert end.seconds < 30, "it would have gone on for 60 s"
+    assert not left_of(pids)
+
+
+def test_hang(hostile: Run) -> None:
+    """No message and no CPU time: hung."""
+    end = hostile("hang", limits=Limits(time=60, hang=1))
+    failure = classify(end)
+    assert failure is not None
+    assert failure.kind is FailureKind.HANG
+    assert end.seconds < 30, "half of its time limit"
+
+
+def test_cpu_time_is_progress_beyond_that_of_waiting(hostile: Run) -> None:
+    """A long quiet compile that computes is not hung; on a GPU, where waiting keeps a core busy, one core is none."""
+    assert hostile("spin", seconds=4, limits=Limits(time=60, hang=2)).ok
+    assert hostile("spin", seconds=6, limits=Limits(time=60, hang=3, waiting=0.1)).ok
+    assert hostile("spin", seconds=20, limits=Limits(time=60, hang=1, waiting=1.0)).by is EndedBy.HANG
+
+
+def test_log_limit(hostile: Run) -> None:
+    """A child cannot fill the disk with its log."""
+    failure = classify(hostile("flood", limits=Limits(time=60, log=1 << 20)))
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert "more than 1 MiB of log" in failure.message
+
+
+@pytest.mark.parametrize(
+    "what", ["text", "deep", "endless", "phase", "progress", "no number", "novel", "error", "guard"]
+)
+def test_nonsense(hostile: Run, what: str) -> None:
+    """A child cannot break or fill the worker by what it writes to its pipe; it is the compiler's fault, at once."""
+    failure = classify(hostile("babble", what=what))
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert "it told the worker what is no message" in failure.message
+
+
+@pytest.mark.parametrize("kind", ["worker_lost", "accuracy", "gpu_fault", "no kind"])
+def test_a_child_states_no_kind_that_only_others_know(kind: str) -> None:
+    """A compiler that blames the farm, the node or a gate has failed itself; a novel is cut."""
+    error = {"kind": kind, "message": "m" * 100_000, "detail": "d" * 100_000}
+    failure = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, error=error))
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert len(failure.message) + len(failure.detail) < 10_000
+
+
+def test_cancel(hostile: Run, tmp_path: Path) -> None:
+    """A cancel ends the child and all it started; that is no failure."""
+    pids, cancelled = tmp_path / "pids", threading.Event()
+    ends: list[ChildEnd] = []
+    thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids), cancelled=cancelled)))
+    thread.start()
+    wait_until(pids.exists)
+    cancelled.set()
+    thread.join(60)
+    assert ends[0].by is EndedBy.CANCELLED
+    assert classify(ends[0]) is None
+    assert not left_of(pids)
+
+
+@pytest.mark.parametrize("do", ["answer", "segv", "exit", "kill"])
+def test_no_descendant_outlives_the_child(hostile: Run, tmp_path: Path, do: str) -> None:
+    """What called setsid, lost its parent or ignores SIGTERM ends with the child, however that ended."""
+    pids = tmp_path / "pids"
+    hostile(do, pids=str(pids))
+    assert len(pids.read_text().split()) == 5
+    assert not left_of(pids)
+
+
+def test_nothing_is_left_when_the_guard_is_killed(hostile: Run, tmp_path: Path) -> None:
+    """A hostile compiler that kills its guard does not get away."""
+    pids = tmp_path / "pids"
+    end = hostile("kill_guard", pids=str(pids))
+    failure = classify(end)
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_CRASH
+    wait_until(lambda: not left_of(pids))
+
+
+def test_closing_every_pipe_is_no_way_out(hostile: Run, tmp_path: Path) -> None:
+    """A child that closes its pipes is still watched."""
+    pids = tmp_path / "pids"
+    end = hostile("close_everything", pids=str(pids), limits=Limits(time=3))
+    assert end.by is EndedBy.TIME_LIMIT
+    assert not left_of(pids)
+
+
+@pytest.mark.parametrize("do", ["hang", "spin"])
+def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
+    """kill -9 of the worker takes the compiler and all its descendants along."""
+    pids = tmp_path / "pids"
+    worker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path; from farm.compiling.child_process import run_child\n"
+            "run_child({'do': sys.argv[1], 'pids': sys.argv[2], 'seconds': 600}, log_path=Path(sys.argv[3]),"
+            " script=Path(sys.argv[4]), folder=Path(sys.argv[3]).parent)",
+            do,
+            str(pids),
+            str(tmp_path / "log.txt"),
+            str(HOSTILE),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    wait_until(pids.exists)
+    (request,) = tmp_path.glob("child-*/request.json")
+    group = json.loads(request.read_text())["group"]
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: not left_of(pids))
+    assert bool(group) == bool(cgroups.find().version)
+    wait_until(lambda: not group or not Path(group["join"]).parent.exists(), message="its control group is gone")
+
+
+def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address, no credential, no setting of the farm reaches the child; its folder is its own and goes away."""
+    ours = ("FARM_REDIS_URL", "FARM_S3_SECRET_KEY", "AWS_SECRET_ACCESS_KEY")
+    for name in (*ours, "MIGRAPHX_TRACE_EVAL", "MIOPEN_FIND_ENFORCE", "PYTHONPATH"):
+        monkeypatch.setenv(name, "canary")
+    secret = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    try:
+        end = hostile("environment", threads=3, environment={"MIGRAPHX_DISABLE_MLIR": "1"})
+    finally:
+        os.close(secret)
+    assert end.result is not None
+    seen = end.result["environment"]
+    assert "canary" not in seen.values()
+    assert {name for name in seen if name.startswith(("FARM_", "AWS_"))} == {"FARM_CHILD"}
+    assert seen["OMP_NUM_THREADS"] == seen["MIGRAPHX_GPU_COMPILE_PARALLEL"] == "3"
+    assert seen["MIGRAPHX_DISABLE_MLIR"] == "1"
+    assert seen["ROCR_VISIBLE_DEVICES"] == "-1"
+    assert seen["TMPDIR"] == seen["HOME"] == (folder := end.result["folder"])
+    databases = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR")
+    assert [Path(seen[name]).parent for name in databases] == [Path(folder)] * 2, "its own, and empty"
+    assert "MIOPEN_FIND_ENFORCE" not in seen
+    assert not Path(end.result["folder"]).exists()
+    assert secret not in end.result["descriptors"]
+
+
+def test_child_sees_nothing_of_the_farm(hostile: Run) -> None:
+    """The farm's own packages, and the runner's folder, are not on the child's import path."""
+    end = hostile("environment")
+    assert end.result is not None
+    assert not [name for name in end.result["modules"] if name == "farm" or name.startswith("farm.")]
+    assert not [entry for entry in end.result["path"] if entry.endswith("farm/runner")]
+    assert not {"numpy", "onnx", "onnxruntime"} & set(end.result["modules"])
+
+
+def test_failing_callback_ends_the_child(hostile: Run, tmp_path: Path) -> None:
+    """An error in the worker's own code leaves no child behind."""
+    pids = tmp_path / "pids"
+
+    def fail(message: Any) -> None:
+        wait_until(pids.exists)
+        raise LookupError("worker's own")
+
+    with pytest.raises(LookupError):
+        hostile("hang", pids=str(pids), on_message=fail)
+    assert not left_of(pids)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """An attempt's folder with an input and a place for outputs, and what belongs to another job."""
+    for name in ("attempt/model", "attempt/made", "cache"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "attempt/model/model.onnx").write_bytes(b"a model")
+    (tmp_path / "cache/other.onnx").write_bytes(b"a secret model")
+    return {
+        "input": tmp_path / "attempt/model/model.onnx",
+        "output": tmp_path / "attempt/made/program.onnx",
+        "other": tmp_path / "cache/other.onnx",
+    }
+
+
+def sealed(places: dict[str, Path]) -> Seal:
+    return Seal(read=[places["input"].parent, HOSTILE.parent], write=[places["output"].parent])
+
+
+@needs_seal
+def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[str, Path]) -> None:
+    """Other jobs' files, the worker, its guard and every server are out of a hostile compiler's reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = hostile(
+            "reach",
+            seal=sealed(places),
+            worker=os.getpid(),
+            port=server.getsockname()[1],
+            **{name: str(path) for name, path in places.items()},
+        )
+    assert end.result is not None, end.log_tail
+    assert len(end.result["probes"]) == 16
+    assert {name: said for name, said in end.result["probes"].items() if not said.startswith("refused")} == {}
+    assert places["input"].read_bytes() == b"a model"
+    assert places["other"].read_bytes() == b"a secret model"
+
+
+def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, Path]) -> None:
+    """The probes would notice a seal that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = hostile(
+            "reach",
+            worker=os.getpid(),
+            port=server.getsockname()[1],
+            **{name: str(path) for name, path in places.items()},
+        )
+    assert end.result is not None, end.log_tail
+    reached = {name for name, said in end.result["probes"].items() if said == "reached"}
+    assert {
+        "read another job's model",
+        "write to the node's cache",
+        "connect to a server",
+        "signal its guard",
+    } <= reached
+
+
+@needs_seal
+def test_a_search_folder_may_be_made_of_links(hostile: Run, places: dict[str, Path], tmp_path: Path) -> None:
+    """As where a module lies in a build folder, and the folder that is searched has a link to it."""
+    for name in ("real/library", "real/module", "search"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "real/module/linked.py").write_text("import beside")
+    (tmp_path / "real/library/beside.py").write_text("")
+    (tmp_path / "search/linked.py").symlink_to(tmp_path / "real/module/linked.py")
+    (tmp_path / "search/library").symlink_to(tmp_path / "real/library")
+    request = {"path": str(tmp_path / "search/linked.py"), "folder": str(tmp_path / "search/library")}
+    end = hostile("read", seal=sealed(places), search=[str(tmp_path / "search")], **request)
+    assert end.result == {"read": "import beside", "listed": ["beside.py"]}, end.log_tail
+
+
+@needs_seal
+def test_a_sealed_child_can_work(hostile: Run, places: dict[str, Path]) -> None:
+    """Inputs, outputs, temporary files and other programs are there."""
+    end = hostile("work", seal=sealed(places), **{name: str(path) for name, path in places.items()})
+    assert end.result == {"answer": 42}, end.log_tail
+    assert places["output"].read_bytes() == b"made"

@@ -1,0 +1,281 @@
+"""ONNX Runtime as a compiler: real models through every precision, and what it must refuse."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from farm.jobs.state import FailureKind
+from tests.support.compiling import MAGIKA, PNET, RNET, SWIFT_F0, Case, Refused, inputs_of
+
+NewCase = Callable[..., Case]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> NewCase:
+    def make(path: Path, shapes: dict[str, list[int]] | None = None, **fields: Any) -> Case:
+        return Case(tmp_path, path, inputs_of(path, **(shapes or {})), **fields)
+
+    return make
+
+
+def save(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **fields: Any) -> Path:
+    """Write a model of a few nodes; `weights` are its constants by name."""
+    weights = [numpy_helper.from_array(array, name) for name, array in fields.pop("weights", {}).items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=weights)
+    opset = fields.pop("opset", 17)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save_model(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def tensor(name: str, shape: list[Any], dtype: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+PNET_INPUT = {"input_1": {"range": [-1, 1]}}
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "tolerance"),
+    [
+        ("native", "float32", 1e-6),
+        ("fp32", "float32", 1e-6),
+        ("fp16", "float16", 3e-2),
+        ("bf16", "bfloat16", 1.5e-1),
+        ("int8", "int8", 2e-1),
+    ],
+)
+def test_every_precision_of_a_detector(case: NewCase, precision: str, weights: str, tolerance: float) -> None:
+    """A real detector compiles at every precision, loads back, and its error is what the precision allows."""
+    net = case(PNET, {"input_1": [1, 64, 64, 3]}, ranges=PNET_INPUT)
+    net.reference()
+    compiled = net.compile(precision)
+    evaluated = net.evaluate(precision)
+    assert next(iter(compiled["weight_dtypes"])) == weights
+    assert [output["name"] for output in compiled["outputs"]] == ["conv2d_4", "softmax"]
+    assert compiled["inputs"][0]["shape"] == [1, 64, 64, 3]
+    assert compiled["inputs"][0]["strides"] == [12288, 192, 3, 1]
+    assert compiled["size"] == net.program.stat().st_size
+    assert set(evaluated["verification"]["errors"]) == {"conv2d_4", "softmax"}
+    assert max(evaluated["verification"]["errors"].values()) < tolerance
+    assert evaluated["verification"]["samples"] == 8
+    measured = evaluated["measurements"]
+    assert 0 < measured["p50"] <= measured["p90"] <= measured["p99"]
+    assert measured["latency"] == measured["p50"]
+    assert measured["throughput"] == pytest.approx(1 / measured["latency"])
+    assert measured["load"] > 0
+    assert evaluated["peak_memory"] > 1 << 20
+
+
+def test_int8_counts_what_it_quantized(case: NewCase) -> None:
+    """Quantized operators are counted by kind, and the file is smaller."""
+    net = case(RNET)
+    compiled = net.compile("int8", per_channel=True)
+    assert compiled["quantized"] == {"Conv": 3, "Gemm": 3}
+    assert net.program.stat().st_size < RNET.stat().st_size / 2
+
+
+def test_int4_weights(case: NewCase) -> None:
+    """int4 packs the weights of matrix products, and counts them."""
+    net = case(MAGIKA, {"bytes": [1, 2048]})
+    compiled = net.compile("int4")
+    assert compiled["quantized"] == {"MatMul": 1}
+    assert compiled["weight_dtypes"]["uint8"] > 0
+
+
+def test_static_batch(case: NewCase) -> None:
+    """The named batch dimension becomes the batch asked for, outputs included."""
+    net = case(RNET, {"input_2": [4, 24, 24, 3]}, batch=4)
+    net.reference()
+    compiled = net.compile("fp32")
+    evaluated = net.evaluate("fp32")
+    assert [output["shape"] for output in compiled["outputs"]] == [[4, 4], [4, 2]]
+    assert evaluated["verification"]["samples"] == 8
+    assert evaluated["measurements"]["batch"] == 4
+
+
+def test_quantizer_that_crashes_is_a_failure_with_a_sentence(case: NewCase) -> None:
+    """With all its operators swift-f0 crashes ONNX Runtime's quantizer: a clean failure, the compiler's."""
+    net = case(SWIFT_F0, {"audio": [1, 16000]}, batch=None)
+    net.ranges = {"audio": {"range": [-1, 1]}, "fmin": {"value": 46.875}, "fmax": {"value": 2093.75}}
+    with pytest.raises(Refused) as refused:
+        net.compile("int8", operators="all")
+    assert refused.value.kind is FailureKind.COMPILER_ERROR
+    assert refused.value.message.startswith("ONNX Runtime's int8 quantizer failed: ")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "bf16"])
+def test_quantizing_nothing_is_a_failure(tmp_path: Path, precision: str) -> None:
+    """A model without anything to quantize does not pass as a quantized one."""
+    path = save(tmp_path, [helper.make_node("Sin", ["x"], ["y"])], [tensor("x", [2, 3])], [tensor("y", [2, 3])])
+    with pytest.raises(Refused) as refused:
+        Case(tmp_path, path, inputs_of(path), batch=None).compile(precision)
+    assert refused.value.kind is FailureKind.NOTHING_QUANTIZED
+
+
+def test_tuned_level_is_bound_to_the_cpu_and_right(case: NewCase) -> None:
+    """The tuned level uses ONNX Runtime's own operators, which the standard level does not."""
+    net = case(RNET)
+    net.reference()
+    standard = net.compile("fp32")
+    net.options = {"level": "tuned"}
+    tuned = net.compile("fp32")
+    assert max(net.evaluate("fp32")["verification"]["errors"].values()) < 1e-5
+    domains = {node.domain for node in onnx.load_model(net.program).graph.node}
+    assert any(domain.startswith("com.microsoft") for domain in domains)
+    assert standard["operators"] != tuned["operators"]
+
+
+def test_user_samples_and_expected_outputs_win(tmp_path: Path) -> None:
+    """Expected outputs in the data are the reference, and the check is against them."""
+    path = save(
+        tmp_path, [helper.make_node("Neg", ["x"], ["y"])], [tensor("x", ["batch", 3])], [tensor("y", ["batch", 3])]
+    )
+    x = np.arange(30, dtype=np.float32).reshape(10, 3)
+    np.savez(tmp_path / "samples.npz", x=x, y=-2 * x)
+    net = Case(tmp_path, path, {"x": {"dtype": "float32", "shape": [4, 3]}}, batch=4)
+    made = net.reference({"path": str(tmp_path / "samples.npz")})
+    assert made["origin"] == {"y": "expected"}
+    assert (made["runs"], made["samples"]) == (3, 10)
+    net.compile("fp32")
+    assert net.evaluate("fp32")["verification"]["errors"]["y"] == pytest.approx(0.5)
+
+
+def test_sample_file_reproduces_the_reference(case: NewCase) -> None:
+    """The sample beside an artifact holds inputs and expected outputs by the model's own names."""
+    import onnxruntime
+
+    net = case(RNET)
+    net.reference()
+    net.compile("fp32")
+    net.evaluate("fp32")
+    with np.load(net.folder / "sample.npz") as sample:
+        arrays = dict(sample)
+    session = onnxruntime.InferenceSession(str(net.program))
+    names = [value.name for value in session.get_outputs()]
+    outputs = session.run(names, {name: arrays[name] for name in net.inputs})
+    for name, output in zip(names, outputs, strict=True):
+        np.testing.assert_allclose(output, arrays[name], rtol=1e-4, atol=1e-6)
+
+
+def test_vacuous_check_is_weak(case: NewCase) -> None:
+    """magika answers the same to any noise: a program that always gave that answer would pass fp16's check."""
+    net = case(MAGIKA, {"bytes": [1, 2048]})
+    net.ranges = {"bytes": {"range": [0, 256]}}
+    net.reference()
+    net.compile("fp16")
+    verification = net.evaluate("fp16")["verification"]
+    assert verification["weak"]
+    assert verification["spread"]["target_label"] < 3e-2
+
+
+def test_integers_and_not_finite_values_are_compared_as_such(tmp_path: Path) -> None:
+    """Integer outputs have an equal share; inf and NaN pass where the reference has the same."""
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["index"], axis=1, keepdims=0),
+        helper.make_node("Log", ["x"], ["log"]),
+    ]
+    outputs = [tensor("index", ["N"], TensorProto.INT64), tensor("log", ["N", 5])]
+    path = save(tmp_path, nodes, [tensor("x", ["N", 5])], outputs)
+    net = Case(tmp_path, path, {"x": {"dtype": "float32", "shape": [1, 5]}}, ranges={"x": {"range": [-1, 1]}})
+    net.reference()
+    net.compile("fp32")
+    verification = net.evaluate("fp32")["verification"]
+    assert verification["equal"] == {"index": 1.0}
+    assert verification["nonfinite"] == []
+    assert verification["errors"]["log"] < 1e-6
+
+
+def test_generated_integers_reach_both_ends(tmp_path: Path) -> None:
+    """A declared range of integers includes both ends."""
+    path = save(
+        tmp_path,
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [tensor("x", [1, 4096], TensorProto.INT32)],
+        [tensor("y", [1, 4096], TensorProto.INT32)],
+    )
+    net = Case(tmp_path, path, inputs_of(path), ranges={"x": {"range": [-3, 4]}})
+    net.reference()
+    net.compile("fp32")
+    net.evaluate("fp32")
+    with np.load(tmp_path / "sample.npz") as sample:
+        assert set(sample["x"].ravel()) == set(range(-3, 5))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"wrong": np.zeros((4, 3), np.float32)}, "no array for input 'x'; there are wrong"),
+        ({"x": np.zeros((4, 5), np.float32)}, "array 'x' has shape [4, 5]"),
+        ({"x": np.zeros((4, 3), np.complex64)}, "array 'x' is complex64, the model wants float32"),
+        ({"x": np.zeros((0, 3), np.float32)}, "holds no sample"),
+        (b"not a zip file", "not an .npz file"),
+    ],
+)
+def test_data_that_does_not_fit_is_named(tmp_path: Path, arrays: Any, words: str) -> None:
+    """Calibration data is checked by name, shape, dtype and count before a compiler sees it."""
+    path = save(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], [tensor("x", ["N", 3])], [tensor("y", ["N", 3])])
+    data = tmp_path / "data.npz"
+    if isinstance(arrays, bytes):
+        data.write_bytes(arrays)
+    else:
+        np.savez(data, **arrays)
+    net = Case(tmp_path, path, {"x": {"dtype": "float32", "shape": [2, 3]}}, batch=2)
+    with pytest.raises(Refused) as refused:
+        net.compile("int8", {"path": str(data)})
+    assert refused.value.kind is FailureKind.BAD_CALIBRATION
+    assert words in refused.value.message
+
+
+def test_operator_that_onnxruntime_lacks(tmp_path: Path) -> None:
+    """A valid model with an operator or type that ONNX Runtime does not implement is the compiler's limit."""
+    path = save(
+        tmp_path,
+        [helper.make_node("BitShift", ["x", "x"], ["y"], direction="LEFT")],
+        [tensor("x", [2], TensorProto.UINT16)],
+        [tensor("y", [2], TensorProto.UINT16)],
+    )
+    with pytest.raises(Refused) as refused:
+        Case(tmp_path, path, inputs_of(path), batch=None).compile("native")
+    assert refused.value.kind is FailureKind.UNSUPPORTED_OPERATOR
+
+
+def test_without_verification_samples_are_made_and_nothing_is_compared(case: NewCase) -> None:
+    """Verification can be off: the program is still loaded, run and measured."""
+    net = case(RNET)
+    made = net.reference(compiler="none")
+    assert made["outputs"] == []
+    net.compile("fp32")
+    evaluated = net.evaluate("fp32")
+    assert evaluated["verification"]["errors"] == {}
+    assert not evaluated["verification"]["weak"]
+    assert evaluated["measurements"]["latency"] > 0
+
+
+def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> None:
+    """Where one run exceeds the budget, the figures come from what verification ran."""
+    net = case(RNET)
+    net.reference()
+    net.compile("fp32")
+    net.told.clear()
+    measured = net.evaluate("fp32", measure_seconds=1e-9)["measurements"]
+    assert measured["repeats"] == 1
+    assert [message["progress"] for message in net.told if message["phase"] == "verifying"][-1] == 7 / 8
+
+
+def test_overhead_of_one_child_is_the_interpreter(case: NewCase) -> None:
+    """A whole compile of a tiny model costs little more than importing the compiler, in seconds of CPU."""
+    net = case(PNET, {"input_1": [1, 32, 32, 3]})
+    net.compile("fp32")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    net.compile("fp32")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 5

@@ -1,0 +1,169 @@
+"""A farm with its API over real servers, in which the test itself plays the worker."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import uvicorn
+from pydantic import SecretStr
+
+from farm.api.app import create_app
+from farm.app import Farm
+from farm.artifacts.sidecar import facts
+from farm.client.client import FarmClient, Frozen, freeze
+from farm.jobs.state import Outcome
+from farm.settings import Settings
+from farm.spec import Device
+from farm.targets.pools import Pool, Target
+from tests.support.helpers import wait_until
+
+POOL = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1, {"onnx": "1.23.2"})
+
+MANIFEST = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32, fp16]
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+ADMINS_ONLY = {
+    "/v1/audit",
+    "/v1/gc",
+    "/v1/tokens",
+    "/v1/tokens/{name}",
+    "/v1/pools/{name}/pause",
+    "/v1/pools/{name}/resume",
+    "/v1/workers/{name}/drain",
+    "/v1/nodes/{name}/unfence",
+}
+OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
+
+
+@contextmanager
+def serving(farm: Farm, **options: Any) -> Iterator[str]:
+    """Serve the API of a farm on a free port."""
+    server = uvicorn.Server(uvicorn.Config(create_app(farm, **options), port=0, log_config=None, lifespan="off"))
+    server.config.timeout_graceful_shutdown = 1
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def commands(farm: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let commands run in a folder, and find this farm."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    # The server is in this process: its log lines must not be taken for what a command prints.
+    structlog.reset_defaults()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with serving(farm) as url:
+        monkeypatch.setenv("FARM_API_URL", url)
+        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+        yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def farm(settings: Settings) -> Farm:
+    farm = Farm(settings.model_copy(update={"api_token": SecretStr("sesame-" + secrets.token_hex(8))}))
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    return farm
+
+
+@pytest.fixture
+def url(farm: Farm) -> Iterator[str]:
+    with serving(farm) as url:
+        yield url
+
+
+@pytest.fixture
+def client(farm: Farm, url: str) -> Iterator[FarmClient]:
+    with FarmClient(url, farm.settings.api_token.get_secret_value()) as client:
+        yield client
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Frozen:
+    return freeze_manifest(tmp_path, MANIFEST)
+
+
+def freeze_manifest(folder: Path, text: str, batch: int | str = 1) -> Frozen:
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", value[:1], value[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "net.onnx")
+    (folder / "farm.yaml").write_text(text)
+    return freeze(folder / "farm.yaml", cache=folder / "cache")
+
+
+def work(farm: Farm, outcome: Callable[[str, dict[str, Any], str], Outcome] | None = None) -> int:
+    """Play the worker: run every job that waits, and return how many there were."""
+    handed = farm.store.jobs.hand_out(POOL.name, 10)
+    for job_id, attempt in handed:
+        claim = farm.store.jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
+        made = (outcome or succeed(farm))(job_id, claim.order, claim.key)
+        assert farm.store.jobs.finish(job_id, claim.token, made) == "ok"
+    return len(handed)
+
+
+def succeed(
+    farm: Farm,
+    created: str = "2026-11-21T00:00:00+00:00",
+    *,
+    namespace: str = "main",
+    against: dict[str, Any] | None = None,
+) -> Callable[[str, dict[str, Any], str], Outcome]:
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode() if namespace == "main" else b"poison")
+        log, log_size = farm.artifacts.put_blob_bytes(b"compiled\n")
+        sidecar = {
+            "schema": 1,
+            "key": key,
+            "namespace": namespace,
+            "identifier": order["identifier"],
+            "spec": order["spec"],
+            "blobs": {
+                "program": {"path": "program.onnx", "digest": program, "size": size},
+                "log": {"path": "log.txt", "digest": log, "size": log_size},
+            },
+            "toolchain": POOL.toolchain,
+            "device": {"arch": "cpu"},
+            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 0.0}, "spread": {"y": 1.0}},
+            "measurements": {"latency": {"median": 0.001}, "against": against},
+            "created": created,
+            "job": job_id,
+        }
+        farm.artifacts.publish(namespace, sidecar)
+        farm.store.index.put(namespace, key, facts(sidecar))
+        return Outcome.success(facts(sidecar), log=log)
+
+    return make
+
+
+def finished(farm: Farm, client: FarmClient, frozen: Frozen) -> str:
+    """Submit a build and see it through; return its id."""
+    build_id = str(client.submit(frozen)["id"])
+    work(farm)
+    farm.builds.finish(build_id)
+    return build_id

@@ -1,0 +1,225 @@
+"""A child that misbehaves on request, under the real guard. Started by `run_child(script=…)` in the tests."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "farm" / "runner"))
+
+import child
+
+
+def work(request: dict, messages) -> dict:
+    """Do what the request names; `pids` is a file to leave process ids in."""
+    messages.phase("compiling")
+    if "pids" in request:
+        start_descendants(Path(request["pids"]))
+    return globals()[f"do_{request['do']}"](request, messages) or {}
+
+
+def start_descendants(file: Path) -> None:
+    """Start a child, a grandchild in a session of its own, and an orphan; wait until all have said so."""
+    sleep = "import signal; signal.pause()"
+    daemon = (
+        "import os, signal\n"
+        f"place = {str(file)!r}\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(place + '.daemon', 'w').write(str(os.getpid()))\n"
+        "signal.pause()\n"
+    )
+    plain = subprocess.Popen([sys.executable, "-c", sleep])
+    apart = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
+    subprocess.run([sys.executable, "-c", daemon], check=True)
+    left = Path(f"{file}.daemon")
+    while not left.exists() or not left.read_text():
+        time.sleep(0.01)
+    pids = [os.getpid(), os.getppid(), plain.pid, apart.pid, int(left.read_text())]
+    file.with_suffix(".part").write_text(" ".join(map(str, pids)))
+    file.with_suffix(".part").rename(file)
+
+
+def do_answer(request, messages):
+    return {"answer": 42}
+
+
+def do_environment(request, messages):
+    return {
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),
+        "modules": sorted(sys.modules),
+        "path": sys.path,
+    }
+
+
+def do_segv(request, messages):
+    ctypes.string_at(0)
+
+
+def do_abort(request, messages):
+    print("terminate called after throwing an instance of 'migraphx::version_2_16_0::exception'", flush=True)
+    os.abort()
+
+
+def do_kill(request, messages):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def do_exit(request, messages):
+    os._exit(42)
+
+
+def do_silence(request, messages):
+    os._exit(0)
+
+
+def do_gpu_fault(request, messages):
+    print("\x1b[31mMemory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f.\x1b[0m", flush=True)
+    os.abort()
+
+
+def do_hog(request, messages):
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
+def do_hog_elsewhere(request, messages):
+    script = "held = []\nwhile True: held.append(bytearray(16 << 20))"
+    subprocess.run([sys.executable, "-c", script], start_new_session=True, check=False)
+
+
+def do_impossible(request, messages):
+    bytearray(1 << 60)
+
+
+def do_hang(request, messages):
+    signal.pause()
+
+
+def do_spin(request, messages):
+    end = time.monotonic() + request["seconds"]
+    while time.monotonic() < end:
+        pass
+    return {"answer": 42}
+
+
+def do_flood(request, messages):
+    while True:
+        os.write(1, b"x" * 65536)
+
+
+def do_babble(request, messages):
+    """What is no message, on the pipe to the worker: no JSON, one line without an end, or what only others may say."""
+    phase = {"phase": "compiling", "progress": None, "detail": ""}
+    line = {
+        "text": b"hello\n",
+        "deep": b"[" * 100_000 + b"\n",
+        "endless": b"x" * (1 << 20),
+        "phase": json.dumps({**phase, "phase": "dancing"}).encode() + b"\n",
+        "progress": json.dumps({**phase, "progress": "half"}).encode() + b"\n",
+        "no number": json.dumps({**phase, "progress": float("nan")}).encode() + b"\n",
+        "novel": json.dumps({**phase, "detail": "x" * 100_000}).encode() + b"\n",
+        "error": b'{"error": {"kind": ["bad_model"], "message": 5}}\n',
+        "guard": b'{"ended": {}}\n',
+    }[request["what"]]
+    while request["what"] == "endless":
+        os.write(messages.descriptor, line)
+    while line:
+        line = line[os.write(messages.descriptor, line) :]
+    time.sleep(60)
+
+
+def do_talk(request, messages):
+    for index in range(5):
+        messages.phase("tuning", index / 5, f"op {index}")
+    return {"long": "x" * 300_000}
+
+
+def do_close_everything(request, messages):
+    os.closerange(0, 4096)
+    signal.pause()
+
+
+def do_kill_guard(request, messages):
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+def do_raise(request, messages):
+    raise RuntimeError(request["message"])
+
+
+def do_reach(request, messages):
+    """Try to reach what a sealed child must not; say of each probe whether it was refused."""
+    worker, guard = request["worker"], os.getppid()
+    probes = {
+        "read another job's model": lambda: Path(request["other"]).read_bytes(),
+        "list other jobs": lambda: list(Path(request["other"]).parent.iterdir()),
+        "write to the node's cache": lambda: Path(request["other"]).write_bytes(b"poison"),
+        "make a file beside it": lambda: Path(request["other"]).with_name("new").write_bytes(b"poison"),
+        "change its own input": lambda: Path(request["input"]).write_bytes(b"poison"),
+        "put another in its input's place": lambda: Path(request["input"]).unlink(),
+        "change the runner's code": lambda: Path(child.__file__).open("a").close(),
+        "read the worker's environment": lambda: Path(f"/proc/{worker}/environ").read_bytes(),
+        "read the worker's memory": lambda: Path(f"/proc/{worker}/mem").open("rb").close(),
+        "trace the worker": lambda: ptrace(worker),
+        "signal the worker": lambda: os.kill(worker, signal.SIGCONT),
+        "signal its guard": lambda: os.kill(guard, signal.SIGCONT),
+        "connect to a server": lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5).close(),
+        "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
+        "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "do so through another program": lambda: subprocess.run(
+            [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {request['port']}))"],
+            check=True,
+            capture_output=True,
+        ),
+    }
+    return {"probes": {name: attempt(probe) for name, probe in probes.items()}}
+
+
+def attempt(probe):
+    try:
+        probe()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"refused: {error}"
+    return "reached"
+
+
+def ptrace(pid):
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach = 16
+    if libc.ptrace(attach, pid, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def do_read(request, messages):
+    listed = sorted(entry.name for entry in Path(request["folder"]).iterdir())
+    return {"read": Path(request["path"]).read_text(), "listed": listed}
+
+
+def do_work(request, messages):
+    """What a compiler does: reads its input, writes its output and temporary files, starts programs."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(Path(request["input"]).read_bytes())
+    Path(request["output"]).write_bytes(b"made")
+    Path(request["output"]).with_name("second").mkdir()
+    done = subprocess.run([sys.executable, "-c", "print(6 * 7)"], check=True, capture_output=True, text=True)
+    return {"answer": int(done.stdout)}
+
+
+if __name__ == "__main__":
+    sys.exit(child.start(work))

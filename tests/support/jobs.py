@@ -1,0 +1,217 @@
+"""Cells, control planes and workers for tests of the job store and what moves its jobs."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from farm import broker
+from farm.control.loops import ControlPlane
+from farm.jobs.state import Outcome
+from farm.settings import Settings
+from farm.spec import Device
+from farm.store import Claim, Store
+from farm.targets.pools import Pool, Target
+from tests.support.helpers import wait_until
+from tests.support.places import ROOT
+
+POOL = Pool(Target("onnxruntime", "cpu"), "scripted-00000000", Device("cpu"), recipe=1)
+
+
+def new_cell(key: str | None = None, *, script: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
+    """A cell with a key of its own; `script` says what tests/support/scripted.py does with it."""
+    key = key or secrets.token_hex(32)
+    return {
+        "identifier": f"model/onnxruntime-cpu/fp32/{key[:8]}{key[-8:]}",
+        "key": key,
+        "namespace": "main",
+        "pool": POOL.name,
+        "priority": 0,
+        "limits": {"time": 60.0, "memory": 0},
+        "expected_seconds": None,
+        "order": {"identifier": key[:12], "script": script or [{"do": "succeed"}], "spec": {"filling": "x" * 1000}},
+        "facts": None,
+        "failure": None,
+        **changes,
+    }
+
+
+def submit(store: Store, *cells: dict[str, Any], **changes: Any) -> str:
+    """Create a build of these cells and return its id."""
+    build_id = f"b-{secrets.token_hex(8)}"
+    build = {"id": build_id, "namespace": "main", "name": "test", "cells": len(cells), **changes}
+    store.builds.create(build, [list(cells)] if cells else [])
+    return build_id
+
+
+def join_pool(store: Store, worker: str = "w1", *, node: str = "n1", slots: int = 1, ttl: float = 60.0) -> None:
+    """Register a worker that exists in the store only."""
+    pools = [POOL.as_dict()]
+    store.workers.register({"id": worker, "node": node, "slots": slots, "pools": pools}, ttl=ttl)
+
+
+def take(store: Store, worker: str = "w1", node: str = "n1") -> tuple[str, Claim]:
+    """Hand out one more job and claim it, as dispatcher, broker and worker do."""
+    (handed,) = store.jobs.hand_out(POOL.name, 1)
+    return handed[0], store.jobs.claim(*handed, nonce=secrets.token_hex(8), worker=worker, node=node)
+
+
+def run_next(store: Store, outcome: Outcome, **where: str) -> str:
+    """Take one job, end its attempt with `outcome` and return the job's id."""
+    job_id, claim = take(store, **where)
+    assert store.jobs.finish(job_id, claim.token, outcome) == "ok"
+    return job_id
+
+
+class Reports:
+    """Takes the place of `farm.builds.service`: notes which builds ended, and marks them reported."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ids: set[str] = set()
+        self._change = threading.Condition()
+        self.resumed = 0
+
+    def finish(self, build_id: str) -> None:
+        self._store.builds.mark_reported(build_id, {"exit_code": 0})
+        with self._change:
+            self._ids.add(build_id)
+            self._change.notify_all()
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def wait(self, build_id: str, timeout: float = 120.0) -> dict[str, Any]:
+        """Wait until a build is reported and return it."""
+        with self._change:
+            reported = self._change.wait_for(lambda: build_id in self._ids, timeout)
+        build = self._store.builds.get(build_id)
+        assert reported, f"not reported within {timeout} s: {build}"
+        assert build is not None
+        return build
+
+
+@contextmanager
+def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
+    """The control plane's loops in a thread, as in the server process."""
+    app = broker.make_celery(settings)
+    reports = Reports(store)
+    plane = ControlPlane(
+        settings,
+        store,
+        send=partial(broker.dispatch, app),
+        queued=partial(broker.queued, app),
+        finish_build=reports.finish,
+        resume=reports.resume,
+        tidy=lambda: None,  # There is no object storage here.
+        merge=lambda: None,
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=plane.run, args=(stop,))
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join()
+
+
+START = (
+    "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
+    "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import Kind;"
+    "from farm.node.supervisor import run_worker; from tests.support.jobs import POOL, ask;"
+    "configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
+    "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
+    "probe=lambda settings, kind: ask(wrong)))"
+)
+"""What a worker process runs; a test may have one of another release."""
+
+
+def ask(wrong: Path) -> str:
+    """The scripted health probe: it says what is in a file, and leaves a line beside it each time it is asked."""
+    if wrong != Path(os.devnull):
+        with wrong.with_suffix(".asked").open("a") as asked:
+            asked.write("asked\n")
+    return wrong.read_text()
+
+
+class Worker:
+    """A supervisor process with its Celery process, both real; executor (that of `app`) and health probe are scripted.
+
+    The probe says what is in the file `wrong`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        node: str,
+        slots: int,
+        *,
+        wrong: Path | None = None,
+        app: str = "tests.support.scripted",
+        start: str = START,
+        root: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        code = start.format(slots=slots, node=node, app=app, wrong=str(wrong or os.devnull))
+        self.node = node
+        self.supervisor = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={**os.environ, **settings.environment(), "PYTHONPATH": str(root), **(environment or {})},
+        )
+
+    def celery(self) -> int:
+        """Process id of the Celery process."""
+        children = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")
+        return wait_until(lambda: int((children.read_text().split() or ["0"])[0]), message="a Celery process")
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end."""
+        if self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGTERM)
+        return self.supervisor.wait(60)
+
+
+@contextmanager
+def running_worker(
+    settings: Settings, store: Store, node: str = "n1", slots: int = 2, **options: Any
+) -> Iterator[Worker]:
+    """A worker, from its registration to its end."""
+    with running_workers(settings, store, [node], slots, **options) as (worker,):
+        yield worker
+
+
+@contextmanager
+def running_workers(
+    settings: Settings, store: Store, nodes: Sequence[str], slots: int = 2, **options: Any
+) -> Iterator[list[Worker]]:
+    """Workers, one on each node, from their registration to their end."""
+    workers = [Worker(settings, node, slots, **options) for node in nodes]
+    try:
+        wait_until(
+            lambda: {one["node"] for one in store.workers.list()} >= set(nodes), timeout=120, message="the workers"
+        )
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.supervisor.poll() is None:
+                worker.supervisor.terminate()
+                worker.supervisor.send_signal(signal.SIGTERM)
+        for worker in workers:
+            worker.supervisor.wait(60)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

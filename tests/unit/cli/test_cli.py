@@ -1,0 +1,399 @@
+"""The command line: what it says and exits with, where no farm is needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+import farm
+from farm.cli import main
+from farm.errors import EXIT_CODES
+from farm.node.survey import Findings, Note
+from tests.support.gpu_programs import sidecar_of, write_mxr
+from tests.support.places import ROOT
+
+HEAVY = {
+    "boto3", "botocore", "celery", "fastapi", "httpx", "kombu", "numpy", "onnx", "onnxruntime", "pydantic", "redis",
+    "rich", "ruamel", "structlog", "uvicorn",
+}  # fmt: skip
+
+COMMANDS = [
+    "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
+    "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
+    "serve", "help", "retry", "tag", "diff",
+    "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No farm, no configuration: an empty folder. What a command says of logging ends with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("FARM_API_URL", "FARM_API_TOKEN", "FARM_CONFIG", "FARM_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def manifest(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "farm.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+GOOD = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run another interpreter that finds the farm wherever this one found it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(farm.__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"], ["help", "exit-codes"], ["run", "--help"]])
+def test_words_about_itself_cost_no_heavy_import(arguments: list[str]) -> None:
+    # The framework itself reads a command's options by pydantic; nothing of ours may ask for it.
+    forbidden = HEAVY if arguments[0].startswith("-") else HEAVY - {"pydantic"}
+    code = f"""
+import sys
+from farm.cli import main
+status = main({arguments!r})
+print(*sorted({forbidden!r} & sys.modules.keys()), file=sys.stderr)
+sys.exit(status)
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--json" in text
+    options = text.partition("Options:")[2].splitlines()
+    lonely = [line for line in options if line.lstrip().startswith("-") and len(line.split("  ")) < 3]
+    # A long option has its help on the next line; one without any help has another option there.
+    following = {line: options[options.index(line) + 1].lstrip() for line in lonely}
+    assert not [line for line, after in following.items() if after.startswith("-") or not after]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documentation_has_every_command_and_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert f"`farm {command}" in text
+    assert main([*command.split(), "--help"]) == 0
+    options = set(re.findall(r"(?<![\w-])--[a-z0-9-]+", capsys.readouterr().out.partition("Options:")[2]))
+    assert {option for option in options if option not in text} == set()
+
+
+def test_the_documentation_has_the_exit_codes() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert all(f"| {int(code)} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
+
+
+def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert "..." not in commands
+    assert all(f"\n  {command.split()[0]} " in commands for command in COMMANDS)
+
+
+def test_exit_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "exit-codes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[str(int(code)), text] for code, text in EXIT_CODES.items()]
+    assert main(["help", "exit-codes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["39"] == EXIT_CODES[max(EXIT_CODES)]
+
+
+def test_a_wrong_command_is_a_usage_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Did you mean 'status'?" in err
+
+
+def test_a_missing_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", "net"]) == 2
+    assert "--target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["statu"], ["fetch", "net"], ["ls", "cells"], ["status", "--bogus"], []])
+def test_wrong_usage_is_a_document_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
+    assert error["message"] in err
+
+
+def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.client.authoring.lint", interrupted)
+    assert main(["lint", "farm.yaml"]) == 8
+
+
+def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "run", "--json"]) == 0
+    assert "MANIFEST" in json.loads(capsys.readouterr().out)["help"]
+
+
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = manifest(tmp_path, GOOD)
+    for command in (["run", file], ["submit", file], ["watch"]):
+        assert main([*command, "--junit", "nowhere/report.xml"]) == 2
+        assert "there is no folder nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["banana", "ftp://farm.example", "http://"])
+def test_what_is_no_address_is_a_usage_error(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", url)
+    assert main(["status"]) == 2
+    assert "is no farm's address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["logs", "../../x"], ["ls", "--ref", "a b"], ["fetch", "m@../x", "-t=a", "-p=b"]]
+)
+def test_what_cannot_be_a_name_is_not_there(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(arguments) == 4
+    assert "is named" in capsys.readouterr().err
+
+
+def test_without_a_farm_commands_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: no farm: api_url is not set")
+    assert "farm up" in err
+
+
+def test_errors_are_documents_where_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "@latest", "--json"]) == 4
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("NotFound", 4)
+    assert error["message"] in err
+
+
+def test_a_farm_that_does_not_answer_is_the_farms_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", (0.01,))
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(["status"]) == 6
+    assert "cannot reach the farm at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FARM_LEASE_SECONDS", "soon")
+    assert main(["status"]) == 2
+    assert "FARM_LEASE_SECONDS" in capsys.readouterr().err
+
+
+def test_a_build_id_is_checked_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert main(["cancel", "../../workers"]) == 2
+    assert "is no build id" in capsys.readouterr().err
+
+
+# --- lint, schema ---------------------------------------------------------------------------------------------------
+
+
+def test_lint_accepts_a_good_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD)
+    assert main(["lint", file, "--no-models"]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+    assert main(["lint", file]) == 2
+    assert f"{file}:7:20: there is no file {tmp_path / 'net.onnx'}" in capsys.readouterr().out
+
+
+def test_lint_shows_all_problems_with_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD.replace("precisions", "precisons").replace("cpu", "cpux"))
+    assert main(["lint", file]) == 2
+    out = capsys.readouterr().out
+    assert f"{file}:3:" in out
+    assert f"{file}:4:1: unknown field `precisons`" in out
+    assert "precisions" in out
+    assert out.endswith("2 errors\n")
+
+
+def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One look tells all; what the matrix would be without a field that is meant to be there is not judged."""
+    file = manifest(tmp_path, GOOD.replace("precisions", "precisons"))
+    assert main(["lint", file]) == 2
+    out = capsys.readouterr().out
+    assert f"{file}:4:1: unknown field `precisons`" in out
+    assert f"{file}:7:20: there is no file {tmp_path / 'net.onnx'}" in out
+    assert out.endswith("2 errors\n")
+    assert main(["lint", file, "--no-models"]) == 2
+    assert capsys.readouterr().out.endswith("1 error\n")
+
+
+def test_lint_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "unknown: 1\n")
+    assert main(["lint", file, "--json", "--no-models"]) == 2
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert not document["ok"]
+    assert (document["problems"][0]["line"], document["problems"][0]["column"]) == (8, 1)
+
+
+def test_lint_for_github_stays_within_what_github_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "".join(f"unknown{number}: 1\n" for number in range(30)))
+    assert main(["lint", file, "--format", "github", "--no-models"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith(f"::error file={file},line=8,col=1::unknown field")
+    assert lines[-1] == "::error::and 21 more problems; `farm lint` lists them all"
+
+
+def test_lint_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "draft"), [([], "2020-12"), (["--draft7"], "draft-07")])
+def test_schema_is_printed_in_both_drafts(option: list[str], draft: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", *option]) == 0
+    assert draft in json.loads(capsys.readouterr().out)["$schema"]
+
+
+# --- doctor, serve --------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_REDIS_URL", "redis://:secret@127.0.0.1:9/0")
+    monkeypatch.setenv("FARM_MEMORY_LIMIT", str(10**15))
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings(notes=[Note("migraphx", "not installed")]))
+    assert main(["doctor", "--json"]) == 6
+    out, err = capsys.readouterr()
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert checks["redis"]["state"] == "broken"
+    assert "127.0.0.1:9" in checks["redis"]["found"]
+    assert (checks["memory"]["state"], checks["memory"]["fix"]) == ("broken", "lower memory_limit")
+    assert checks["disk"]["state"] == "ok"
+    assert checks["pools"]["state"] == "absent"
+    assert checks["migraphx"]["found"] == "not installed"
+    assert "secret" not in out + err
+    assert main(["doctor"]) == 6
+    assert "fix: lower memory_limit" in capsys.readouterr().out
+
+
+def test_doctor_survives_settings_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_LEASE_SECONDS", "soon")
+    assert main(["doctor"]) == 6
+    assert "FARM_LEASE_SECONDS" in capsys.readouterr().out
+
+
+def test_a_worker_without_a_compiler_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings(notes=[Note("onnxruntime", "not installed")]))
+    assert main(["worker"]) == 2
+    err = capsys.readouterr().err
+    assert "onnxruntime: not installed" in err
+    assert "no compiler that works" in err
+
+
+def test_serve_refuses_to_answer_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "no token is set" in capsys.readouterr().err
+
+
+# --- inspect --------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_refuses_a_program_that_its_sidecar_does_not_describe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mxr(tmp_path / "net.mxr")
+    sidecar = sidecar_of(tmp_path / "net.mxr") | {"offload_copy": True, "toolchain": "migraphx2.16-0123abcd"}
+    sidecar["inputs"] = [
+        {"name": "x", "dtype": "float16", "shape": [1, 3]},
+        {"name": "y", "dtype": "bool", "shape": []},
+    ]
+    sidecar["blobs"]["program"]["digest"] = "00" * 32
+    (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
+    assert main(["inspect", str(tmp_path / "net.mxr"), "--json"]) == 39
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in sorted(json.loads(out)["disagreements"])] == [
+        "digest", "input x", "input y", "offload_copy", "version",
+    ]  # fmt: skip
+    assert "input x: the sidecar says float16 [1, 3], the file float32 [1, 3]" in err
+
+
+def test_inspect_knows_the_sidecar_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mxr(tmp_path / "other.mxr")
+    sidecar = sidecar_of(tmp_path / "other.mxr")
+    sidecar["blobs"]["program"]["path"] = "net.mxr"
+    (tmp_path / "artifact.json").write_text(json.dumps(sidecar))
+    assert main(["inspect", str(tmp_path / "other.mxr")]) == 0
+    assert "not compared" in capsys.readouterr().err
+
+
+def test_inspect_shows_a_program_without_a_sidecar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mxr(tmp_path / "net.mxr")
+    assert main(["inspect", str(tmp_path / "net.mxr")]) == 0
+    shown = capsys.readouterr().out
+    for words in ("MIGraphX 2.15.0", "gpu, leaves copies to the caller", "gfx942:sramecc+:xnack-", "solution 85"):
+        assert words in shown
+
+
+def test_inspect_of_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("net.onnx", "net.mxr", "net.json"):
+        (tmp_path / name).write_bytes(b"abc")
+        assert main(["inspect", str(tmp_path / name)]) == 2
+        assert "is it whole?" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path)]) == 4
+    assert "farm fetch" in capsys.readouterr().err
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_ansi_when_piped(tmp_path: Path) -> None:
+    file = manifest(tmp_path, GOOD + "unknown: 1\n")
+    done = python("-m", "farm", "plan", file)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert "\x1b" not in done.stderr

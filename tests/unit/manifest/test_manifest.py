@@ -1,0 +1,352 @@
+"""The manifest: hostile documents are refused fast and small, and everything wrong is said at once with its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farm.errors import ExitCode, ManifestError, Problem, UsageError
+from farm.manifest import Manifest, load_manifest, parse_manifest
+from farm.manifest.yaml import MAX_BYTES, read_document
+from farm.matrix import expand
+from farm.units import parse_duration, parse_size
+from tests.support.places import ROOT
+
+SMALL = """\
+version: 1
+name: nightly
+targets: [onnxruntime/cpu]
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+
+
+def problems(text: str | bytes) -> list[Problem]:
+    """Everything that is wrong in a manifest."""
+    with pytest.raises(ManifestError) as caught:
+        if isinstance(text, str):
+            parse_manifest(text, "farm.yaml")
+        else:
+            read_document(text, "farm.yaml")
+    return caught.value.problems
+
+
+def only(text: str | bytes) -> Problem:
+    found = problems(text)
+    assert len(found) == 1, "\n".join(map(str, found))
+    return found[0]
+
+
+# --- hostile documents (fault test 22) ----------------------------------------------------------------------------
+
+ALIAS_BOMB = (
+    SMALL
+    + "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+    + "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+)
+
+HOSTILE: dict[str, tuple[bytes, int, str]] = {
+    "alias bomb": (ALIAS_BOMB.encode(), 11, "aliases counted"),
+    "ten megabytes": (SMALL.encode() + b"# " + b"x" * 10_000_000, 1, "10000"),
+    "a matrix of 1e9 cells": (
+        SMALL.encode()
+        + b"    dims: {a: ["
+        + b",".join(b"%d" % number for number in range(1, 1001))
+        + b"], b: ["
+        + b",".join(b"%d" % number for number in range(1, 1001))
+        + b"], c: ["
+        + b",".join(b"%d" % number for number in range(1, 1001))
+        + b"]}\n",
+        7,
+        "1,000,000,000 cells",
+    ),
+    "duplicate key": (SMALL.encode() + b"name: other\n", 7, "`name` is here twice"),
+    "python tag": (SMALL.encode() + b"salt: !!python/object/apply:os.system [id]\n", 7, "tags are not allowed"),
+    "not a number": (SMALL.encode() + b"priority: .nan\n", 7, "not a finite number"),
+    "infinite": (SMALL.encode() + b"priority: 1e999\n", 7, "not a finite number"),
+    "bad UTF-8": (SMALL.encode() + b"salt: \xff\xfe\n", 7, "not UTF-8"),
+    "control character": (SMALL.encode() + b"salt: \x1b[31m\n", 7, "U+001B"),
+    "deep lists": (SMALL.encode() + b"salt: " + b"[" * 100_000, 7, "nested deeper"),
+    "deep mappings": (SMALL.encode() + b"salt: " + b"{a: " * 50_000, 7, "nested deeper"),
+    "deep keys": (b"? " * 100_000, 1, "key must be plain text"),
+    "very many values": (b"a:\n" + b"- a\n" * 60_000, 19999, "more than 20000 values"),
+    "recursive alias": (SMALL.encode() + b"salt: &a [*a]\n", 7, "no anchor"),
+    "huge number": (SMALL.encode() + b"priority: " + b"9" * 100_000, 7, "whole number"),
+    "second document": (SMALL.encode() + b"---\nversion: 1\n", 7, "second document"),
+    "words of a quarter megabyte": (b"version: 1\nname: " + b"x " * 125_000, 2, "is not a name"),
+}
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+from farm.errors import ManifestError
+from farm.manifest import load_manifest
+from farm.matrix import check
+# A document that takes the reader for hours would show here; how fast it is belongs to no test.
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+try:
+    problems = check(load_manifest(sys.argv[1]), {}, {})
+except ManifestError as error:
+    problems = error.problems
+# Not ru_maxrss: that begins with what the process had that started this one.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+memory = int(status["VmHWM"].split()[0]) / 1024
+print(json.dumps({"MiB": memory, "lines": [p.line for p in problems],
+                  "text": [str(p) for p in problems]}))
+"""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_document_is_refused_with_its_line_and_within_200_mib(name: str, tmp_path: Path) -> None:
+    content, line, words = HOSTILE[name]
+    file = tmp_path / "farm.yaml"
+    file.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(file)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert any(words in text for text in found["text"]), found["text"]
+    assert line in found["lines"]
+    assert found["MiB"] <= 200
+
+
+def test_no_cell_is_made_of_a_matrix_that_is_too_large() -> None:
+    manifest = parse_manifest(HOSTILE["a matrix of 1e9 cells"][0].decode(), "farm.yaml")
+    with pytest.raises(ManifestError, match=r"farm\.yaml:7.*more than 50,000"):
+        expand(manifest, {}, {}, [])
+
+
+def test_escape_sequences_in_a_manifest_never_reach_the_terminal() -> None:
+    assert "\x1b" not in str(only(SMALL.encode() + b"salt: \x1b[31m\n"))
+
+
+def test_a_document_of_the_largest_size_is_read() -> None:
+    text = SMALL + "# "
+    parse_manifest(text + "x" * (MAX_BYTES - len(text)), "farm.yaml")
+    assert "more than" in only(text + "x" * MAX_BYTES).message
+
+
+# --- YAML 1.2 -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"), ("no", "no"), ("off", "off"), ("2027-01-31", "2027-01-31"), ("12:30:00", "12:30:00"),
+        ("true", True), ("TRUE", True), ("~", None), ("", None), ("null", None), ("010", 10), ("0x10", 16), ("0o10", 8),
+        ("-3", -3), ("1e-3", 1e-3), (".5", 0.5), ("7.2", 7.2), ("1_000", "1_000"), ("'1'", "1"), ('"true"', "true"),
+        ("! 12", 12), ("4h", "4h"),
+    ],
+)  # fmt: skip
+def test_scalars_follow_the_core_schema(text: str, value: object) -> None:
+    data = read_document(f"a: {text}\n", "x").data["a"]
+    assert (data, type(data)) == (value, type(value))
+
+
+def test_aliases_and_a_byte_order_mark_are_fine() -> None:
+    document = read_document("\ufeffa: &one {b: 1}\nc: *one\n".encode(), "x")
+    assert document.data == {"a": {"b": 1}, "c": {"b": 1}}
+    assert document.place(("c", "b"), key=True) == (1, 10)
+
+
+# --- what a wrong manifest is told ------------------------------------------------------------------------------
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place() -> None:
+    text = SMALL + (
+        "    precision: [fp16]\n"
+        "    calibration: imagenet\n"
+        "    precisions: [fp16, int9, fp16]\n"
+        "datasets: {images: {path: a.npz}}\n"
+        "override: []\n"
+        "limits: {time: 4 hours}\n"
+        "expected: [{model: net, kind: acuracy}]\n"
+    )
+    found = problems(text)
+    assert [(p.line, p.column) for p in found] == [(7, 5), (8, 18), (9, 24), (9, 30), (11, 1), (12, 16), (13, 31)]
+    told = [f"{p.message} | {p.hint}" for p in found]
+    assert "unknown field `models[0].precision`" in told[0]
+    assert "did you mean `precisions`?" in told[0]
+    assert "no dataset `imagenet`" in told[1]
+    assert "did you mean `images`?" in told[1] or "known: images" in told[1]
+    assert "did you mean `int8`?" in told[2]
+    assert "`fp16` is here twice" in told[3]
+    assert "did you mean `overrides`?" in told[4]
+    assert "90s" in told[5]
+    assert "did you mean `accuracy`?" in told[6]
+
+
+def test_a_problem_prints_its_place_the_line_a_caret_and_a_way_out() -> None:
+    problem = only(SMALL.replace("onnxruntime/cpu", "onnxruntime/gpu"))
+    assert str(problem).splitlines() == [
+        "farm.yaml:3:11: onnxruntime has no device `gpu`",
+        "    targets: [onnxruntime/gpu]",
+        "              ^",
+        "    did you mean `onnxruntime/cpu`?",
+    ]
+
+
+def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
+    shapes = "    batches: [1]\n    dims: {past: 3}\n    shapes: {decode: {past: 1, seq: 1, batch: 0}}\n"
+    assert [problem.message for problem in problems(SMALL + shapes)] == [
+        "shape `decode` gives `past` a size, and so does `dims`",
+        "shape `decode` gives `batch` a size, and so does `batches`",
+        "a batch has at least one sample",
+    ]
+
+
+def test_a_sweep_takes_the_place_of_batches() -> None:
+    assert (
+        problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0].message
+        == "`batches` and `sweep` say the same thing"
+    )
+    swept = parse_manifest(SMALL + "    sweep: [1, 8]\n").models[0]
+    assert (swept.sizes, swept.sweep and swept.sweep.metric) == ({"batch": (1, 8)}, "throughput")
+    assert "has no value" in only(SMALL + "    sweep:\n").message
+
+
+@pytest.mark.parametrize(
+    "entry", ["shapes: {a: {batch: []}}", "inputs: {x: {shap: [1]}}", "source: {path: [1]}", "dims: {batch: 0}"]
+)
+def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
+    text = SMALL.replace("    source: {path: net.onnx}\n", "") if entry.startswith("source") else SMALL
+    line = 6 if entry.startswith("source") else 7
+    assert problems(text + f"    {entry}\n")[0].line == line
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("{path: a, package: b/c.onnx}", "exactly one of"),
+        ("{}", "exactly one of"),
+        ("{https: 'https://x/y.onnx'}", "needs `sha256`"),
+        ("{https: 'http://x/y.onnx', sha256: " + "0" * 64 + "}", "does not look right"),
+        ("{path: a, sha256: " + "0" * 64 + "}", "`sha256` belongs to"),
+        ("{s3: 'bucket/key'}", "does not look right"),
+        ("{package: ../../etc/passwd}", "does not look right"),
+    ],
+)
+def test_a_source_is_one_place(change: str, told: str) -> None:
+    assert told in only(SMALL.replace("{path: net.onnx}", change)).message
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("name: Nightly Build", "`nightly-build` would do"),
+        ("targets: [mi300]", "did you mean `mi300x`?"),
+        ("targets: [gfx94x]", "known:"),
+        ("targets: [onnx/cpu]", "known: migraphx, onnxruntime"),
+        ("targets: [mi300x, migraphx/mi300x]", "here twice"),
+        ("max-parallel: 0", "from 1 to 100000"),
+        ("fail_fast: true", "did you mean `fail-fast`?"),
+        ("tuning: quik", "did you mean `quick`?"),
+        ("verify: {tolerance: {int9: 0.1}}", "did you mean `int8`?"),
+        ("verify: {tolerance: {int8: -1}}", "greater than zero"),
+        ("options: {levle: tuned}", "did you mean `level`?"),
+        ("options: {level: fast}", "must be one of standard, tuned"),
+        ("options: {per_channel: 1}", "must be true or false"),
+        ("exclude: [{reason: slow}]", "at least one of"),
+        ("expected: [{model: net, kind: accuracy, until: 2027-02-30}]", "no day 2027-02-30"),
+        ("salt:", "must be text"),
+        ("models: []", "at least one entry"),
+        ("datasets: {a: {path: x, generate: 3}}", "exactly one of"),
+        ("datasets: {a: {dataset: b}}", "cannot name another"),
+        ("limits: {memory: 32 gigs}", "32GiB"),
+        ("version: 2", "write 1"),
+    ],
+)
+def test_a_wrong_value_is_told_what_would_do(line: str, told: str) -> None:
+    field = line.partition(":")[0]
+    kept = [each for each in SMALL.splitlines() if not each.startswith(f"{field}:")]
+    if field == "models":
+        kept = kept[: kept.index("  - name: net")]
+    found = problems("\n".join([*kept, line]) + "\n")
+    assert any(told in f"{problem.message} {problem.hint}" for problem in found), "\n".join(map(str, found))
+
+
+def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
+    problem = only(SMALL + "  - name: net\n    source: {path: other.onnx}\n")
+    assert "first on line 5" in problem.message
+    assert problem.line == 7
+
+
+def test_a_model_without_targets_is_told_on_its_line() -> None:
+    problem = only(SMALL.replace("targets: [onnxruntime/cpu]\n", ""))
+    assert (problem.line, "no targets" in problem.message) == (4, True)
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file") as caught:
+        load_manifest(tmp_path / "farm.yaml")
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+# --- what a right manifest means ----------------------------------------------------------------------------------
+
+
+def read(text: str) -> Manifest:
+    return parse_manifest(text, "farm.yaml")
+
+
+def test_short_spellings_mean_the_long_ones() -> None:
+    text = SMALL + "    calibration: a\n    batches: [1, 8]\ndatasets: {a: {path: a.npz}}\nverify: off\ntuning: quick\n"
+    manifest = read(text)
+    model = manifest.models[0]
+    assert model.calibration is not None
+    assert (model.calibration.kind, model.calibration.dataset) == ("dataset", "a")
+    assert model.sizes == {"batch": (1, 8)}
+    assert (manifest.verify.mode, manifest.tuning.mode) == ("off", "quick")
+
+
+def test_pairs_are_spelt_with_a_minus_once_read() -> None:
+    assert read(SMALL + "precisions: [int8+fp16, fp8-bf16]\n").precisions == ("int8-fp16", "fp8-bf16")
+
+
+def test_tolerances_are_by_precision_and_output() -> None:
+    assert read(SMALL + "verify: {tolerance: 0.1}\n").verify.tolerance == {"*": {"*": 0.1}}
+    text = SMALL + "verify: {tolerance: {int8: 0.2, fp16: {logits: 0.05, '*': 0.01}}}\n"
+    assert read(text).verify.tolerance == {"int8": {"*": 0.2}, "fp16": {"logits": 0.05, "*": 0.01}}
+
+
+def test_scalars_and_sums_are_shapes() -> None:
+    model = read(SMALL + "    inputs: {a: {shape: []}, b: {shape: [batch, past + seq, 3]}, c: {}}\n").models[0]
+    assert model.inputs["a"].has_shape
+    assert model.inputs["b"].shape == ("batch", "past+seq", 3)
+    assert not model.inputs["c"].has_shape
+
+
+def test_everything_keeps_its_line() -> None:
+    manifest = read(SMALL)
+    assert manifest.line("models", 0, "name") == 5
+    assert manifest.line("models", 0, "source", "path") == 6
+    assert manifest.problem("x", "targets", 0).column == 11
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("4h", 14400), ("1.5d", 129600), ("30m", 1800)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "size"), [("32GiB", 32 << 30), ("512MiB", 512 << 20), ("1.5kB", 1500), ("7B", 7)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "4 h", "h", "-1s", "1e3s", "0s", "1w", 4, None, "1" * 30 + "s"])
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+def test_reading_a_manifest_needs_no_heavy_import() -> None:
+    code = "import sys, farm.manifest, farm.matrix; print([m for m in ('onnx', 'numpy', 'httpx') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,110 @@
+"""What a GPU's use is read from: a recorded tree of amdgpu's files, no card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from farm.node.gpu_usage import conditions, watch
+from farm.node.gpus import Gpu
+from farm.node.machine import Machine
+from tests.support.recorded import unpack
+
+GPU = Gpu(index=0, uuid="GPU-1", arch="gfx942", compute_units=304, bdf="0000:0c:00.0")
+
+
+def test_the_peak_counts_beyond_what_others_hold(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:0c:00.0"
+    folder.mkdir(parents=True)
+    (folder / "mem_info_vram_used").write_text("1000\n")
+    (folder / "gpu_busy_percent").write_text("40\n")
+
+    class Allocating(Machine):
+        """The program that is watched takes memory after the first look."""
+
+        def text(self, name: str) -> str:
+            found = super().text(name)
+            if name.endswith("vram_used"):
+                (folder / "mem_info_vram_used").write_text("5000\n")
+            return found
+
+    with watch(GPU, Allocating(tmp_path)) as usage:
+        pass
+    assert (usage.busy, usage.memory) == (0.4, 4000)
+
+
+def test_a_driver_that_does_not_say_and_no_gpu_leave_it_open(tmp_path: Path) -> None:
+    for gpu in (GPU, None):
+        with watch(gpu, Machine(tmp_path)) as usage:
+            pass
+        assert usage.as_dict() == {"busy": None, "memory": None}
+
+
+def test_clocks_cap_temperatures_and_throttling_are_the_whole_cards(tmp_path: Path) -> None:
+    """A partition has no monitor of its own. The files are made by hand, as the kernel documents them."""
+    card = tmp_path / "sys/bus/pci/devices/0000:0c:00.0"
+    monitor = card / "hwmon/hwmon7"
+    monitor.mkdir(parents=True)
+    files = {"freq1_input": 2100000000, "freq1_label": "sclk", "temp2_input": 61000, "temp2_label": "junction"}
+    for name, value in {**files, "temp3_input": "", "power1_cap": 750000000}.items():
+        (monitor / name).write_text(f"{value}\n")
+    header = bytes([0x20, 0x01, 1, 4])
+    (card / "gpu_metrics").write_bytes(header + bytes(36) + (4).to_bytes(4, "little") + bytes(244))
+    sensors = {"clocks": {"sclk": 2100.0}, "temperatures": {"junction": 61.0}, "power_cap": 750.0}
+    expected = {**sensors, "throttled": True, "processes": None}
+    assert conditions("0000:0c:00.1", Machine(tmp_path)) == expected
+    (card / "gpu_metrics").write_bytes(header + bytes(20))
+    cut = conditions("0000:0c:00.0", Machine(tmp_path))
+    assert cut
+    assert cut["throttled"] is None
+    assert conditions("", Machine(tmp_path)) is conditions("0000:0d:00.0", Machine(tmp_path)) is None
+
+
+def using(root: Path, held: dict[int, dict[int, int]]) -> None:
+    """Write KFD's files: the bytes that processes hold by pid and node, gpu_id being 1000 and the node's number."""
+    for pid, nodes in held.items():
+        folder = root / f"sys/class/kfd/kfd/proc/{pid}"
+        folder.mkdir(parents=True)
+        for node, count in nodes.items():
+            (root / f"sys/class/kfd/kfd/topology/nodes/{node}/gpu_id").write_text(f"{1000 + node}\n")
+            (folder / f"vram_{1000 + node}").write_text(f"{count}\n")
+
+
+def test_others_on_a_partition_are_counted_not_those_on_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sees a GPU and holds nothing of it does not use it. A container's own pids are others than these."""
+    monkeypatch.setattr("farm.node.gpu_usage.RELEASE_SECONDS", 0.0)
+    unpack("mi300x-cpx", tmp_path)
+    using(tmp_path, {os.getpid(): {2: 3_000, 3: 70}, 7: {2: 500, 3: 0}, 8: {2: 0, 3: 70}})
+    found = [conditions(bdf, Machine(tmp_path)) for bdf in ("0000:05:00.0", "0000:05:00.1", "0000:05:00.2")]
+    assert [each and each["processes"] for each in found] == [
+        {"count": 2, "memory": 3_500},
+        {"count": 2, "memory": 140},
+        None,
+    ]
+
+
+def test_a_child_that_ended_just_now_is_not_another(tmp_path: Path) -> None:
+    """The driver removes its folder later; the first look still finds it."""
+    unpack("mi300x-spx", tmp_path)
+    using(tmp_path, {9: {2: 500}})
+
+    class Releasing(Machine):
+        def text(self, name: str) -> str:
+            found = super().text(name)
+            if "vram_" in name:
+                shutil.rmtree(tmp_path / "sys/class/kfd/kfd/proc/9")
+            return found
+
+    found = conditions("0000:05:00.0", Releasing(tmp_path))
+    assert found
+    assert found["processes"] == {"count": 0, "memory": 0}
+
+
+def test_a_kernel_that_does_not_list_processes_leaves_it_open(tmp_path: Path) -> None:
+    unpack("mi300x-spx", tmp_path)
+    assert conditions("0000:05:00.0", Machine(tmp_path)) is None

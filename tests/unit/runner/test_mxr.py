@@ -1,0 +1,234 @@
+"""Programs are read without MIGraphX: what they hold, what they cost, and what damage does. GPU files are made up."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.client.inspection import disagreements, faults, inspect_program
+from farm.runner.elf import gpu_arches
+from farm.runner.migraphx_compiler import _refuse_broken
+from farm.runner.mxr import Malformed, foreign_arches, read
+from farm.runner.protocol import Failure
+from tests.support.gpu_programs import GFX942, bundle, elf, pack, program, sidecar_of, write_mxr
+from tests.support.places import ROOT
+
+
+@pytest.mark.parametrize("suffix", [".mxr", ".json"])
+def test_what_a_gpu_program_holds(tmp_path: Path, suffix: str) -> None:
+    """Both containers tell the same."""
+    found = read(write_mxr(tmp_path / f"net{suffix}"))
+    assert found["format"] == {".mxr": "msgpack", ".json": "json"}[suffix]
+    assert (found["file_version"], found["migraphx_version"], found["targets"]) == (7, "2.15.0", ["gpu"])
+    port = {"dtype": "float32", "shape": [1, 3], "strides": [3, 1]}
+    assert (found["inputs"], found["outputs"]) == ([{"name": "x", **port}], [port])
+    assert (found["output_parameters"], found["offload_copy"], found["compiled"]) == (["main:#output_0"], False, True)
+    assert found["code_objects"] == [{"arches": ["gfx942:sramecc+:xnack-"], "count": 1, "size": len(GFX942)}]
+    assert found["solutions"] == [
+        {"operator": "gpu::convolution", "solution": 85, "count": 1},
+        {"operator": "gpu::hip_gemm", "solution": 7, "count": 1},
+    ]
+    assert found["weights"] == {"float32": 12}
+    assert found["modules"]["main"]["operators"]["@param"] == 2
+    assert (found["left_over"], found["unknown"], found["trailing"]) == (0, [], 0)
+
+
+def test_offloaded_copies_are_seen(tmp_path: Path) -> None:
+    found = read(write_mxr(tmp_path / "net.mxr", program(offload_copy=True)))
+    assert (found["offload_copy"], found["output_parameters"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "arches"),
+    [
+        (elf(0x3F | 0x300 | 0x800), ["gfx90a:sramecc-:xnack+"]),
+        (elf(0x4C | 0x100 | 0x400), ["gfx942"]),
+        (elf(0x41), ["gfx1100"]),
+        (elf(0x5F), ["gfx9-4-generic"]),
+        (elf(0xFE), ["unknown-0xfe"]),
+        (bundle("host-x86_64-unknown-linux--", "hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-"), ["gfx90a:xnack-"]),
+        (b"CCOB" + bytes(60), ["compressed"]),
+        (b"no code object", []),
+        (elf(0x41)[:30], []),
+        (bundle("hipv4-amdgcn-amd-amdhsa--gfx942")[:40], []),
+        (b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 2**63, 0, 0, 2**63), []),
+    ],
+)  # fmt: skip
+def test_architecture_of_a_code_object(code: bytes, arches: list[str]) -> None:
+    assert gpu_arches(code) == arches
+
+
+@pytest.mark.parametrize(
+    ("device", "runs"),
+    [
+        ("gfx942", True),
+        ("gfx942:sramecc+:xnack-", True),
+        ("gfx942:sramecc+:xnack+", False),
+        ("gfx90a:sramecc+:xnack-", False),
+        ("gfx942:any", True),
+    ],
+)
+def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) -> None:
+    assert (not foreign_arches(read(write_mxr(tmp_path / "net.mxr")), device)) is runs
+
+
+def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    """MIGraphX saves these without an error."""
+    _refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
+    with pytest.raises(Failure, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
+        _refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
+    broken = write_mxr(tmp_path / "broken.mxr", program(left_over=True))
+    with pytest.raises(Failure, match="gpu::precompile_op is left over"):
+        _refuse_broken(str(broken), "gfx942")
+    assert "1 undecided gpu::precompile_op" in faults(inspect_program(broken))[0]
+
+
+def test_agreement_with_the_sidecar(tmp_path: Path) -> None:
+    path = write_mxr(tmp_path / "net.mxr")
+    assert disagreements(sidecar_of(path), read(path), path) == []
+
+
+def change(**fields: Any) -> dict[str, Any]:
+    return {**program(), **fields}
+
+
+def test_each_disagreement_is_named(tmp_path: Path) -> None:
+    path = write_mxr(tmp_path / "net.mxr")
+    sidecar = sidecar_of(path)
+    path.write_bytes(pack(change(targets=[{"name": "ref"}], migraphx_version="2.16.0")) + b"more")
+    sidecar["outputs"].append({"name": "z", "dtype": "float32", "shape": [1]})
+    sidecar["device"] = {"arch": "gfx90a"}
+    found = disagreements(sidecar, read(path), path)
+    assert [line.partition(":")[0] for line in found] == [
+        "size", "digest", "outputs", "target", "architecture", "version",
+    ]  # fmt: skip
+    path.write_bytes(pack(change(targets=[], contexts=[])))
+    assert any("the file is not compiled" in line for line in disagreements(sidecar, read(path), path))
+
+
+def test_large_weights_are_never_in_memory(tmp_path: Path) -> None:
+    """A program of 3 GB (with holes on disk, read like any other) is read in a few megabytes."""
+    path = tmp_path / "net.mxr"
+    head, _, tail = pack(program()).partition(b"\xc6" + struct.pack(">I", 6) + bytes(6))
+    chunk = 3 << 30
+    with path.open("wb") as file:
+        file.write(head + b"\xc6" + struct.pack(">I", chunk))
+        file.seek(chunk, 1)
+        file.write(tail)
+    code = (
+        "import pathlib, sys; from farm.runner.mxr import read; found = read(sys.argv[1]);"
+        "status = pathlib.Path('/proc/self/status').read_text();"  # rusage would count the parent that forked, too
+        "print(found['weights']['float32'], status.partition('VmHWM:')[2].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    weights, peak = map(int, done.stdout.split())
+    assert weights == chunk + 6
+    assert peak < 100 * 1024
+
+
+def mutations(good: bytes, seed: int, count: int) -> list[bytes]:
+    """Cut, overwritten, doubled and shuffled copies of a good file."""
+    chance = random.Random(seed)
+    made = []
+    for _ in range(count):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            place = chance.randrange(len(data))
+            match chance.randrange(5):
+                case 0:
+                    del data[place:]
+                    data = data or bytearray(b"\x81")
+                case 1:
+                    data[place] = chance.randrange(256)
+                case 2:
+                    data[place : place + 4] = chance.randbytes(4)
+                case 3:
+                    data[place:place] = data[place : place + 64]
+                case 4:
+                    data[place : place + 5] = b"\xdd\xff\xff\xff\xff"
+        made.append(bytes(data))
+    return made
+
+
+@pytest.mark.parametrize("suffix", [".mxr", ".json"])
+def test_mutated_files_end_in_an_answer_or_in_one_error(tmp_path: Path, suffix: str) -> None:
+    good = write_mxr(tmp_path / f"good{suffix}", program(elf(0x41)[:80])).read_bytes()
+    path = tmp_path / f"net{suffix}"
+    refused = 0
+    for data in mutations(good, 7, 400):
+        path.write_bytes(data)
+        try:
+            assert read(path)["size"] == len(data)
+        except Malformed as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 200
+
+
+def text(value: str) -> bytes:
+    return pack(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"\x00" * 100, "neither"),
+        (b"\x81" + text("version") + b"\x08", "no field 'modules'"),
+        (pack(change(version="eight")), "'version' of the program is not a whole number"),
+        (pack(change(targets="gpu")), "'targets' of the program is not a list"),
+        (pack(change(modules=[])), "a map should begin"),
+        (pack(change(modules={})), "no main module"),
+        (pack(change(modules={"main": {"nodes": [1]}})), "node 0 of module 'main' is not a map"),
+        (pack(change(modules={"main": {"nodes": [{"name": 1}]}})), "'name' of node 0"),
+        (pack(change(modules={"main": {"nodes": [{"name": "@return", "inputs": ["@9"]}]}})), "returns '@9'"),
+        (b"\x81" + text("contexts") + b"\x91" * 100_000, "deep"),
+        (b"\x81" + text("contexts") + b"\xdd\xff\xff\xff\xff" + b"\xc0" * 1_000_000, "more than 500000 values"),
+        (b"\x81" + text("contexts") + b"\xdb\xff\xff\xff\xff", "text at byte"),
+        (b"\x81" + text("contexts") + b"\xc6\xff\xff\xff\xff" + bytes(100), "cut"),
+        (b"\x81" + text("contexts") + b"\xc1", "0xc1"),
+        (b"\x81\x01\x01", "the key at byte"),
+        (b"\xdf\xff\xff\xff\xff" + (text("a") + b"\xc0") * 2, "twice"),
+        (pack(program())[:-1] + b"\xff\xff", "not UTF-8"),
+        (b"{", "cut"),
+        (b'{"version": 8, "modules": {"main": {"nodes": [', "cut"),
+        (b'{"contexts": ' + b"[" * 100_000, "deep"),
+        (b'{"contexts": "' + b"a" * 5_000_000, "more than"),
+        (b'{"contexts": {"bytes":[1,2,999]}}', "numbers from 0 to 255"),
+        (b'{"contexts": nothing}', "no value begins"),
+        (b'{"contexts" 1}', "should be :"),
+        (b'{"contexts": "\\ud8zz"}', "damaged"),
+    ],
+)
+def test_hostile_files_are_refused_with_the_place(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "net.mxr"
+    path.write_bytes(data)
+    with pytest.raises(Malformed, match=words):
+        read(path)
+
+
+def test_a_list_of_weights_as_json_is_counted_in_passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that do not fit the window are the same values."""
+    document = program(elf(0x41))
+    document["modules"]["main"]["nodes"][1]["operator"]["literal"]["data"] = bytes(range(256)) * 100
+    path = write_mxr(tmp_path / "net.json", document)
+    whole = read(path)
+    assert whole["weights"] == {"float32": 25_600}
+    monkeypatch.setattr("farm.runner.mxr._Json.chunk", 70)
+    assert read(path) == whole
+    assert whole["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(elf(0x41))}]
+
+
+def test_what_comes_behind_a_program_is_counted(tmp_path: Path) -> None:
+    path = write_mxr(tmp_path / "net.mxr")
+    path.write_bytes(path.read_bytes() + bytes(1000))
+    assert read(path)["trailing"] == 1000
+    path = write_mxr(tmp_path / "net.json")
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert read(path)["trailing"] == 0
