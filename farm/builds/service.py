@@ -19,7 +19,7 @@ from farm.artifacts.refs import Refs
 from farm.builds.bucket_models import BucketModels
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.job_views import Jobs
-from farm.builds.outlook import kept, outlook
+from farm.builds.outlook import outlook
 from farm.builds.plan import Plan, make_plan, needed_blobs
 from farm.builds.retry import plan_retry, unsuccessful
 from farm.compiling.attempt import Attempt
@@ -91,7 +91,7 @@ class Builds:
             "build_id": submission["build_id"],
             "name": manifest.name,
             "cells": (cells := [planned.as_dict() for planned in plan.cells]),
-            "outlook": self._outlook(namespace, cells, manifest.max_parallel),
+            "outlook": self._outlook(cells, manifest.max_parallel),
             "warnings": list(plan.warnings),
             "conversions": plan.conversions,
             "missing_blobs": self._absent(plan.needed_blobs),
@@ -231,7 +231,7 @@ class Builds:
             "build_id": retry["build_id"],
             "name": document["build"]["name"],
             "cells": (cells := document["cells"]),
-            "outlook": self._outlook(namespace, cells, document["build"]["max_parallel"]),
+            "outlook": self._outlook(cells, document["build"]["max_parallel"]),
             "warnings": [],
             "missing_blobs": [],
         }
@@ -302,10 +302,6 @@ class Builds:
     def _accept(self, document: Document, manifest: bytes) -> None:
         """Write down a planned build, then take it in."""
         namespace, build_id = document["build"]["namespace"], document["build"]["id"]
-        # What came of it tells how far to believe the next outlook, so this one is without what was told so far.
-        document["build"]["promised"] = outlook(
-            document["cells"], self._store.workers.pools(), parallel=document["build"]["max_parallel"] or 0
-        )
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
         self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
@@ -516,18 +512,8 @@ class Builds:
         report["build"]["followed_by"] = self._follower(build_id)
         self._artifacts.put_object(f"{folder}/report.json", json.dumps(report).encode())
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
-        self._remember(row, report)
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
         log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
-
-    def _remember(self, row: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-        """Note how a build ended against its first outlook: one that did all that it was to do."""
-        if row["counts"]["failed"] or row["counts"]["cancelled"] or not row.get("promised"):
-            return
-        seconds = None if row["rested"] else row["ended_at"] - row["created_at"]
-        found = kept(row["promised"], seconds=seconds, work=report["build"]["outlook"]["spent_seconds"])
-        if found:
-            self._store.history.remember_build(row["namespace"], row["id"], row["ended_at"], found)
 
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
         """Let `latest` name what passed, or what its follow-up has shown to be faster; let what is missing follow."""
@@ -595,14 +581,11 @@ class Builds:
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live, "followed_by": self._follower(build_id)})
-        build["outlook"] = self._outlook(namespace, cells, row["max_parallel"], paused=bool(row["paused"]))
+        build["outlook"] = self._outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
-    def _outlook(
-        self, namespace: str, cells: Sequence[Document], parallel: int | None, *, paused: bool = False
-    ) -> Document:
-        pools, past = self._store.workers.pools(), self._store.history.builds(namespace)
-        return outlook(cells, pools, paused=paused, parallel=parallel or 0, past=past)
+    def _outlook(self, cells: Sequence[Document], parallel: int | None, *, paused: bool = False) -> Document:
+        return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
 
     def _stored_report(self, namespace: str, build_id: str) -> Document:
         report = self._read_report(namespace, build_id)

@@ -1,7 +1,4 @@
-"""History: how long comparable compiles took, the newest of each sort; refilled from object storage with the index.
-
-And how the newest builds ended against what was first said of them, which is learnt anew where the store was lost.
-"""
+"""History: how long comparable compiles took, the newest of each sort; refilled from object storage with the index."""
 
 from __future__ import annotations
 
@@ -9,15 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from farm.builds.outlook import Kept
 from farm.jobs.estimate import Sample
 from farm.store.link import Link, key
 
 KEPT = 200
 """Compiles of one sort that are remembered."""
-
-BUILDS_KEPT = 60
-"""Builds of a namespace of which is remembered how they ended; older ones hardly count (`farm.builds.outlook`)."""
 
 
 class History:
@@ -36,19 +29,6 @@ class History:
         ]
         trimming = [["ZREMRANGEBYRANK", name, 0, -KEPT - 1] for name in names.values()]
         self._link.ask_many([*adding, *trimming])
-
-    def remember_build(self, namespace: str, build_id: str, ended_at: float, kept: Kept) -> None:
-        """Note how a build ended against its first outlook. Repeating it changes nothing."""
-        name = key("promises", namespace)
-        time = "" if kept.time is None else f"{kept.time:.4f}"
-        self._link.ask("ZADD", name, ended_at, f"{build_id} {kept.work:.4f} {time}")
-        self._link.ask("ZREMRANGEBYRANK", name, 0, -BUILDS_KEPT - 1)
-
-    def builds(self, namespace: str) -> list[Kept]:
-        """Return how the newest builds ended against their first outlooks, the newest first."""
-        members = self._link.ask("ZREVRANGE", key("promises", namespace), 0, -1)
-        rows = [member.split(" ") for member in members]
-        return [Kept(float(time) if time else None, float(work)) for _, work, time in rows]
 
     def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Sample]]:
         """Return what is known of each sort, in all of these namespaces together."""

@@ -4,9 +4,9 @@
 
 Each farm starts with an empty history and does builds one after the other; what is said of a build when it is submitted
 (time and work) and when half of its cells have ended (time) is compared with what comes. Compiles take the power 0.8 of
-their model's size; models, builds and compiles differ by factors that the farm does not know. Nominal are 80 %; fails
-where less than 76 % of the builds of a shape are in their ranges, by more than chance explains. The width is the upper
-end by the lower, its median.
+their model's size; models, builds and compiles differ by factors that the farm does not know. It fails if less than
+76 % of the builds of a shape are in their ranges, by more than chance explains. The width is the upper end by the
+lower, its median. `farm.builds.outlook.WIDENING` is chosen by this.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.builds.outlook import Kept, kept, outlook  # noqa: E402
-from farm.jobs.estimate import Sample, estimate  # noqa: E402
+from farm.builds.outlook import outlook  # noqa: E402  # noqa: E402
+from farm.jobs.estimate import Sample, estimate  # noqa: E402  # noqa: E402
 
 KEPT = 200
 """Past compiles that a farm remembers, as `farm/store/history.py` does."""
@@ -125,7 +125,6 @@ class Farm:
         self._chance = random.Random(f"{shape.name} {seed}")
         self._models: list[tuple[str, int, float]] = []
         self._history: list[Sample] = []
-        self._past: list[Kept] = []
         self._slower = 0.0
 
     def work(self, builds: int) -> None:
@@ -172,20 +171,17 @@ class Farm:
         self._slower += shape.drift
 
     def _judge(self, rows: list[dict[str, Any]], pool: dict[str, Any], crowded: bool) -> None:
-        promised, told = outlook(rows, [pool]), outlook(rows, [pool], past=self._past)
+        promised = outlook(rows, [pool])
         ends = self._run(rows, crowded)
         time, work = max(ends.values()), sum(row["busy"] for row in rows)
-        self._tally.note("time", told["eta"], time)
-        self._tally.note("work", told["slot_seconds"], work)
+        self._tally.note("time", promised["eta"], time)
+        self._tally.note("work", promised["slot_seconds"], work)
         if len(rows) > 3:
             now = sorted(ends.values())[len(rows) // 2]
             rows_now = [_at(row, ends[row["key"]], now) for row in rows]
             waiting = sum(row["state"] != "succeeded" for row in rows_now) * (1 + crowded)
-            half = outlook(rows_now, [{**pool, "waiting": waiting}], past=self._past)
+            half = outlook(rows_now, [{**pool, "waiting": waiting}])
             self._tally.note("half", half["eta"], time - now)
-        learnt = kept(promised, seconds=time, work=work)
-        assert learnt
-        self._past.insert(0, learnt)
 
     def _run(self, rows: list[dict[str, Any]], crowded: bool) -> dict[str, float]:
         """When each cell ends: the longest first, in turn with another build's where there is one."""

@@ -87,23 +87,11 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
 
 
 def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
-    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An hour ahead of the store's, by which a build ends; what its outlook was worth is told by one clock."""
-    specs: list[dict[str, Any]] = []
-
-    def noted(job_id: str, order: dict[str, Any], key: str) -> Outcome:
-        specs.append(order["spec"])
-        return succeed(farm)(job_id, order, key)
-
-    submit(farm, freeze_manifest(tmp_path, MANIFEST))
-    work(farm, noted)
-    for spec in specs:
-        done = {"like": comparable(spec), "model": spec["model"]["digest"][:12], "size": 100}
-        compiled = {"key": "k", "created": "2026-11-21T00:00:00+00:00", "seconds": 1.0, "work": done}
-        farm.store.history.remember("main", [compiled])
+    """An hour ahead of the store's, by which a build's times are told."""
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
-    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + "    salt: anew\n"))
+    build = submit(farm, frozen)
     elapsed: list[float] = []
 
     def looked_at(job_id: str, order: dict[str, Any], key: str) -> Outcome:
@@ -114,10 +102,33 @@ def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
     assert elapsed
     assert max(elapsed) < 600
     farm.builds.finish(build["id"])
-    assert farm.builds.get("main", build["id"])["state"] == "reported"
-    (kept,) = farm.store.history.builds("main")
-    assert kept.time is not None
-    assert kept.time < 1.28, "it took less than a second, not an hour"
+    ended = farm.builds.get("main", build["id"])
+    assert ended["state"] == "reported"
+    assert 0 <= ended["ended_at"] - ended["created_at"] < 600, "by one clock"
+
+
+def test_a_plan_and_a_report_say_when_a_build_will_be_done(farm: Farm, tmp_path: Path) -> None:
+    specs: list[dict[str, Any]] = []
+
+    def noted(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        specs.append(order["spec"])
+        return succeed(farm)(job_id, order, key)
+
+    first = submit(farm, freeze_manifest(tmp_path, MANIFEST))
+    unknown = farm.builds.report("main", first["id"])["build"]["outlook"]
+    assert (unknown["eta"], unknown["unknown"]) == (None, 2)
+    work(farm, noted)
+    for spec in specs:
+        done = {"like": comparable(spec), "model": spec["model"]["digest"][:12], "size": 100}
+        compiled = {"key": "k", "created": "2026-11-21T00:00:00+00:00", "seconds": 10.0, "work": done}
+        farm.store.history.remember("main", [compiled])
+    frozen = freeze_manifest(tmp_path, MANIFEST + "    salt: again\n")
+    planned = farm.builds.plan("main", frozen.submission)["outlook"]
+    assert (planned["eta"]["expected"], planned["slot_seconds"]["expected"]) == (10, 20), "two slots"
+    build = submit(farm, frozen)
+    assert farm.builds.report("main", build["id"])["build"]["outlook"] == planned
+    farm.builds.pause("main", build["id"], paused=True)
+    assert farm.builds.report("main", build["id"])["build"]["outlook"]["eta"] is None
 
 
 def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, frozen: Frozen) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 
-from farm.builds.outlook import Kept
 from farm.control.reconciler import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
 from farm.jobs.estimate import Sample
@@ -236,17 +235,6 @@ def live_through(store: Store) -> list[str]:
     run_next(store, Outcome.failure(FailureKind.STORAGE, "down"))
     store.builds.cancel(builds[3])
     return builds
-
-
-def test_how_the_newest_builds_ended_is_remembered(store: Store) -> None:
-    for number in range(70):
-        for _ in range(2):
-            store.history.remember_build("main", f"b-{number:016x}", 1e9 + number, Kept(None, number / 10))
-    store.history.remember_build("main", "b-last", 2e9, Kept(-1.5, 0.25))
-    past = store.history.builds("main")
-    assert len(past) == 60
-    assert past[:2] == [Kept(-1.5, 0.25), Kept(None, 6.9)], "the newest first"
-    assert store.history.builds("other") == []
 
 
 def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) -> None:
