@@ -66,8 +66,7 @@ class Builds:
 
     def get(self, build_id: str) -> Document | None:
         """Return a build: what `create` was given, and `state` (open, ended, reported), `counts` by state, `accepted`,
-        `paused`, `rested` (whether it ever was paused),
-        `created_at` and `ended_at` (Unix seconds; the submitter's own `created_at` wins), `verdict`.
+        `paused`, `created_at` and `ended_at` (Unix seconds; the submitter's own `created_at` wins), `verdict`.
         """
         return _build(self._link.ask("HGETALL", key("build", build_id)))
 
@@ -193,7 +192,6 @@ def _build(row: Mapping[str, str]) -> Document | None:
         "ended_at": _seconds(row.get("ended_at")),
         "accepted": int(row["accepted"]),
         "paused": row.get("paused") == "1",
-        "rested": row.get("rested") == "1",
         "counts": {
             state: int(row.get(f"n:{state}", 0)) for state in ("queued", "running", "succeeded", "failed", "cancelled")
         },

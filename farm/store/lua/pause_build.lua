@@ -8,7 +8,7 @@ local found = call("HMGET", key("build", build), "state", "paused")
 if not found[1] then return -1 end
 if found[1] ~= "open" then return 0 end
 if (found[2] or "0") ~= paused then
-  call("HSET", key("build", build), "paused", paused, "rested", 1)
+  call("HSET", key("build", build), "paused", paused)
   event(build, {"type", "build", "state", "open", "paused", paused})
   for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end
 end
