@@ -1,12 +1,167 @@
-"""Who may import whom: the picture of the rooms, kept true."""
+"""Who may import whom: the picture of the rooms, kept true. Lazy imports and those for the type checker count too."""
 
 import ast
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+
+FLOORS: dict[str, set[str]] = {
+    # what every room may use
+    "farm": set(),
+    "farm.units": set(),
+    "farm.errors": set(),
+    "farm.spec": set(),
+    "farm.settings": {"farm.errors"},
+    "farm.logging": {"farm.settings"},
+    # the child: it imports nothing of the farm; parents take single functions of it
+    "farm.runner": set(),
+    # what is asked
+    "farm.jobs": set(),
+    "farm.models": {"farm.errors", "farm.runner", "farm.spec"},
+    "farm.targets": {"farm.errors", "farm.settings", "farm.spec", "farm.units"},
+    "farm.manifest": {"farm.errors", "farm.jobs", "farm.models", "farm.targets", "farm.units"},
+    "farm.matrix": {"farm.errors", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
+    "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets"},
+    # what compiles
+    "farm.compiling": {"farm", "farm.jobs", "farm.spec", "farm.targets"},
+    # what is kept
+    "farm.artifacts": {"farm.errors", "farm.jobs", "farm.logging", "farm.settings"},
+    "farm.tuning": {
+        "farm.artifacts",
+        "farm.compiling",
+        "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.results",
+        "farm.spec",
+        "farm.targets",
+    },
+    "farm.store": {"farm.errors", "farm.jobs", "farm.settings", "farm.spec"},
+    "farm.broker": {"farm.errors", "farm.settings"},
+    # who runs it
+    "farm.node": {
+        "farm",
+        "farm.artifacts",
+        "farm.compiling",
+        "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.models",
+        "farm.results",
+        "farm.settings",
+        "farm.spec",
+        "farm.store",
+        "farm.targets",
+        "farm.tuning",
+    },
+    "farm.client": {
+        "farm",
+        "farm.artifacts",
+        "farm.compiling",
+        "farm.errors",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.models",
+        "farm.runner",
+        "farm.settings",
+        "farm.spec",
+    },
+    "farm.builds": {
+        "farm.artifacts",
+        "farm.compiling",
+        "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.models",
+        "farm.results",
+        "farm.settings",
+        "farm.spec",
+        "farm.store",
+        "farm.targets",
+    },
+    "farm.app": {
+        "farm.artifacts",
+        "farm.broker",
+        "farm.builds",
+        "farm.errors",
+        "farm.node",
+        "farm.settings",
+        "farm.store",
+    },
+    "farm.control": {
+        "farm.app",
+        "farm.artifacts",
+        "farm.broker",
+        "farm.errors",
+        "farm.logging",
+        "farm.settings",
+        "farm.spec",
+        "farm.store",
+        "farm.tuning",
+    },
+    "farm.api": {
+        "farm",
+        "farm.app",
+        "farm.artifacts",
+        "farm.control",
+        "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.settings",
+        "farm.spec",
+        "farm.targets",
+        "farm.tuning",
+    },
+    "farm.local": {
+        "farm.artifacts",
+        "farm.client",
+        "farm.compiling",
+        "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.models",
+        "farm.node",
+        "farm.results",
+        "farm.runner",
+        "farm.settings",
+        "farm.targets",
+        "farm.tuning",
+    },
+    "tasks": {"farm.app", "farm.compiling", "farm.errors", "farm.logging", "farm.node"},
+    "farm.cli": {
+        "farm",
+        "farm.api",
+        "farm.app",
+        "farm.client",
+        "farm.compiling",
+        "farm.errors",
+        "farm.jobs",
+        "farm.local",
+        "farm.logging",
+        "farm.manifest",
+        "farm.models",
+        "farm.node",
+        "farm.results",
+        "farm.runner",
+        "farm.settings",
+        "farm.tuning",
+        "farm.units",
+    },
+    "farm.__main__": {"farm.cli"},
+}
+"""Each room, lowest first, and the rooms that it may import: all of them lower, so nothing goes round or up."""
 
 HOMES = {
     "redis": ["farm/store/"],
@@ -28,36 +183,52 @@ HOMES = {
 }
 """One library, one room."""
 
+SERVER_LIBRARIES = {"celery", "kombu", "redis", "boto3", "botocore", "fastapi", "uvicorn", "onnxruntime", "migraphx"}
+"""What a client is installed without."""
+
 PURE = [
-    "spec",
-    "pools",
+    "builds/follow_up",
+    "builds/outlook",
+    "builds/plan",
+    "builds/retry",
+    "client/family",
+    "compiling/failures",
+    "compiling/requests",
+    "jobs/estimate",
     "jobs/state",
     "matrix/cells",
     "matrix/combinations",
     "matrix/dynamic",
     "matrix/inputs",
     "matrix/layers",
-    "plan",
-    "verdict",
-    "verification",
-    "failures",
-    "family",
-    "shapes",
-    "sweep",
-    "tuning/records",
+    "models/shapes",
+    "results/accuracy",
+    "results/speed",
+    "results/sweep",
+    "results/verdict",
+    "spec",
+    "targets/pools",
     "tuning/importing",
-    "comparison",
-    "estimate",
-    "outlook",
-    "follow_up",
-    "retry",
+    "tuning/records",
 ]
 SIDE_EFFECTS = {"farm.store", "farm.artifacts.s3", "farm.client.client", "farm.settings", "subprocess", "socket", "os"}
+
+LOOSE = 10
+"""Modules that lie in `farm/` itself, at most."""
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -65,51 +236,111 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def modules(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for path in (*modules("farm"), *modules("tasks"))}
+
+
+def room(module: str) -> str:
+    """`farm.store` of `farm.store.link`; a loose module is a room of its own, `tasks` is one."""
+    parts = module.split(".")
+    return ".".join(parts[: 1 if parts[0] == "tasks" else 2])
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The farm's own modules that a file imports; `from farm import spec` is `farm.spec`, not `farm`."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in MODULES else node.module
+
+
+def closure(package: str) -> set[str]:
+    """All modules that some module of a package imports, directly or through others."""
+    reached: set[str] = set()
+    todo = [name for name in MODULES if room(name) == package]
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            parents = [".".join(name.split(".")[:count]) for count in range(1, name.count(".") + 1)]
+            todo += [*imported(MODULES[name]), *(parent for parent in parents if parent in MODULES)]
+    return reached
+
+
+def test_no_room_imports_one_that_it_may_not() -> None:
+    wrong = {
+        (dotted(path), room(name))
+        for path in MODULES.values()
+        for name in imported(path)
+        if room(name) not in {room(dotted(path)), *FLOORS.get(room(dotted(path)), set())}
+    }
+    assert wrong == set()
+
+
+def test_the_table_of_floors_has_every_room_and_nothing_goes_up() -> None:
+    rooms = list(FLOORS)
+    assert {room(name) for name in MODULES} == set(rooms)
+    assert [(name, below) for name in rooms for below in FLOORS[name] if rooms.index(below) >= rooms.index(name)] == []
+
+
+def test_the_table_of_floors_allows_nothing_that_is_not_used() -> None:
+    used = {(room(name), room(other)) for name, path in MODULES.items() for other in imported(path)}
+    assert {(name, below) for name, all_below in FLOORS.items() for below in all_below} - used == set()
+
+
+def test_a_client_is_installed_without_what_servers_and_workers_need() -> None:
+    """All that `farm.client` reaches, however late it is imported."""
+    libraries = {name.split(".")[0] for module in closure("farm.client") for name in imports(MODULES[module])}
+    assert libraries & SERVER_LIBRARIES == set()
+
+
+def test_few_modules_are_loose() -> None:
+    loose = [path.name for path in (ROOT / "farm").glob("*.py") if path.name != "__init__.py"]
+    assert len(loose) <= LOOSE, loose
 
 
 @pytest.mark.parametrize("library", HOMES)
 def test_a_library_is_imported_only_in_its_room(library: str) -> None:
     strangers = [
         name
-        for path in [*modules("farm"), *modules("tasks")]
+        for path in MODULES.values()
         if any(module.split(".")[0] == library for module in imports(path))
         and not any((name := str(path.relative_to(ROOT))).startswith(home) for home in HOMES[library])
     ]
     assert strangers == []
 
 
-def test_the_farm_does_not_import_its_tasks() -> None:
-    assert [path for path in modules("farm") if any(name.split(".")[0] == "tasks" for name in imports(path))] == []
-
-
-def test_the_child_imports_nothing_else_of_the_farm() -> None:
-    assert {name for path in modules("farm/runner") for name in imports(path) if name.split(".")[0] == "farm"} == set()
-
-
 def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
     """These modules go into every folder that `farm reproduce` writes; the runner is read as files there, too."""
-    from farm.compiling.reproduction import MODULES
+    from farm.compiling.reproduction import MODULES as COPIED
 
     paths = [
         path
-        for name in MODULES
+        for name in COPIED
         for path in ([ROOT / "farm" / name] if name.endswith(".py") else modules(f"farm/{name}"))
     ]
-    there = {"farm", *(f"farm.{name.removesuffix('.py')}" for name in MODULES)}
+    there = {dotted(path) for path in paths}
     outside = {
-        (path.name, name)
+        (dotted(path), name)
         for path in paths
-        for name in (imports(path) if "runner" not in path.parts else ())
-        if name.split(".")[0] not in sys.stdlib_module_names and ".".join(name.split(".")[:2]) not in there
+        if "runner" not in path.parts
+        for name in (*imported(path), *imports(path))
+        if name.split(".")[0] not in sys.stdlib_module_names and name in MODULES and name not in there
     }
     assert outside == set()
+    libraries = {name.split(".")[0] for path in paths if "runner" not in path.parts for name in imports(path)}
+    assert libraries - set(sys.stdlib_module_names) == {"farm"}
 
 
-@pytest.mark.parametrize("room", PURE)
-def test_pure_rooms_reach_for_nothing_outside(room: str) -> None:
-    assert imports(ROOT / "farm" / f"{room}.py") & SIDE_EFFECTS == set()
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_reach_for_nothing_outside(module: str) -> None:
+    assert imports(ROOT / "farm" / f"{module}.py") & SIDE_EFFECTS == set()
 
 
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
