@@ -36,7 +36,7 @@ schemas: $(VENV)/.dev
 		> configs/artifact.schema.json
 	$(RUN)/python -c 'import json; from farm.client.family import schema; print(json.dumps(schema(), indent=2))' \
 		> configs/family.schema.json
-	$(RUN)/python -c 'import json; from farm.api.app import openapi; print(json.dumps(openapi(), indent=2))' \
+	$(RUN)/python -c 'import json; from farm.api.application import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
 
 $(VENV)/.dev: pyproject.toml

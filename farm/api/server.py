@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from farm.api.app import LOOPBACK, create_app
+from farm.api.application import LOOPBACK, create_app
 from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import UsageError

@@ -1,19 +1,5 @@
 """The command line. Every command is a function with typed options; what it needs is imported when it runs."""
 
-from __future__ import annotations
+from farm.cli.main import main
 
-import sys
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `farm` and return its exit code (`farm help exit-codes` lists them)."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments == ["--version"]:
-        from farm import __version__
-
-        sys.stdout.write(f"farm {__version__}\n")
-        return 0
-    from farm.cli.app import run
-
-    return run(arguments)
+__all__ = ["main"]

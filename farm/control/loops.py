@@ -18,8 +18,8 @@ from farm.control.endings import settle_left, settle_next
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
 from farm.control.reconciler import Queued, Resumer, send_strays
-from farm.control.tuning import INTERVAL as MERGE_INTERVAL
-from farm.control.tuning import merge_tuning
+from farm.control.tuning_merges import INTERVAL as MERGE_INTERVAL
+from farm.control.tuning_merges import merge_tuning
 from farm.errors import FarmFault
 from farm.logging import get_logger
 from farm.settings import Settings

@@ -38,7 +38,7 @@ from farm.store import Beat, Store
 
 log = get_logger(__name__)
 
-APP = "tasks.app"
+APP = "tasks.celery_app"
 RELEASE_SECONDS = 5.0
 """What a process gets to end its compilers and give attempts back, before it is killed."""
 

@@ -290,7 +290,7 @@ def _parts(points: Sequence[dict[str, Any]], most: int) -> Iterator[range]:
 
 
 def _bench(request: Request, messages: Messages) -> Result:
-    from .bench import bench
+    from .turns import bench
 
     return {**bench(request, messages, _load_any), "peak_memory": _peak_memory()}
 

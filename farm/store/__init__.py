@@ -11,16 +11,16 @@ import secrets
 from farm.errors import FarmFault, UsageError
 from farm.jobs.state import POLICIES
 from farm.settings import Settings
-from farm.store.audit import Audit
-from farm.store.builds import Builds
+from farm.store.audit_records import Audit
+from farm.store.build_records import Builds
 from farm.store.events import Events, EventStreams
 from farm.store.history import KEPT, History
-from farm.store.index import Index
-from farm.store.jobs import Claim, Jobs
+from farm.store.index_records import Index
+from farm.store.job_records import Claim, Jobs
 from farm.store.leader import Leader
 from farm.store.link import Link, key
 from farm.store.wakeups import Wakeups
-from farm.store.workers import Beat, Workers
+from farm.store.worker_records import Beat, Workers
 
 __all__ = ["Beat", "Claim", "Events", "Store"]
 

@@ -31,7 +31,7 @@ import pytest
 import typer
 from ruamel.yaml import YAML
 
-from farm.cli.app import app
+from farm.cli.commands import app
 from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.settings import load_settings

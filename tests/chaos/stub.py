@@ -70,4 +70,4 @@ farm.artifacts.publish = publish  # type: ignore[method-assign]
 cache = NodeCache(farm.settings.data_dir / "cache", limit=1 << 30, download=farm.artifacts.get_blob)
 farm.__dict__["executor"] = ScriptedExecutor(farm.artifacts, cache, farm.settings)
 
-from tasks.app import app  # noqa: F401 - what Celery starts
+from tasks.celery_app import app  # noqa: F401 - what Celery starts

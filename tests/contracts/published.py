@@ -11,11 +11,11 @@ from typing import Any, get_args, get_origin
 import typer
 
 from farm import errors
-from farm.api.app import openapi
+from farm.api.application import openapi
 from farm.api.auth import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
-from farm.cli.app import app
+from farm.cli.commands import app
 from farm.client.family import schema as family_schema
 from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
 from farm.manifest import manifest_schema

@@ -6,7 +6,7 @@ import json
 
 import jsonschema
 
-from farm.api.app import openapi
+from farm.api.application import openapi
 from farm.artifacts import sidecar
 from farm.client import family
 from tests.support.places import ROOT

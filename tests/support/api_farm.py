@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 from pydantic import SecretStr
 
-from farm.api.app import create_app
+from farm.api.application import create_app
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient, Frozen, freeze

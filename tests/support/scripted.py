@@ -76,4 +76,4 @@ class ScriptedExecutor:
 
 Farm.current().__dict__["executor"] = ScriptedExecutor()  # in place of the one that would need object storage
 
-from tasks.app import app  # noqa: E402, F401 - what Celery starts
+from tasks.celery_app import app  # noqa: E402, F401 - what Celery starts

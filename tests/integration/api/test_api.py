@@ -18,8 +18,8 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm.api import blobs as farm_blobs
-from farm.api.app import create_app
+from farm.api import blob_routes as farm_blobs
+from farm.api.application import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs

@@ -261,7 +261,7 @@ def test_ctrl_c_detaches_and_says_how_to_return(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farm.cli.builds.SECOND_THOUGHT", 0.01)
+    monkeypatch.setattr("farm.cli.build_commands.SECOND_THOUGHT", 0.01)
     monkeypatch.setattr("farm.cli.progress._next", interrupted)
     assert main(["submit", manifest]) == 8
     err = capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farm.cli import render
-from farm.cli.artifacts import describe
+from farm.cli.artifact_commands import describe
 from farm.cli.progress import Lines, Screen
 
 

@@ -19,7 +19,7 @@ def doctor(as_json: output.Json = False) -> None:
 
     What is broken comes with its fix, and makes the exit code 6.
     """
-    from farm.cli.checks import run_checks
+    from farm.cli.check_commands import run_checks
 
     checks = run_checks()
     broken = [check for check in checks if check.state == "broken"]

@@ -1,5 +1,7 @@
-"""The Celery application of a worker process: `celery -A tasks.app worker --lifeline FD --worker ID --node NODE --slots
-JSON`."""
+"""The Celery application of a worker process.
+
+`celery -A tasks.celery_app worker --lifeline FD --worker ID --node NODE --slots JSON`
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from farm.cli import output, render
-from farm.cli.here import compared, here, latency, say_all
+from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import ArtifactGone, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _cache(sidecar: Mapping[str, Any]) -> Path:
 
 
 def _local(path: Path) -> list[Artifact]:
-    from farm.cli.artifacts import beside
+    from farm.cli.artifact_commands import beside
 
     if path.is_dir():
         documents = sorted([*path.glob("artifact.json"), *path.glob("*/artifact.json")])

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from farm.cli import artifacts, bench, builds, manifests, operate, optimize, output, tokens, tuning
+from farm.cli import (
+    artifact_commands,
+    bench_command,
+    build_commands,
+    manifest_commands,
+    operator_commands,
+    optimize_command,
+    output,
+    token_commands,
+    tuning_commands,
+)
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
 
 app = typer.Typer(
@@ -22,39 +32,39 @@ app = typer.Typer(
 )
 
 for command in (
-    builds.run,
-    builds.up,
-    builds.submit,
-    builds.plan,
-    builds.retry,
-    builds.watch,
-    builds.status,
-    builds.diff,
-    builds.logs,
-    builds.reproduce,
-    builds.cancel,
-    builds.pause,
-    builds.resume,
-    artifacts.fetch,
-    artifacts.ls,
-    artifacts.tag,
-    artifacts.inspect,
-    optimize.optimize,
-    bench.bench,
-    manifests.init,
-    manifests.lint,
-    manifests.schema,
-    operate.doctor,
-    operate.audit,
-    operate.gc,
-    operate.drain,
-    operate.unfence,
-    operate.worker,
-    operate.serve,
+    build_commands.run,
+    build_commands.up,
+    build_commands.submit,
+    build_commands.plan,
+    build_commands.retry,
+    build_commands.watch,
+    build_commands.status,
+    build_commands.diff,
+    build_commands.logs,
+    build_commands.reproduce,
+    build_commands.cancel,
+    build_commands.pause,
+    build_commands.resume,
+    artifact_commands.fetch,
+    artifact_commands.ls,
+    artifact_commands.tag,
+    artifact_commands.inspect,
+    optimize_command.optimize,
+    bench_command.bench,
+    manifest_commands.init,
+    manifest_commands.lint,
+    manifest_commands.schema,
+    operator_commands.doctor,
+    operator_commands.audit,
+    operator_commands.gc,
+    operator_commands.drain,
+    operator_commands.unfence,
+    operator_commands.worker,
+    operator_commands.serve,
 ):
     app.command()(command)
-app.add_typer(tokens.commands, name="token")
-app.add_typer(tuning.commands, name="tuning")
+app.add_typer(token_commands.commands, name="token")
+app.add_typer(tuning_commands.commands, name="tuning")
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,18 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import farm as package
-from farm.api import artifacts, blobs, builds, jobs, problems, schemas, tokens, tuning, upkeep, workers
+from farm.api import (
+    artifact_routes,
+    blob_routes,
+    build_routes,
+    job_routes,
+    problems,
+    schemas,
+    token_routes,
+    tuning_routes,
+    upkeep_routes,
+    worker_routes,
+)
 from farm.api.auth import FarmDep
 from farm.app import Farm
 from farm.errors import FarmFault, UsageError
@@ -54,18 +65,18 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         max_body_size=BODY_LIMIT,
     )
     app.state.farm = farm
-    app.state.watchers = anyio.CapacityLimiter(builds.WATCHERS)
+    app.state.watchers = anyio.CapacityLimiter(build_routes.WATCHERS)
     problems.install(app)
     for room in (
         router,
-        builds.router,
-        jobs.router,
-        artifacts.router,
-        blobs.router,
-        workers.router,
-        upkeep.router,
-        tokens.router,
-        tuning.router,
+        build_routes.router,
+        job_routes.router,
+        artifact_routes.router,
+        blob_routes.router,
+        worker_routes.router,
+        upkeep_routes.router,
+        token_routes.router,
+        tuning_routes.router,
     ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)

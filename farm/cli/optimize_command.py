@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from farm.cli import output, render
-from farm.cli.here import compared, here, latency, say_all
+from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import GateFailed, UsageError
 
 
