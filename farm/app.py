@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from farm.artifacts import ArtifactStore
     from farm.artifacts.tokens import Tokens
-    from farm.builds.job_views import Jobs
-    from farm.builds.service import Builds
+    from farm.builds.job_views import JobViews
+    from farm.builds.service import BuildService
     from farm.node.executor import Executor
     from farm.store import Store
 
@@ -75,18 +75,18 @@ class Farm:
         return make_celery(self.settings)
 
     @cached_property
-    def builds(self) -> Builds:
+    def builds(self) -> BuildService:
         """Plans, builds, reports."""
-        from farm.builds.service import Builds
+        from farm.builds.service import BuildService
 
-        return Builds(self.store, self.artifacts, self.settings)
+        return BuildService(self.store, self.artifacts, self.settings)
 
     @cached_property
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobViews:
         """What can be asked of jobs."""
-        from farm.builds.job_views import Jobs
+        from farm.builds.job_views import JobViews
 
-        return Jobs(self.store, self.artifacts)
+        return JobViews(self.store, self.artifacts)
 
     @cached_property
     def executor(self) -> Executor:

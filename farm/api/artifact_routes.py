@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import sidecar_key
 from farm.artifacts.refs import Ref, Refs
 from farm.errors import ArtifactGone, NotFound
@@ -22,7 +22,7 @@ Generation = Annotated[
 
 @router.get("/artifacts/{key}")
 def artifact(
-    key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: Reader, farm: FarmDep
+    key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
 ) -> schemas.Document:
     """Return the sidecar of a whole artifact: what it is, how it was made, its blobs' digests. 410: it is damaged."""
     found = farm.artifacts.lookup(caller.readable, key)
@@ -35,13 +35,13 @@ def artifact(
 
 
 @router.get("/refs")
-def refs(caller: Reader, farm: FarmDep) -> schemas.Items[str]:
+def refs(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[str]:
     """List the tags of the namespace's refs."""
     return schemas.Items(items=sorted(Refs(farm.artifacts).list(caller.namespace)))
 
 
 @router.get("/refs/{tag}")
-def ref(tag: Tag, caller: Reader, farm: FarmDep) -> schemas.Document:
+def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return where a ref points, and its snapshot: the cells that it names, with their cache keys and programs."""
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
@@ -52,7 +52,7 @@ def ref(tag: Tag, caller: Reader, farm: FarmDep) -> schemas.Document:
     return {**_told(found), **refs.snapshot(found.snapshot)}
 
 
-@router.put("/refs/{tag}", response_model=schemas.Ref)
+@router.put("/refs/{tag}", response_model=schemas.RefView)
 def point(
     tag: Tag, pointing: schemas.Pointing, caller: Submitter, farm: FarmDep, generation: Generation = None
 ) -> schemas.Document:
@@ -72,4 +72,4 @@ def delete_ref(tag: Tag, caller: Submitter, farm: FarmDep, generation: Generatio
 
 
 def _told(ref: Ref) -> schemas.Document:
-    return {name: getattr(ref, name) for name in schemas.Ref.model_fields}
+    return {name: getattr(ref, name) for name in schemas.RefView.model_fields}

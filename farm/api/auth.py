@@ -96,6 +96,6 @@ def require(role: Role) -> Callable[[Caller], Caller]:
     return check
 
 
-Reader = Annotated[Caller, Depends(require(Role.READER))]
+ReaderCaller = Annotated[Caller, Depends(require(Role.READER))]
 Submitter = Annotated[Caller, Depends(require(Role.SUBMITTER))]
 Admin = Annotated[Caller, Depends(require(Role.ADMIN))]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import blob_key
 from farm.errors import NotFound
 
@@ -23,7 +23,7 @@ ASKING = 8
 
 
 @router.post("/blobs", response_model=schemas.Missing)
-def missing_blobs(query: schemas.Blobs, caller: Submitter, farm: FarmDep) -> schemas.Missing:
+def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> schemas.Missing:
     """Say which of these blobs are missing, each with the presigned PUTs that bring what is missing of it.
 
     A single PUT accepts exactly the blob's bytes. A large blob is sent in parts, of which those that are there already
@@ -60,7 +60,7 @@ def finish_upload(
 @router.get("/blobs/{digest}", response_model=schemas.Location, status_code=307, response_class=JSONResponse)
 def blob(
     digest: Annotated[str, Path(pattern=schemas.DIGEST)],
-    _: Reader,
+    _: ReaderCaller,
     farm: FarmDep,
     filename: Annotated[str, Query(pattern=schemas.FILE_NAME, description="What to call the file.")] = "",
 ) -> JSONResponse:

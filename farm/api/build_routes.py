@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import UsageError
 from farm.jobs.state import State
@@ -33,7 +33,7 @@ BuildReference = Annotated[
 ]
 
 
-@router.post("/plan", response_model=schemas.Plan)
+@router.post("/plan", response_model=schemas.PlanView)
 def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> schemas.Document:
     """Say what a submission would do: cells, hits, misses and why, and the blobs that are missing. Changes nothing."""
     return farm.builds.plan(caller.namespace, submission.model_dump())
@@ -58,22 +58,22 @@ def submit(
 
 @router.get("/builds", response_model=schemas.Items[schemas.Build])
 def list_builds(
-    caller: Reader, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
+    caller: ReaderCaller, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
 ) -> dict[str, list[schemas.Document]]:
     """List the newest builds of the namespace."""
     return {"items": farm.builds.list(caller.namespace, limit)}
 
 
 @router.get("/builds/{build_id}", response_model=schemas.Build)
-def get_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
+def get_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return a build: its state, counts and verdict."""
     return farm.builds.get(caller.namespace, build_id)
 
 
-@router.get("/builds/{build_id}/cells", response_model=schemas.Items[schemas.Cell])
+@router.get("/builds/{build_id}/cells", response_model=schemas.Items[schemas.CellView])
 def cells(
     build_id: BuildReference,
-    caller: Reader,
+    caller: ReaderCaller,
     farm: FarmDep,
     state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
 ) -> dict[str, list[schemas.Document]]:
@@ -100,7 +100,7 @@ def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schema
     return farm.builds.pause(caller.namespace, build_id, paused=False)
 
 
-@router.post("/builds/{build_id}/retry/plan", response_model=schemas.Plan)
+@router.post("/builds/{build_id}/retry/plan", response_model=schemas.PlanView)
 def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> schemas.Document:
     """Say what a retry would do. Changes nothing."""
     return farm.builds.plan_retry(caller.namespace, build_id, retry.model_dump())
@@ -114,7 +114,7 @@ def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, far
 
 
 @router.get("/builds/{build_id}/report")
-def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.Document:
+def report(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""
     return farm.builds.report(caller.namespace, build_id)
 
@@ -122,7 +122,7 @@ def report(build_id: BuildReference, caller: Reader, farm: FarmDep) -> schemas.D
 @router.get("/builds/{build_id}/reproduction")
 def reproduction(
     build_id: BuildReference,
-    caller: Reader,
+    caller: ReaderCaller,
     farm: FarmDep,
     cell: Annotated[str, Query(description="The cell's identifier.", max_length=500)],
 ) -> schemas.Document:
@@ -131,12 +131,12 @@ def reproduction(
 
 
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
-def junit(build_id: BuildReference, caller: Reader, farm: FarmDep) -> Response:
+def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Response:
     """Return a build's report as JUnit XML."""
     return Response(farm.builds.junit(caller.namespace, build_id), media_type="application/xml")
 
 
-def _known_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> str:
+def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> str:
     """Resolve the build before the stream begins: after that, an error has no status to travel in."""
     return farm.builds.resolve(caller.namespace, build_id)
 
@@ -148,7 +148,7 @@ def _known_build(build_id: BuildReference, caller: Reader, farm: FarmDep) -> str
 )
 async def events(
     build_id: Annotated[str, Depends(_known_build)],
-    caller: Reader,
+    caller: ReaderCaller,
     farm: FarmDep,
     request: Request,
     last_event_id: Annotated[str | None, Header(max_length=128)] = None,

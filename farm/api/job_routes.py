@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader
+from farm.api.auth import FarmDep, ReaderCaller
 
 router = APIRouter(tags=["jobs"])
 
@@ -15,13 +15,13 @@ JobId = Annotated[str, Path(pattern=schemas.JOB_ID)]
 
 
 @router.get("/jobs/{job_id}")
-def job(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
+def job(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return a job with its attempts."""
     return farm.jobs.get(caller.namespace, job_id)
 
 
 @router.get("/jobs/{job_id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
+def log(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> Response:
     """Return a job's log: its last 64 KiB while it runs, after that the last attempt's, 64 MiB of it at most."""
     return Response(
         farm.jobs.log(caller.namespace, job_id),
@@ -32,6 +32,6 @@ def log(job_id: JobId, caller: Reader, farm: FarmDep) -> Response:
 
 
 @router.get("/jobs/{job_id}/reproduction")
-def reproduction(job_id: JobId, caller: Reader, farm: FarmDep) -> schemas.Document:
+def reproduction(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return what reruns a job's last attempt elsewhere: work order, limits, inputs by digest; however it ended."""
     return farm.jobs.reproduction(caller.namespace, job_id)

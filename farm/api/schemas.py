@@ -58,7 +58,7 @@ class ExampleInput(BaseModel):
     axes: Annotated[dict[Label, Label], Field(max_length=64)]
 
 
-class Conversion(BaseModel):
+class ConversionView(BaseModel):
     """How a model was made from one of another format, where it was submitted."""
 
     model_config = ConfigDict(extra="forbid")
@@ -74,7 +74,7 @@ class Conversion(BaseModel):
     source: Digest
 
 
-class FrozenModel(_Open):
+class FrozenModelView(_Open):
     """A model as the client read and hashed it; the first file is the model itself."""
 
     digest: Digest
@@ -83,7 +83,7 @@ class FrozenModel(_Open):
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     size: Size
-    conversion: Conversion | None = None
+    conversion: ConversionView | None = None
 
     @model_validator(mode="after")
     def _is_what_it_says(self) -> Self:
@@ -93,7 +93,7 @@ class FrozenModel(_Open):
         return self
 
 
-class FrozenData(_Open):
+class FrozenDataView(_Open):
     """A data set as one canonical .npz blob, with the shapes and dtypes of its arrays."""
 
     digest: Digest
@@ -116,8 +116,8 @@ class Submission(BaseModel):
     build_id: Annotated[str, Field(pattern=BUILD_ID)]
     manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
     file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages")] = "manifest.yaml"
-    models: dict[str, FrozenModel]
-    data: dict[str, FrozenData] = {}
+    models: dict[str, FrozenModelView]
+    data: dict[str, FrozenDataView] = {}
     files: Annotated[dict[str, BlobQuery], Field(description="files of environment variables, by path")] = {}
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
 
@@ -140,7 +140,7 @@ class Pointing(BaseModel):
     previous: bool = False
 
 
-class Ref(BaseModel):
+class RefView(BaseModel):
     """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs."""
 
     tag: str
@@ -158,7 +158,7 @@ class Range(BaseModel):
     high: float
 
 
-class Estimate(Range):
+class EstimateView(Range):
     """Seconds that a compile takes; `by` says of what that is learnt."""
 
     by: str
@@ -176,7 +176,7 @@ class Outlook(_Open):
     unserved: list[str]
 
 
-class PlannedCell(_Open):
+class PlannedCellView(_Open):
     """One cell, and what the farm would do for it."""
 
     identifier: str
@@ -186,15 +186,15 @@ class PlannedCell(_Open):
     reason: str = ""
     live_workers: int
     expected_seconds: float | None = None
-    estimate: Estimate | None = None
+    estimate: EstimateView | None = None
 
 
-class Plan(_Open):
+class PlanView(_Open):
     """What a submission would do."""
 
     build_id: str
     name: str
-    cells: list[PlannedCell]
+    cells: list[PlannedCellView]
     outlook: Outlook
     warnings: list[str]
     conversions: dict[str, dict[str, Any]] = {}
@@ -220,7 +220,7 @@ class Build(_Open):
     counts: dict[str, int]
 
 
-class Cell(_Open):
+class CellView(_Open):
     """One cell of a build, and why it is as it is."""
 
     identifier: str
@@ -239,7 +239,7 @@ class Finish(BaseModel):
     size: Size
 
 
-class Blobs(BaseModel):
+class BlobsView(BaseModel):
     """Blobs that the client could send, at most 1000 at once."""
 
     blobs: Annotated[list[BlobQuery], Field(max_length=1000)]
@@ -284,7 +284,7 @@ class NewToken(BaseModel):
     max_cells: Annotated[int, Field(ge=0, le=10**9)] = 0
 
 
-class Token(NewToken):
+class TokenView(NewToken):
     """A token as the farm knows it."""
 
     created: str
@@ -303,7 +303,7 @@ class Collected(BaseModel):
     bytes: int
 
 
-class TuningDatabase(BaseModel):
+class TuningDatabaseView(BaseModel):
     """A tuning database: what tuning learnt on one pool, device and mode.
 
     `size` in bytes, packed; `waiting` deltas; `damaged` says why it cannot be read, where that is so.
@@ -322,7 +322,7 @@ class TuningDatabase(BaseModel):
     damaged: str = ""
 
 
-class TuningWork(BaseModel):
+class TuningWorkView(BaseModel):
     """What sessions of tuning came to.
 
     Operations that came from the database, were tuned, are not tunable; seconds spent and saved.
@@ -336,7 +336,7 @@ class TuningWork(BaseModel):
     saved: float
 
 
-class TuningDay(TuningWork):
+class TuningDayView(TuningWorkView):
     """The sessions that ended on one day."""
 
     date: str
@@ -347,8 +347,8 @@ class TuningStats(BaseModel):
 
     database: str
     records: dict[str, int]
-    total: TuningWork
-    days: list[TuningDay]
+    total: TuningWorkView
+    days: list[TuningDayView]
 
 
 class TuningImported(BaseModel):
@@ -375,7 +375,7 @@ class TuningPruned(BaseModel):
     left: int
 
 
-class Health(BaseModel):
+class HealthView(BaseModel):
     """The farm answers, and so do its job store and object storage."""
 
     status: Literal["ok"]

@@ -15,7 +15,7 @@ router = APIRouter(tags=["tokens"])
 TokenName = Annotated[str, Path(pattern=schemas.TAG)]
 
 
-@router.get("/tokens", response_model=schemas.Items[schemas.Token])
+@router.get("/tokens", response_model=schemas.Items[schemas.TokenView])
 def tokens(_: Admin, farm: FarmDep) -> schemas.Document:
     """List the tokens; their secrets are known to nobody but their owners."""
     return {"items": [token.as_dict() for token in farm.tokens.list()]}

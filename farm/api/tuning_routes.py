@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, Reader, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.targets.compilers import COMPILERS
@@ -17,14 +17,14 @@ from farm.targets.pools import Pool
 from farm.tuning import text
 from farm.tuning.database import TuningDatabase, databases, device_name
 from farm.tuning.importing import fitting
-from farm.tuning.records import Day, Record, Snapshot, Source
+from farm.tuning.records import Record, RecordSource, Snapshot, TuningDay
 
 router = APIRouter(tags=["tuning"])
 
 Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
 
 
-def _addressed(pool: Part, device: Part, mode: Part, caller: Reader, farm: FarmDep) -> TuningDatabase:
+def _addressed(pool: Part, device: Part, mode: Part, caller: ReaderCaller, farm: FarmDep) -> TuningDatabase:
     return TuningDatabase(farm.artifacts, caller.namespace, pool, device, mode)
 
 
@@ -40,8 +40,8 @@ def _there(database: Addressed) -> TuningDatabase:
 There = Annotated[TuningDatabase, Depends(_there)]
 
 
-@router.get("/tuning", response_model=schemas.Items[schemas.TuningDatabase])
-def tuning_databases(caller: Reader, farm: FarmDep) -> dict[str, list[schemas.Document]]:
+@router.get("/tuning", response_model=schemas.Items[schemas.TuningDatabaseView])
+def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> dict[str, list[schemas.Document]]:
     """List the namespace's tuning databases, and those that it could have: one for each mode of a known pool."""
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
@@ -87,7 +87,9 @@ def tuning_import(
     text.check(offered)
     known_now = database.since(frozenset()).snapshot
     found = fitting(offered, known_now, pool.device, pool.toolchain, miopen)
-    source = Source(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain)
+    source = RecordSource(
+        datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain
+    )
     delta = found.snapshot.measured_by(source)
     if delta:
         database.commit(delta)
@@ -152,7 +154,7 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
     return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
 
 
-def _sum(day: Day) -> dict[str, Any]:
+def _sum(day: TuningDay) -> dict[str, Any]:
     return {"sessions": day.sessions, **asdict(day.work)}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from farm.api import schemas
-from farm.api.auth import Admin, FarmDep, Reader
+from farm.api.auth import Admin, FarmDep, ReaderCaller
 from farm.errors import NotFound
 
 router = APIRouter(tags=["workers"])
@@ -17,7 +17,7 @@ PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 
 @router.get("/workers")
-def workers(_: Reader, farm: FarmDep) -> schemas.Items[schemas.Document]:
+def workers(_: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
     """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so."""
     return schemas.Items(items=[dict(worker) for worker in farm.store.workers.list()])
 
@@ -49,6 +49,6 @@ def resume(name: PoolName, _: Admin, farm: FarmDep) -> None:
 
 
 @router.get("/pools")
-def pools(_: Reader, farm: FarmDep) -> schemas.Items[schemas.Document]:
+def pools(_: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
     """List the pools that the farm has ever known, with live workers, slots and waiting jobs."""
     return schemas.Items(items=[dict(pool) for pool in farm.store.workers.pools()])

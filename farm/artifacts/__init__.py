@@ -68,7 +68,7 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedObject:
     """One line of a listing. `size` in bytes."""
 
     key: str
@@ -175,7 +175,7 @@ class ArtifactStore(Protocol):
     def list_objects(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects under a prefix, in order."""
 
-    def list_entries(self, prefix: str) -> Iterator[Entry]:
+    def list_entries(self, prefix: str) -> Iterator[ListedObject]:
         """Yield all objects under a prefix with size, ETag and time, in order of their keys."""
 
     def list_folders(self, prefix: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
-from farm.artifacts import BLOBS, ArtifactStore, Entry, blob_key
+from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key
 from farm.artifacts.refs import SNAPSHOT_LIMIT
 from farm.errors import ArtifactGone
 
@@ -20,7 +20,7 @@ _CACHES = "/index/"
 """Documents that only repeat what others say."""
 
 
-def orphans(artifacts: ArtifactStore, blobs: Iterable[Entry]) -> list[Entry]:
+def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[ListedObject]:
     """Return those of the blobs that nothing has named for `ORPHAN_AGE`."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [entry for entry in blobs if entry.modified < before]
@@ -30,7 +30,7 @@ def orphans(artifacts: ArtifactStore, blobs: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in old if entry.key not in named]
 
 
-def collect(artifacts: ArtifactStore, *, dry_run: bool = False) -> list[Entry]:
+def collect(artifacts: ArtifactStore, *, dry_run: bool = False) -> list[ListedObject]:
     """Delete the blobs that nothing names, and return them; with `dry_run` nothing is deleted.
 
     What was submitted while the documents were read is looked at once more. A submission that finds an old blob in the

@@ -20,7 +20,7 @@ from farm.logging import get_logger
 
 log = get_logger(__name__)
 
-Snapshot = dict[str, Any]
+SnapshotDocument = dict[str, Any]
 """`{"schema": 1, "cells": {"<identifier>@<device arch>@<toolchain>": cell}}`; see `snapshot_cell`."""
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -73,7 +73,7 @@ class Refs:
                 f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` forgets it"
             ) from None
 
-    def read(self, namespace: str, tag: str) -> Snapshot | None:
+    def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
         """Return the snapshot that a tag points to; None where there is no such ref.
 
         Raises ArtifactGone when the snapshot is missing or damaged.
@@ -81,16 +81,16 @@ class Refs:
         ref = self.find(namespace, tag)
         return self.snapshot(ref.snapshot) if ref else None
 
-    def snapshot(self, digest: str) -> Snapshot:
+    def snapshot(self, digest: str) -> SnapshotDocument:
         """Return the snapshot with this digest. Raises ArtifactGone when it is missing or damaged."""
-        snapshot: Snapshot = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
+        snapshot: SnapshotDocument = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
         return snapshot
 
     def move(
         self,
         namespace: str,
         tag: str,
-        update: Callable[[Snapshot | None], Snapshot],
+        update: Callable[[SnapshotDocument | None], SnapshotDocument],
         *,
         generation: int | None = None,
     ) -> Ref:
@@ -143,7 +143,7 @@ class Refs:
         """
         named = [(key, *snapshot_cell(namespace, cell)) for key, cell in cells]
 
-        def update(now: Snapshot | None) -> Snapshot:
+        def update(now: SnapshotDocument | None) -> SnapshotDocument:
             there = now["cells"] if now else {}
             return {"cells": there | {name: cell for key, name, cell in named if there.get(name, {}).get("key") == key}}
 

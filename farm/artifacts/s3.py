@@ -27,7 +27,7 @@ from farm.artifacts import (
     QUARANTINE,
     UPLOADS,
     Artifact,
-    Entry,
+    ListedObject,
     Object,
     PresignedPut,
     Published,
@@ -234,7 +234,7 @@ class S3Store:
             return True
         return False
 
-    def _hash(self, entry: Entry) -> str:
+    def _hash(self, entry: ListedObject) -> str:
         sha256 = hashlib.sha256()
         for start in range(0, entry.size, PART):
             sha256.update(self._read_part(entry, start, _all))
@@ -254,7 +254,7 @@ class S3Store:
         """See `ArtifactStore.read_blob`."""
         data = b""
 
-        def read(entry: Entry) -> str:
+        def read(entry: ListedObject) -> str:
             nonlocal data
             if entry.size > limit:
                 raise UsageError(f"blob {digest} has {entry.size} bytes, more than the {limit} allowed here")
@@ -264,7 +264,7 @@ class S3Store:
         self._read_checked(digest, None, read)
         return data
 
-    def _read_checked(self, digest: str, size: int | None, read: Callable[[Entry], str]) -> None:
+    def _read_checked(self, digest: str, size: int | None, read: Callable[[ListedObject], str]) -> None:
         """Read a blob by `read`, which returns the SHA-256 of what it got; raise ArtifactGone if it is wrong.
 
         Bytes can be damaged on the way too, so they are read once more before the blob goes into quarantine.
@@ -285,7 +285,7 @@ class S3Store:
             hint="it is in quarantine now; submit again and the farm makes it anew",
         )
 
-    def _download(self, entry: Entry, file: int) -> str:
+    def _download(self, entry: ListedObject, file: int) -> str:
         """Fetch an object's parts in parallel into an open file; return its SHA-256.
 
         Bytes pass through memory in pieces that fit the processor's cache, and are hashed out of the page
@@ -304,7 +304,7 @@ class S3Store:
                     sha256.update(os.pread(file, min(PIECE, end - position), position))
         return sha256.hexdigest()
 
-    def _read_part(self, entry: Entry, start: int, take: Callable[[StreamingBody], T]) -> T:
+    def _read_part(self, entry: ListedObject, start: int, take: Callable[[StreamingBody], T]) -> T:
         """Let `take` read the part from `start` on; once more if it breaks off."""
         end = min(start + PART, entry.size)
 
@@ -436,11 +436,11 @@ class S3Store:
         """See `ArtifactStore.list_objects`."""
         return (entry.key for entry in self.list_entries(prefix))
 
-    def list_entries(self, prefix: str) -> Iterator[Entry]:
+    def list_entries(self, prefix: str) -> Iterator[ListedObject]:
         """See `ArtifactStore.list_entries`."""
         for page in self._pages(prefix, ""):
             for item in page.get("Contents", ()):
-                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"])
+                yield ListedObject(item["Key"], item["Size"], item["ETag"], item["LastModified"])
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ArtifactStore.list_folders`."""
@@ -644,10 +644,10 @@ class S3Store:
         except ClientError:
             return None
 
-    def _head(self, key: str) -> Entry | None:
-        def head() -> Entry:
+    def _head(self, key: str) -> ListedObject | None:
+        def head() -> ListedObject:
             answer = self._s3.head_object(Bucket=self._bucket, Key=key)
-            return Entry(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
+            return ListedObject(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
 
         return self._unless_absent("look at", key, head)
 

@@ -6,6 +6,7 @@ do not know, so a newer farm may add some; a change of meaning is a new schema n
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,11 +34,11 @@ Error = Annotated[float, _finite_or(WORST), Field(ge=0)]
 Share = Annotated[float, _finite_or(0.0), Field(ge=0)]
 
 
-class _Document(BaseModel):
+class _SidecarPart(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
 
-class Blob(_Document):
+class Blob(_SidecarPart):
     """Bytes at `blobs/sha256/<first two digits>/<digest>`. `path` is the file name to give them."""
 
     path: str
@@ -45,7 +46,7 @@ class Blob(_Document):
     size: int = Field(ge=0)
 
 
-class Blobs(_Document):
+class Blobs(_SidecarPart):
     """What belongs to the artifact. All but the kernel cache must be there for the artifact to be whole."""
 
     program: Blob
@@ -67,7 +68,7 @@ class Blobs(_Document):
         return [blob for blob in named if blob is not None]
 
 
-class FoundDevice(_Document):
+class FoundDevice(_SidecarPart):
     """The device as the worker found it; how it was just then is in `conditions`.
 
     `partition` is a mode such as `SPX`, `memory` in bytes, `driver` the version of amdgpu.
@@ -81,7 +82,7 @@ class FoundDevice(_Document):
     driver: str | None = None
 
 
-class Port(_Document):
+class Port(_SidecarPart):
     """One input or output of the program, in the program's order.
 
     `dtype` is numpy's name for it; `strides` count elements; `parameter` is the program's own name where it
@@ -96,14 +97,14 @@ class Port(_Document):
     parameter: str = ""
 
 
-class Processes(_Document):
+class Processes(_SidecarPart):
     """Processes that are not the farm's and hold memory of a GPU: how many, and how many bytes in all."""
 
     count: int = Field(ge=0)
     memory: int = Field(ge=0)
 
 
-class Conditions(_Document):
+class Conditions(_SidecarPart):
     """How the GPU was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
     cap in watts, and whether anything held the clocks back; of a partition they are the whole card's. `processes` are
     others that used this GPU, or this partition; null where the driver does not tell.
@@ -116,7 +117,7 @@ class Conditions(_Document):
     processes: Processes | None = None
 
 
-class Alone(_Document):
+class Alone(_SidecarPart):
     """How many times the speed a tuned program has with empty databases that it has with those that tuned it.
 
     By medians, of two processes; `interval` is the 99 % confidence interval.
@@ -126,7 +127,7 @@ class Alone(_Document):
     interval: tuple[float, float]
 
 
-class Tuning(_Document):
+class TuningFacts(_SidecarPart):
     """What tuning came to, in the model's operations (its convolutions and matrix products) and in seconds.
 
     `known` came from the tuning database, `tuned` were tuned now, `untunable` left nothing to keep; `saved` is what the
@@ -154,7 +155,7 @@ class Tuning(_Document):
     alone: Alone | None = None
 
 
-class Verification(_Document):
+class Verification(_SidecarPart):
     """How the program compares with the reference; everything by output name. Judged by builds, not here.
 
     `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
@@ -172,7 +173,7 @@ class Verification(_Document):
     weak: bool = False
 
 
-class Latency(_Document):
+class Latency(_SidecarPart):
     """Percentiles of one kind of run, in seconds."""
 
     median: Seconds
@@ -182,7 +183,7 @@ class Latency(_Document):
     repeats: int = Field(default=1, ge=1)
 
 
-class MeasuredPoint(_Document):
+class MeasuredPoint(_SidecarPart):
     """Speed of a dynamic program at one of its sizes: `shapes` by input name, `batch` samples in a run."""
 
     batch: int
@@ -191,7 +192,7 @@ class MeasuredPoint(_Document):
     throughput: float | None = None
 
 
-class Against(_Document):
+class Against(_SidecarPart):
     """How this program compares with one that was published before it; they took turns in one process.
 
     `ratio` is how many times the speed of the program with the cache key `key` this one has, by medians; `interval` its
@@ -204,7 +205,7 @@ class Against(_Document):
     verdict: str
 
 
-class Measurements(_Document):
+class Measurements(_SidecarPart):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
@@ -232,7 +233,7 @@ class Measurements(_Document):
     shared: bool = False
 
 
-class Sidecar(_Document):
+class Sidecar(_SidecarPart):
     """The commit record of one success: `ns/<namespace>/artifacts/<first two digits>/<key>.json`."""
 
     schema_: Literal[1] = Field(alias="schema")
@@ -257,7 +258,7 @@ class Sidecar(_Document):
     """Bytes of the model as it was submitted, with its external data; 0 where an older farm did not say."""
     emulated: list[str] = []
     """Parts of the precision that the device rounds to and computes in a wider type."""
-    tuning: Tuning = Tuning()
+    tuning: TuningFacts = TuningFacts()
     verification: Verification | None = None
     """None where the manifest turned verification off."""
     measurements: Measurements = Measurements()
@@ -316,9 +317,10 @@ def beside(program: Path) -> Path:
 
 def schema() -> dict[str, Any]:
     """Return the sidecar's JSON Schema (draft 2020-12)."""
+    published = json.dumps(Sidecar.model_json_schema(by_alias=True)).replace("TuningFacts", "Tuning")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Sidecar.model_json_schema(by_alias=True),
+        **json.loads(published),
         "title": "Artifact sidecar of the MIGraphX compile farm",
     }
 

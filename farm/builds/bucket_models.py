@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts import ArtifactStore
-from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.jobs.state import Fault
@@ -21,7 +21,7 @@ SIZE_LIMIT = 16 << 30
 MAX_PARTS = 1000
 """Files of external data of one model."""
 
-CHECK_LIMITS = Limits(time=300.0, memory=32 << 30)
+CHECK_LIMITS = ChildLimits(time=300.0, memory=32 << 30)
 
 
 class BucketModels:

@@ -13,7 +13,7 @@ from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe
 from farm.errors import NotFound
-from farm.jobs.state import Limits, State
+from farm.jobs.state import AttemptLimits, State
 from farm.spec import digest_of
 from farm.store import Store
 
@@ -23,7 +23,7 @@ SHOWN_LOG = 64 << 20
 Document = dict[str, Any]
 
 
-class Jobs:
+class JobViews:
     """The jobs of every namespace, while the store has them."""
 
     def __init__(self, store: Store, artifacts: ArtifactStore) -> None:
@@ -64,7 +64,7 @@ class Jobs:
             job["attempt"],
             token="",
             order=job["order"],
-            limits=tried[-1]["limits"] if tried else Limits(time=0.0, memory=0),
+            limits=tried[-1]["limits"] if tried else AttemptLimits(time=0.0, memory=0),
             namespace=namespace,
             key=job["key"],
             build=job["cells"][0]["build"] if job["cells"] else "",

@@ -18,7 +18,7 @@ from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
 from farm.builds.bucket_models import BucketModels
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
-from farm.builds.job_views import Jobs
+from farm.builds.job_views import JobViews
 from farm.builds.outlook import outlook
 from farm.builds.plan import Plan, make_plan, needed_blobs
 from farm.builds.retry import plan_retry, unsuccessful
@@ -66,14 +66,14 @@ LOT = 500
 Document = dict[str, Any]
 
 
-class Builds:
+class BuildService:
     """What can be asked of builds. All answers are plain JSON."""
 
     def __init__(self, store: Store, artifacts: ArtifactStore, settings: Settings) -> None:
         self._store = store
         self._artifacts = artifacts
         self._refs = Refs(artifacts)
-        self._jobs = Jobs(store, artifacts)
+        self._jobs = JobViews(store, artifacts)
         self._settings = settings
         self._bucket_models = BucketModels(artifacts, settings.s3_sources)
         self._filling = threading.Lock()
@@ -459,7 +459,7 @@ class Builds:
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
-        """Return what `Jobs.reproduction` says of a cell's job; from its build's plan and report once it is forgotten.
+        """Return what `JobViews.reproduction` says of a cell's job; once it is forgotten, from its build's documents.
 
         Raises NotFound, also for a cell that was a hit when it was planned: its artifact has its own.
         """

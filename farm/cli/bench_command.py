@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
-class Artifact(NamedTuple):
+class BenchedProgram(NamedTuple):
     """A program on this machine with its sidecar; `stored` where it came from a farm."""
 
     program: Path
@@ -81,7 +81,7 @@ def bench(
         output.say(str(picture))
 
 
-def _document(one: Artifact, measured: Sequence[Measured], usage: Usage) -> dict[str, Any]:
+def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> dict[str, Any]:
     from farm.results.speed import compare
 
     first, *others = measured
@@ -95,7 +95,7 @@ def _document(one: Artifact, measured: Sequence[Measured], usage: Usage) -> dict
 # --- which ------------------------------------------------------------------------------------------------------------
 
 
-def _artifacts(text: str, settings: Settings) -> list[Artifact]:
+def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
     """Return what a text names: a file or folder here, or cells of a ref, which are brought to the cache."""
     if Path(text).exists():
         return _local(Path(text).resolve())
@@ -117,7 +117,7 @@ def _artifacts(text: str, settings: Settings) -> list[Artifact]:
         return sorted((_brought(client, each) for each in newest.values()), key=lambda found: _batch(found.sidecar))
 
 
-def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
+def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> BenchedProgram:
     """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
     from farm.client.cache import default_cache, note_use, trim
 
@@ -128,7 +128,7 @@ def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> Artifact:
             client.download(blob, folder)
     note_use(default_cache(), [folder])
     trim(default_cache())
-    return Artifact(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
+    return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
 def _cache(sidecar: Mapping[str, Any]) -> Path:
@@ -137,7 +137,7 @@ def _cache(sidecar: Mapping[str, Any]) -> Path:
     return default_cache() / "artifacts" / str(sidecar["key"])
 
 
-def _local(path: Path) -> list[Artifact]:
+def _local(path: Path) -> list[BenchedProgram]:
     from farm.cli.artifact_commands import beside
 
     if path.is_dir():
@@ -153,7 +153,7 @@ def _local(path: Path) -> list[Artifact]:
     program = program or path.with_name(str(sidecar["blobs"]["program"]["path"]))
     if not _is_whole(program, sidecar["blobs"]["program"]["digest"]):
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
-    return [Artifact(program, sidecar)]
+    return [BenchedProgram(program, sidecar)]
 
 
 def _is_whole(path: Path, digest: str) -> bool:
@@ -168,7 +168,7 @@ def _batch(sidecar: Mapping[str, Any]) -> int:
     return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 
 
-def _contestants(one: Artifact, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
+def _contestants(one: BenchedProgram, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
     """Return a program, and what it is measured beside."""
     from farm.local.bench import original_of, program_of
 
@@ -185,7 +185,7 @@ def _contestants(one: Artifact, against: str, model: Path | None, settings: Sett
     return [ours, program_of(other.sidecar, other.program, f"{other.sidecar['identifier']} ({against})")]
 
 
-def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Artifact]:
+def _same_shape(one: BenchedProgram, others: Sequence[BenchedProgram], name: str) -> list[BenchedProgram]:
     wanted = one.sidecar["spec"]["inputs"]
     fitting = [other for other in others if other.sidecar["spec"]["inputs"] == wanted]
     if len(fitting) != 1:
@@ -194,7 +194,7 @@ def _same_shape(one: Artifact, others: Sequence[Artifact], name: str) -> list[Ar
     return fitting
 
 
-def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contestant:
+def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:
     """Return the PyTorch model that an artifact's was converted from; only whoever submitted it has it."""
     from farm.client.conversion import libraries, source_digest
     from farm.local.bench import torch_of
@@ -211,7 +211,7 @@ def _in_torch(one: Artifact, model: Path | None, settings: Settings) -> Contesta
     return torch_of(one.sidecar, model.resolve(), one.program, settings.torch_python)
 
 
-def _original(one: Artifact, model: Path | None, settings: Settings) -> Path:
+def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Path:
     """Return the model that an artifact was made from: the one given, else the farm's."""
     from farm.models.model import read_model
 
@@ -255,7 +255,7 @@ def _measure(
     import threading
 
     from farm.compiling.children import Children
-    from farm.jobs.state import Limits
+    from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
     from farm.node.gpu_usage import watch
     from farm.node.slot_shares import one_slot
@@ -274,7 +274,7 @@ def _measure(
     leading = next((pool for pool in pools if pool.target.device.startswith("gfx")), pools[0])
     work.mkdir()
     with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
-        children = Children(work, settings, Limits(time=0, memory=0), told, threading.Event(), slot)
+        children = Children(work, settings, AttemptLimits(time=0, memory=0), told, threading.Event(), slot)
         measured = measure(contestants, children, seconds)
     return measured, usage
 

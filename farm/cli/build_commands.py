@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECOND_THOUGHT = 1.0
 """Seconds after Ctrl-C in which another one cancels the build."""
 
-Manifest = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
+ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
 BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
@@ -35,7 +35,7 @@ Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Wri
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def run(manifest: Manifest, label: Labels = None, junit: Junit = None, as_json: output.Json = False) -> None:
+def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, as_json: output.Json = False) -> None:
     """Build a manifest on this machine, with a farm of its own.
 
     Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Parts that the
@@ -73,7 +73,7 @@ def up(as_json: output.Json = False) -> None:
 
 
 def submit(
-    manifest: Manifest,
+    manifest: ManifestArgument,
     dry_run: DryRun = False,
     detach: Detach = False,
     label: Labels = None,
@@ -127,7 +127,7 @@ def retry(
     raise typer.Exit(code)
 
 
-def plan(manifest: Manifest, as_json: output.Json = False) -> None:
+def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
     """Say what submitting a manifest would do.
 
     Lists hits, misses and what changed. Creates nothing.

@@ -111,7 +111,7 @@ def export(
     """
     from farm.tuning import text
     from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, write_folder
-    from farm.tuning.records import Store
+    from farm.tuning.records import RecordStore
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", hint="choose another folder")
@@ -123,7 +123,7 @@ def export(
     if not len(snapshot):
         hint = "`farm tuning stats` says what is in it; how ONNX Runtime runs a tuned program best is in its sidecar"
         raise NotFound(f"{name} has nothing that MIGraphX or MIOpen could read", hint=hint)
-    if sqlite and not any(store is Store.PROBLEM_CACHE and file for store, file in snapshot.tables):
+    if sqlite and not any(store is RecordStore.PROBLEM_CACHE and file for store, file in snapshot.tables):
         raise UsageError(f"{name} has no problem cache that names devices", hint="only that form can be SQLite")
     cache = "problem_cache.db" if sqlite else PROBLEM_CACHE
     with output.writing(folder):
@@ -163,9 +163,9 @@ def import_(
     from farm.tuning import text
     from farm.tuning.formats import read_files
     from farm.tuning.importing import label
-    from farm.tuning.records import Source
+    from farm.tuning.records import RecordSource
 
-    read = read_files(paths, Source(""))
+    read = read_files(paths, RecordSource(""))
     dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
     if not len(read.snapshot):
         why = _left_out(**dropped) if any(dropped.values()) else "no database of MIOpen's or MIGraphX's is there"
@@ -314,10 +314,10 @@ def _holds(item: Mapping[str, Any]) -> bool:
 def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str) -> Snapshot:
     from farm.tuning import text
     from farm.tuning.formats import read_files
-    from farm.tuning.records import Source
+    from farm.tuning.records import RecordSource
 
     if Path(what).exists():
-        read = read_files([Path(what)], Source(""))
+        read = read_files([Path(what)], RecordSource(""))
         _tell_damage(read)
         return read.snapshot
     return text.read(client.tuning_snapshot(choose(items, what)))

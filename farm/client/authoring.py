@@ -24,7 +24,7 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
     the user's code is left out.
     """
-    from farm.client.freezing import Inputs, read_inputs
+    from farm.client.freezing import FrozenInputs, read_inputs
     from farm.matrix import check
 
     try:
@@ -32,7 +32,9 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
         if manifest is None:
             return problems
         with tempfile.TemporaryDirectory() as cache:
-            found = read_inputs(manifest, Path(path).parent, cache=Path(cache), quick=True) if models else Inputs()
+            found = (
+                read_inputs(manifest, Path(path).parent, cache=Path(cache), quick=True) if models else FrozenInputs()
+            )
         # What the matrix would be without an unknown field is not what was meant.
         problems += [*found.problems, *(() if problems else check(manifest, found.models, found.data))]
     except ManifestError as error:

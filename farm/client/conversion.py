@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.cache import adopt, note_use
-from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.manifest import ModelEntry
@@ -25,7 +25,7 @@ from farm.spec import digest_of, model_digest
 RECIPE = 1
 """Number of this module's way to convert; goes up when what comes out changes."""
 
-LIMITS = Limits(time=3600.0, memory=32 << 30, hang=600.0)
+LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0)
 """What a conversion may use."""
 
 EXTRAS = {"pt2": "torch", "torchscript": "torch", "saved-model": "tensorflow"}

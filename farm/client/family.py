@@ -19,18 +19,18 @@ INDEX = "family.json"
 """File name of the index. `docs/object-storage.md` describes its fields."""
 
 
-class _Document(BaseModel):
+class _FamilyPart(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class Batches(_Document):
+class Batches(_FamilyPart):
     """The batches that a program takes."""
 
     min: int = Field(ge=1)
     max: int = Field(ge=1)
 
 
-class MemberInput(_Document):
+class MemberInput(_FamilyPart):
     """An input, as the sidecar of the program has it."""
 
     name: str
@@ -38,7 +38,7 @@ class MemberInput(_Document):
     shape: list[int | str]
 
 
-class Member(_Document):
+class Member(_FamilyPart):
     """A program of the family; `program` and `sidecar` are paths beside the index.
 
     `sizes` are those of the named dimensions, `{"min", "max", "optimals"}` of a range, which was measured at several
@@ -58,7 +58,7 @@ class Member(_Document):
     shared: bool
 
 
-class Family(_Document):
+class Family(_FamilyPart):
     """`family.json`: the members by the largest batch that they take, all of one toolchain and device."""
 
     schema_: Literal[1] = Field(alias="schema")

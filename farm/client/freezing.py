@@ -34,7 +34,7 @@ Place = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class Inputs:
+class FrozenInputs:
     """What was read: models by name, data by dataset or `<model>/<use>`, and where the bytes of every blob are."""
 
     models: dict[str, FrozenModel] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def resolve(
 
     Raises ManifestError with every file that is not there.
     """
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick=False, pythons={})
+    reader = _ManifestReader(manifest, folder, cache or default_cache(), transport, quick=False, pythons={})
     paths = {model.name: reader.model_path(index) for index, model in enumerate(manifest.models)}
     if reader.found.problems:
         raise ManifestError(reader.found.problems)
@@ -67,7 +67,7 @@ def freeze(
     cache: Path | None = None,
     transport: httpx.BaseTransport | None = None,
     pythons: Mapping[str, str] | None = None,
-) -> Inputs:
+) -> FrozenInputs:
     """Read, check and hash all models and data that a manifest names; relative paths start at `folder`.
 
     Raises ManifestError with every problem found, each with its place in the manifest.
@@ -86,13 +86,13 @@ def read_inputs(
     transport: httpx.BaseTransport | None = None,
     quick: bool = False,
     pythons: Mapping[str, str] | None = None,
-) -> Inputs:
+) -> FrozenInputs:
     """Read what can be read, and list what cannot.
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
     interpreters that have a converter (`farm.client.conversion.convert`).
     """
-    reader = _Reader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
+    reader = _ManifestReader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -100,7 +100,7 @@ def read_inputs(
     return reader.found
 
 
-class _Reader:
+class _ManifestReader:
     """One reading of one manifest's models and data."""
 
     def __init__(
@@ -117,7 +117,7 @@ class _Reader:
         self.cache = cache
         self.transport = transport
         self.quick = quick
-        self.found = Inputs()
+        self.found = FrozenInputs()
         self.pythons = pythons
         self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
@@ -340,7 +340,7 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
     return place
 
 
-def as_submission(found: Inputs) -> dict[str, Mapping[str, object]]:
+def as_submission(found: FrozenInputs) -> dict[str, Mapping[str, object]]:
     """Return models and data as a submission carries them."""
     return {
         "models": {name: model.as_dict() for name, model in found.models.items()},

@@ -23,7 +23,7 @@ def inspect_program(path: Path) -> Document:
     """
     try:
         return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
-    except mxr.Malformed as error:
+    except mxr.MalformedProgram as error:
         raise UsageError(f"{path} is no MIGraphX program: {error}", hint=_HINT) from None
     except FileNotFoundError:
         raise NotFound(f"no file {path}") from None

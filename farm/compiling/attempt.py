@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
-from farm.jobs.state import Limits
+from farm.jobs.state import AttemptLimits
 
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""
@@ -51,7 +51,7 @@ class Attempt:
     number: int
     token: str
     order: Mapping[str, Any]
-    limits: Limits
+    limits: AttemptLimits
     namespace: str
     key: str
     build: str = ""

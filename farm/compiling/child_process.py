@@ -57,7 +57,7 @@ _THREAD_VARIABLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """What a child may use; 0 is no limit. Times in seconds, sizes in bytes.
 
     `hang` is how long neither a message, nor the log, nor CPU time may move, that is, beyond the cores that `waiting`
@@ -73,7 +73,7 @@ class Limits:
     log: int = 1 << 30
 
 
-NO_LIMITS = Limits(log=0)
+NO_LIMITS = ChildLimits(log=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ChildEnd:
     """
 
     by: EndedBy
-    limits: Limits
+    limits: ChildLimits
     result: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     exit_code: int | None = None
@@ -135,7 +135,7 @@ def run_child(
     log_path: Path,
     python: str = "",
     environment: Mapping[str, str] | None = None,
-    limits: Limits = NO_LIMITS,
+    limits: ChildLimits = NO_LIMITS,
     folder: Path | None = None,
     on_message: OnMessage | None = None,
     cancelled: threading.Event | None = None,
@@ -155,7 +155,7 @@ def run_child(
     try:
         with limited(limits.memory) as group, log_path.open("ab") as log:
             whole = {**request, "seal": _sealed(seal, scratch, request), "group": dict(group)}
-            run = _Run(whole, scratch, limits, on_message, cancelled)
+            run = _ChildProcess(whole, scratch, limits, on_message, cancelled)
             start = log.tell()
             run.start([python or sys.executable, str(script)], environment or {}, log.fileno())
             try:
@@ -214,14 +214,14 @@ def child_environment(
     return environment | dict(extra or {})
 
 
-class _Run:
+class _ChildProcess:
     """One child from start to end."""
 
     def __init__(
         self,
         request: Mapping[str, Any],
         scratch: Path,
-        limits: Limits,
+        limits: ChildLimits,
         on_message: OnMessage | None,
         cancelled: threading.Event | None,
     ) -> None:

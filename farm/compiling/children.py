@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from farm.compiling.child_process import Limits as ChildLimits
-from farm.compiling.child_process import Seal, run_child
+from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.jobs.state import Limits, Phase
+from farm.jobs.state import AttemptLimits, Phase
 
 OnPhase = Callable[[Phase, float | None, str], None]
+"""Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
 
 
-class Machine(Protocol):
+class StepSettings(Protocol):
     """What the steps have to know of the machine that they run on: some of the farm's settings."""
 
     @property
@@ -60,8 +60,8 @@ class Children:
     """
 
     folder: Path
-    settings: Machine
-    limits: Limits
+    settings: StepSettings
+    limits: AttemptLimits
     on_phase: OnPhase
     cancelled: threading.Event
     slot: Slot = ANYWHERE

@@ -21,11 +21,11 @@ from typing import Any
 
 import farm
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import Children, Machine, StepEnded
+from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps
-from farm.jobs.state import Limits, Phase
+from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, cache_key
 
 Document = dict[str, Any]
@@ -52,7 +52,7 @@ class MachineFile:
     migraphx_python: str = ""
 
     @classmethod
-    def of(cls, machine: Machine) -> MachineFile:
+    def of(cls, machine: StepSettings) -> MachineFile:
         """Return what is known of a machine."""
         return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
 
@@ -198,11 +198,11 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
     places: dict[str, Path] = {}
     for use, place in _placed(document, folder / "inputs", work / "inputs"):
         places.setdefault(use, place)
-    limits = document.get("limits") or Limits(time=0.0, memory=0)
+    limits = document.get("limits") or AttemptLimits(time=0.0, memory=0)
     children = Children(
         work,
         machine,
-        Limits(time=0.0, memory=0) if unlimited else limits,
+        AttemptLimits(time=0.0, memory=0) if unlimited else limits,
         _say_phase,
         threading.Event(),
         Slot(gpu or ("0" if "/gfx" in order["target"] else "")),

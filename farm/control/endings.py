@@ -10,18 +10,18 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
-Finish = Callable[[str], None]
+FinishBuild = Callable[[str], None]
 """Writes the report of an ended build, and marks it reported. Repeatable."""
 
 
-def settle_next(store: Store, finish: Finish, seconds: float) -> None:
+def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
     """Wait up to `seconds` for a build that ended or is to be stopped, and see to it."""
     build_id = store.wakeups.next_build(seconds)
     if build_id:
         settle(store, finish, build_id)
 
 
-def settle(store: Store, finish: Finish, build_id: str) -> None:
+def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
     """End the live cells of a build that is being stopped; report one that ended."""
     build = store.builds.get(build_id)
     if build and build["state"] == "open" and build_id in store.builds.to_stop():
@@ -30,7 +30,7 @@ def settle(store: Store, finish: Finish, build_id: str) -> None:
         finish(build_id)
 
 
-def settle_left(store: Store, finish: Finish) -> None:
+def settle_left(store: Store, finish: FinishBuild) -> None:
     """See to the builds whose turn was missed: object storage was away, or a process died with the wake-up."""
     for build_id in [*store.builds.to_stop(), *store.builds.ended_unreported()]:
         try:

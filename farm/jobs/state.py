@@ -248,7 +248,7 @@ class Outcome:
         return cls(AttemptEnd.RELEASED)
 
 
-class Limits(TypedDict):
+class AttemptLimits(TypedDict):
     """What an attempt may use; 0 = no limit."""
 
     time: float

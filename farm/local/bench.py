@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.children import Children, Machine
+from farm.compiling.children import Children, StepSettings
 from farm.compiling.requests import ONE_SAMPLE
 from farm.results.speed import MIN_ROUNDS, distribution
 from farm.targets.compilers import COMPILERS
@@ -206,7 +206,7 @@ def _ask(
     return children.ask(request, read=read, environment=leading.environment, python=leading.python)
 
 
-def _one_process(contestants: Sequence[Contestant], machine: Machine) -> bool:
+def _one_process(contestants: Sequence[Contestant], machine: StepSettings) -> bool:
     """Whether one process can hold them all: the same interpreter, and the same environment for MIGraphX."""
     migraphx = [each for each in contestants if each.compiler == "migraphx"]
     mixed = 0 < len(migraphx) < len(contestants) and bool(machine.migraphx_python)

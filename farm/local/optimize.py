@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from farm.client.cache import default_cache
 from farm.client.conversion import convert, kind_of
-from farm.client.freezing import Inputs, freeze
+from farm.client.freezing import FrozenInputs, freeze
 from farm.compiling.children import Children, OnPhase
 from farm.compiling.steps import Steps
 from farm.errors import ManifestError, UsageError, suggestion
-from farm.jobs.state import FailureKind, Limits, Phase
+from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, expand
@@ -44,7 +44,7 @@ from farm.tuning.tuner import Tuner
 
 SAVED_MODELS = Path("saved_models")
 """Where programs go that were given no folder."""
-UNLIMITED = Limits(time=0, memory=0)
+UNLIMITED = AttemptLimits(time=0, memory=0)
 
 _FORMATS = {".onnx": "onnx", ".pb": "tf", ".pt2": "torch", ".pt": "torch", ".ts": "torch"}
 _CONVERTED = ("saved-model", "torch")
@@ -101,7 +101,7 @@ class Planned(NamedTuple):
 
     cell: Cell
     model: FrozenModel
-    found: Inputs
+    found: FrozenInputs
     findings: Findings
     pool: Pool
     why: str
@@ -385,7 +385,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     settings = settings.model_copy(update={"migraphx_path": planned.findings.migraphx_path})
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
-        limits = Limits(time=0, memory=cell.limits["memory"])
+        limits = AttemptLimits(time=0, memory=cell.limits["memory"])
         look = partial(conditions, slot.bdf)
         children = Children(work, settings, limits, on_phase, cancelled, slot, conditions=look)
         steps = Steps(order, children)
@@ -450,7 +450,7 @@ def _before(
     return program_of({**sidecar, "spec": spec, "tuning": {}}, steps.program, "before")
 
 
-def _blob(found: Inputs, reference: Mapping[str, Any] | None) -> Path | None:
+def _blob(found: FrozenInputs, reference: Mapping[str, Any] | None) -> Path | None:
     return found.files[str(reference["digest"])] if reference else None
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from farm.errors import Problem, suggestion
 from farm.manifest.values import SPELLINGS
-from farm.manifest.yaml import Document
+from farm.manifest.yaml import YamlDocument
 from farm.targets.compilers import COMPILERS, canonical_precision
 from farm.targets.devices import understand_target
 
 
-def cross_checks(document: Document) -> Iterator[Problem]:
+def cross_checks(document: YamlDocument) -> Iterator[Problem]:
     """Yield what is wrong between entries. Works on the raw data, so that it also runs beside other errors."""
     data = _mapping(document.data)
     models = list(enumerate(_mapping(model) for model in _list(data.get("models"))))
@@ -45,7 +45,7 @@ def cross_checks(document: Document) -> Iterator[Problem]:
         yield from _settings(document, holder, path)
 
 
-def _settings(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _settings(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
     """Yield what is wrong with the targets, data, options and variables that a manifest or an entry of it names."""
     for field in ("targets", "target"):
         texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
@@ -69,7 +69,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dataset(document: Document, use: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _dataset(document: YamlDocument, use: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     name = use if isinstance(use, str) else _mapping(use).get("dataset")
     known = _mapping(_mapping(document.data).get("datasets"))
     if isinstance(name, str) and name not in known:
@@ -77,7 +77,7 @@ def _dataset(document: Document, use: Any, path: tuple[str | int, ...]) -> Itera
         yield document.problem(f"no dataset `{name}`", path, hint=hint)
 
 
-def _duplicates(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _duplicates(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
     for field, canonical in (("targets", _slug), ("precisions", _canonical), ("toolchains", str)):
         seen: dict[str, int] = {}
         for position, text in enumerate(_list(holder.get(field))):
@@ -96,7 +96,7 @@ def _slug(target: str) -> str:
         return target
 
 
-def _batch_of_zero(document: Document, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _batch_of_zero(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
     points = [((*path, "dims"), _mapping(holder.get("dims")))]
     points += [((*path, "shapes", name), _mapping(point)) for name, point in _mapping(holder.get("shapes")).items()]
     for place, point in points:
@@ -106,7 +106,9 @@ def _batch_of_zero(document: Document, holder: Mapping[str, Any], path: tuple[st
             yield document.problem("a batch has at least one sample", (*place, "batch"))
 
 
-def _size_given_twice(document: Document, model: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _size_given_twice(
+    document: YamlDocument, model: Mapping[str, Any], path: tuple[str | int, ...]
+) -> Iterator[Problem]:
     """Complain where a named shape and the product of `dims` both say how large a dimension is."""
     for name, point in _mapping(model.get("shapes")).items():
         for dimension in _mapping(point):
@@ -118,7 +120,7 @@ def _size_given_twice(document: Document, model: Mapping[str, Any], path: tuple[
                 yield document.problem(message, (*path, "shapes", name, dimension), hint=hint, key=True)
 
 
-def _target(document: Document, text: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _target(document: YamlDocument, text: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
     try:
         understand_target(text)
     except ValueError as error:
@@ -126,7 +128,7 @@ def _target(document: Document, text: str, path: tuple[str | int, ...]) -> Itera
         yield document.problem(message, path, hint=hint)
 
 
-def _option(document: Document, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     options = option_table()
     refused = next(
         (compiler.refused_options[name] for compiler in COMPILERS.values() if name in compiler.refused_options), ""
@@ -139,7 +141,7 @@ def _option(document: Document, name: str, value: Any, path: tuple[str | int, ..
         yield document.problem(f"option `{name}` {options[name][0].problem(value)}", path)
 
 
-def _variable(document: Document, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     compiler = next((compiler for compiler in COMPILERS.values() if compiler.has_env(name)), None)
     if compiler is None:
         known = {known for compiler in COMPILERS.values() for known in compiler.env}

@@ -26,11 +26,12 @@ from farm.manifest.values import (
     URL,
     BatchSizes,
     Count,
-    Day,
+    Date,
     Dimension,
     Dims,
     Duration,
-    Kind,
+    ExpectedKind,
+    InputRange,
     Labels,
     Name,
     Number,
@@ -39,7 +40,6 @@ from farm.manifest.values import (
     Patterns,
     Precision,
     Priority,
-    Range,
     Reason,
     Salt,
     Shapes,
@@ -57,7 +57,7 @@ from farm.manifest.values import (
     sweep_use,
     tuning_use,
 )
-from farm.manifest.yaml import Document
+from farm.manifest.yaml import YamlDocument
 from farm.models.shapes import Extent
 
 
@@ -260,7 +260,7 @@ class InputEntry(Entry):
 
     shape: tuple[Dimension, ...] = Field(default=(), strict=False, max_length=64)
     """Dimensions: numbers, names that `dims` gives sizes, or sums of names."""
-    range: Range = None
+    range: InputRange = None
     """Lowest and highest value of generated samples; for integers both ends are included."""
     value: Number = None
     """The one value of this input in generated samples."""
@@ -531,9 +531,9 @@ class SelectorEntry(SelectEntry):
 class ExpectedEntry(SelectorEntry):
     """Cells that must fail in a known way; while they do, the verdict stays green."""
 
-    kind: Kind
+    kind: ExpectedKind
     """How they fail."""
-    until: Day = ""
+    until: Date = ""
     """Last day on which that is accepted."""
 
 
@@ -624,7 +624,7 @@ class Manifest(Entry):
     expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
     """Cells that must fail, and how."""
 
-    _document: Document = PrivateAttr()
+    _document: YamlDocument = PrivateAttr()
     _written: tuple[int, ...] = PrivateAttr(default=())
     """Which of the document's entries each model is of: a `glob` is one entry for many."""
 

@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from farm.errors import ManifestError, suggestion
-from farm.manifest.yaml import Document
+from farm.manifest.yaml import YamlDocument
 
 MAX_FILES = 5000
 """Files that one pattern may match."""
 
 
-def freeze_globs(document: Document, folder: Path) -> str:
+def freeze_globs(document: YamlDocument, folder: Path) -> str:
     """Return a manifest's text with the files that its patterns match; relative patterns start at `folder`.
 
     Raises ManifestError for every pattern that matches nothing, or very much.
@@ -55,7 +55,7 @@ def freeze_globs(document: Document, folder: Path) -> str:
     return text
 
 
-def _patterns(document: Document) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _patterns(document: YamlDocument) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the place and the text of every pattern; whatever else is wrong is said by who reads the manifest."""
     models = document.data.get("models") if isinstance(document.data, dict) else None
     for index, entry in enumerate(models if isinstance(models, list) else ()):

@@ -21,7 +21,7 @@ from farm.manifest.agreement import cross_checks
 from farm.manifest.entries import Manifest, ModelEntry, Source
 from farm.manifest.globs import freeze_globs
 from farm.manifest.values import NAME
-from farm.manifest.yaml import Document, read_document
+from farm.manifest.yaml import YamlDocument, read_document
 
 
 def load_manifest(path: str | Path) -> Manifest:
@@ -64,7 +64,7 @@ def _required(manifest: Manifest | None, problems: list[Problem]) -> Manifest:
     return manifest
 
 
-def _build(document: Document) -> tuple[Manifest | None, list[Problem]]:
+def _build(document: YamlDocument) -> tuple[Manifest | None, list[Problem]]:
     manifest, wrong = _validated(document.data)
     unknown = [details["loc"] for details in wrong if details["type"] == "extra_forbidden"]
     if wrong and len(unknown) == len(wrong):
@@ -100,7 +100,7 @@ def _without(data: Any, paths: Iterable[tuple[str | int, ...]]) -> Any:
     return left
 
 
-def _with_globs(manifest: Manifest, document: Document) -> Manifest:
+def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
     """Return a manifest with an entry for each file of each glob. Raises ManifestError for names that are twice."""
     models: list[ModelEntry] = []
     written: list[int] = []
@@ -149,7 +149,7 @@ _WANTED = {
 """What a value should have been, by pydantic's name of the error."""
 
 
-def _explain(details: ErrorDetails, document: Document) -> Problem:
+def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
     """Turn one of pydantic's errors into a sentence with its place."""
     path = [part for part in details["loc"] if part != "[key]"]
     where = _dotted(path)

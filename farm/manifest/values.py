@@ -303,11 +303,11 @@ Patterns = Annotated[
     *read_by(_patterns, {"anyOf": [_PATTERN_SCHEMA, {"type": "array", "items": _PATTERN_SCHEMA, "minItems": 1}]}),
 ]
 Number = Annotated[float | int | None, *read_by(_number, {"type": "number"})]
-Range = Annotated[
+InputRange = Annotated[
     tuple[float | int, float | int] | None,
     *read_by(_range, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
 ]
-Day = Annotated[str, *read_by(_day, {"type": "string", "format": "date", "pattern": _DATE})]
+Date = Annotated[str, *read_by(_day, {"type": "string", "format": "date", "pattern": _DATE})]
 Tolerances = Annotated[
     dict[str, dict[str, float]],
     *read_by(
@@ -324,7 +324,7 @@ Tolerances = Annotated[
         },
     ),
 ]
-Kind = Annotated[str, *read_by(_kind, {"enum": [kind.value for kind in FailureKind]})]
+ExpectedKind = Annotated[str, *read_by(_kind, {"enum": [kind.value for kind in FailureKind]})]
 Count = Annotated[int | None, *read_by(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
 _NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 Options = dict[

@@ -46,7 +46,7 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-Path = Sequence[str | int]
+DocumentPath = Sequence[str | int]
 """Keys and indexes from the root of a document to a value."""
 
 
@@ -71,7 +71,7 @@ class Node:
         return self.value
 
 
-class Document:
+class YamlDocument:
     """A document that was read: its data, and where everything in it stands."""
 
     def __init__(self, root: Node, text: str, file: str) -> None:
@@ -81,7 +81,7 @@ class Document:
         self.file = file
         self.data = root.plain()
 
-    def place(self, path: Path, *, key: bool = False) -> tuple[int, int]:
+    def place(self, path: DocumentPath, *, key: bool = False) -> tuple[int, int]:
         """Return line and column of the value at `path` (of its key, with `key`).
 
         Where the path leaves the document, that of the last value on the way.
@@ -100,14 +100,14 @@ class Document:
                 place = (node.line, node.column)
         return place
 
-    def span(self, path: Path) -> tuple[int, int]:
+    def span(self, path: DocumentPath) -> tuple[int, int]:
         """Return where in the text the value at `path` begins and ends. Raises KeyError where there is none."""
         node = self._root
         for part in path:
             node = node.value[part]
         return node.span
 
-    def problem(self, message: str, path: Path, *, hint: str = "", key: bool = False) -> Problem:
+    def problem(self, message: str, path: DocumentPath, *, hint: str = "", key: bool = False) -> Problem:
         """Return a problem at the place of `path`, with the line that it is on."""
         return make_problem(message, self._lines, self.file, *self.place(path, key=key), hint=hint)
 
@@ -119,7 +119,7 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
     return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
 
 
-def read_document(content: str | bytes, file: str) -> Document:
+def read_document(content: str | bytes, file: str) -> YamlDocument:
     """Read one YAML document.
 
     Raises ManifestError with every problem that can be told apart: a document that is too large, too deep or not
@@ -130,7 +130,7 @@ def read_document(content: str | bytes, file: str) -> Document:
         message = f"the document has {size} bytes, more than {MAX_BYTES}"
         raise ManifestError([Problem(message, file, 1, 1, "split it, or keep data in files that it names")])
     text = _decode(content, file) if isinstance(content, bytes) else content
-    return _Reader(text.removeprefix("\ufeff"), file).read()
+    return _EventReader(text.removeprefix("\ufeff"), file).read()
 
 
 def _decode(content: bytes, file: str) -> str:
@@ -149,7 +149,7 @@ class _TooMuch(Exception):
     """A bound of the document is passed; reading ends here."""
 
 
-class _Reader:
+class _EventReader:
     """One pass over the events of one document."""
 
     def __init__(self, text: str, file: str) -> None:
@@ -160,7 +160,7 @@ class _Reader:
         self.anchors: dict[str, Node] = {}
         self.count = 0
 
-    def read(self) -> Document:
+    def read(self) -> YamlDocument:
         root: Node | None = None
         try:
             events = iter(YAML(typ="safe", pure=True).parse(self.text))
@@ -188,7 +188,7 @@ class _Reader:
             self.add("the document is empty", 1, 1, "")
         if self.problems or root is None:
             raise ManifestError(self.problems)
-        return Document(root, self.text, self.file)
+        return YamlDocument(root, self.text, self.file)
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:
         self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))

@@ -11,8 +11,8 @@ from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
-from farm.matrix.inputs import Inputs
-from farm.matrix.layers import Settings, settings_of, tolerances
+from farm.matrix.inputs import CellInputs
+from farm.matrix.layers import CellSettings, settings_of, tolerances
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.models.shapes import Span, plain_size
@@ -133,7 +133,7 @@ class _Expansion:
         self.complaints = Complaints(manifest, file)
         self.complain = self.complaints.complain
         self.rules = Combinations(manifest, self.complaints)
-        self.inputs = Inputs(manifest, models, self.complaints)
+        self.inputs = CellInputs(manifest, models, self.complaints)
         self.choices = self.rules.choices
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
         self.chosen: dict[tuple[str, str], Pool | None] = {}
@@ -344,7 +344,7 @@ class _Expansion:
         of_shape = ("inputs", "batch")
         plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in of_shape})
 
-    def check_untuned(self, combination: Combination, settings: Settings) -> None:
+    def check_untuned(self, combination: Combination, settings: CellSettings) -> None:
         """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
         text, place = self.choices[combination.slug].text, combination.places["target"]
         modes = (settings.tuning.mode, settings.tuning.background)
@@ -482,7 +482,7 @@ class _Expansion:
 class _Parts:
     """What a plan is made of. `calibration` and `samples` are what the spec says, `data` those that are blobs."""
 
-    settings: Settings
+    settings: CellSettings
     model: FrozenModel | None
     pool: Pool | None
     options: Mapping[str, Any]
@@ -516,7 +516,7 @@ class _Plan:
 
 def _order(
     emulated: Sequence[str],
-    settings: Settings,
+    settings: CellSettings,
     tuning: str,
     background: Mapping[str, Json] | None,
     env_files: Mapping[str, Json],

@@ -29,7 +29,7 @@ class Shape:
     """Whether data fits, by its use and digest."""
 
 
-class Inputs:
+class CellInputs:
     """What the cells of one expansion have for inputs; those that share a shape share the work."""
 
     def __init__(self, manifest: Manifest, models: Mapping[str, FrozenModel], complaints: Complaints) -> None:

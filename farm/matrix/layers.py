@@ -11,11 +11,11 @@ from farm.manifest import Debug, IncludeEntry, Limits, Manifest, ModelEntry, Ove
 from farm.matrix.combinations import Combination
 from farm.targets.compilers import default_tolerance
 
-Entry = TypeVar("Entry", Tuning, Verify, Limits, Debug)
+Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CellSettings:
     """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
 
     options: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Settings:
     salt: str
 
 
-def settings_of(manifest: Manifest, combination: Combination) -> Settings:
+def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     """Return the settings of one cell."""
     layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
         manifest,
@@ -40,7 +40,7 @@ def settings_of(manifest: Manifest, combination: Combination) -> Settings:
         for precision, values in layer.verify.tolerance.items():
             tolerance[precision] = {**tolerance.get(precision, {}), **values}
     verify = _laid_over(Verify, [layer.verify for layer in layers])
-    return Settings(
+    return CellSettings(
         options={name: value for layer in layers for name, value in layer.options.items()},
         env={name: value for layer in layers for name, value in layer.env.items()},
         tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
@@ -71,7 +71,7 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
     return tolerance
 
 
-def _laid_over(kind: type[Entry], layers: Sequence[Entry]) -> Entry:
+def _laid_over(kind: type[Layered], layers: Sequence[Layered]) -> Layered:
     given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
     return kind.model_construct(**given)
 

@@ -115,7 +115,7 @@ class FrozenModel:
         return f"{quantized[0]} nodes" if quantized else ""
 
 
-Check = Callable[[Path, str, Sequence[str]], Mapping[str, Any]]
+ModelCheck = Callable[[Path, str, Sequence[str]], Mapping[str, Any]]
 """Takes a model's file, its format and the outputs that are wanted of it; says what is in it. Raises BadModel."""
 
 
@@ -131,7 +131,7 @@ def check_here(path: Path, format: str, outputs: Sequence[str]) -> Mapping[str, 
 
 
 def read_model(
-    path: Path, format: str = "onnx", outputs: Sequence[str] = (), *, check: Check = check_here
+    path: Path, format: str = "onnx", outputs: Sequence[str] = (), *, check: ModelCheck = check_here
 ) -> FrozenModel:
     """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
+from farm.compiling.children import OnPhase
 from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
@@ -26,19 +27,11 @@ RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
 
 
-class Executor(Protocol):
+class AttemptExecutor(Protocol):
     """What runs an attempt: `farm.node.executor.Executor`, or a scripted one in tests."""
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the attempt to its end, soon after `cancelled` where that is set."""
-        ...
-
-
-class OnPhase(Protocol):
-    """Hears what an attempt is doing; `progress` is a share of 1, or None where it is not known."""
-
-    def __call__(self, phase: Phase, progress: float | None, detail: str, /) -> None:
-        """Note it; the next renewal of the lease tells the store."""
         ...
 
 
@@ -52,7 +45,14 @@ class Slots:
     _opened: ClassVar[Slots]
 
     def __init__(
-        self, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str
+        self,
+        store: Store,
+        executor: AttemptExecutor,
+        settings: Settings,
+        slots: Sequence[Slot],
+        *,
+        worker: str,
+        node: str,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -65,7 +65,14 @@ class Slots:
 
     @classmethod
     def open(
-        cls, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str
+        cls,
+        store: Store,
+        executor: AttemptExecutor,
+        settings: Settings,
+        slots: Sequence[Slot],
+        *,
+        worker: str,
+        node: str,
     ) -> Slots:
         """Make the slots of this process; `current` returns them."""
         cls._opened = cls(store, executor, settings, slots, worker=worker, node=node)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
 
 
-class Process:
+class CeleryProcess:
     """A Celery worker process that ends when this one does."""
 
     def __init__(

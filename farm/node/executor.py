@@ -34,7 +34,7 @@ from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, device_name, mode_name
-from farm.tuning.tuner import Published, Tuner
+from farm.tuning.tuner import PublishedProgram, Tuner
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Executor:
                 folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
             )
             with ThreadPoolExecutor(1) as aside:
-                return _Run(attempt, children, self._artifacts, self._cache, aside).outcome()
+                return _AttemptRun(attempt, children, self._artifacts, self._cache, aside).outcome()
         except OSError as error:
             return _disk_failed(error)
         finally:
@@ -101,7 +101,7 @@ def _running(node: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-class _Run:
+class _AttemptRun:
     """One attempt under way: lookup, fetch, reference, compile, evaluate, publish."""
 
     def __init__(
@@ -252,7 +252,7 @@ class _Run:
             published=self._published(),
         )
 
-    def _published(self) -> Published | None:
+    def _published(self) -> PublishedProgram | None:
         """Bring the program that a follow-up is to be faster than; without it nothing can be shown."""
         key = self.order.get("against")
         found = self.artifacts.lookup(readable(self.attempt.namespace), key) if key else None
@@ -262,7 +262,7 @@ class _Run:
             return None
         sidecar = found.sidecar
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
-        return Published(key, program, {"outputs": sidecar["outputs"], "session": sidecar["tuning"]["session"]})
+        return PublishedProgram(key, program, {"outputs": sidecar["outputs"], "session": sidecar["tuning"]["session"]})
 
     def _tuned(
         self, tuner: Tuner, model: Path, calibration: Path | None, samples: Path | None, reference: Path

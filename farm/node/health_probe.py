@@ -16,11 +16,11 @@ from farm.compiling.children import Children, StepEnded
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
 from farm.errors import FarmError
-from farm.jobs.state import Limits
+from farm.jobs.state import AttemptLimits
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models.model import read_model
-from farm.node.slot_shares import Kind
+from farm.node.slot_shares import SlotKind
 from farm.results.accuracy import judge
 from farm.settings import Settings
 from farm.targets.pools import Pool
@@ -47,7 +47,7 @@ def lacks_room(settings: Settings) -> str:
     return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {settings.min_free_bytes / 1e9:g} GB are needed"
 
 
-def probe(settings: Settings, kind: Kind) -> str:
+def probe(settings: Settings, kind: SlotKind) -> str:
     """Return why slots of this kind cannot compile and run a good program, as one sentence; empty where they can.
 
     Waits for GPUs that attempts hold. To be believed where `lacks_room` finds nothing.
@@ -88,7 +88,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     model.write_bytes(_model())
     manifest = parse_manifest(MANIFEST.format(target=pool.target), "the health probe")
     [cell] = expand(manifest, {"probe": read_model(model)}, {}, [pool])
-    limits = Limits(time=PROBE_SECONDS, memory=0)
+    limits = AttemptLimits(time=PROBE_SECONDS, memory=0)
     once = settings.model_copy(update={"measure_seconds": 1e-3})
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
     steps = Steps(cell.order, children)

@@ -16,7 +16,7 @@ from farm.settings import Settings
 from farm.targets.pools import Pool
 
 
-def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[Kind]:
+def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[SlotKind]:
     """Return the kinds of slots of a node that have a pool to serve.
 
     One slot for each GPU; for CPU targets `cpu_slots`, else one for each core, beside GPUs one for each NUMA node. Each
@@ -32,7 +32,7 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     total = cpu_slots + sum(len(models[device]) for device, served in on_gpu.items() if served)
     threads = settings.threads or max(1, len(usable) // max(1, total))
     kinds = [
-        Kind(
+        SlotKind(
             name=f"{device.arch.partition(':')[0]}-{device.compute_units}cu",
             pools=served,
             slots=tuple(_gpu_slot(gpu, usable, several=bool(numa)) for gpu in models[device]),
@@ -42,7 +42,7 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
         if served
     ]
     if on_cpu:
-        kinds.append(Kind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))
+        kinds.append(SlotKind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))
     return kinds
 
 
@@ -91,7 +91,7 @@ def cpu_list(text: str) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SlotKind:
     """The slots of one kind on a node (each GPU model, CPU), and the pools that any of them serves.
 
     `threads` is what the compiler of one attempt uses.

@@ -27,12 +27,12 @@ import farm
 from farm.compiling import cgroups
 from farm.errors import StoreUnavailable
 from farm.logging import get_logger
-from farm.node.celery_process import Process
+from farm.node.celery_process import CeleryProcess
 from farm.node.health_port import Health, serve_health
 from farm.node.health_probe import lacks_room
 from farm.node.health_probe import probe as health_probe
 from farm.node.probes import Probes
-from farm.node.slot_shares import Kind
+from farm.node.slot_shares import SlotKind
 from farm.settings import Settings
 from farm.store import Beat, Store
 
@@ -58,13 +58,13 @@ STILL_SECONDS = 60.0
 UNPROVEN = "its first health probe runs"
 """Why a worker rests that has just started."""
 
-Probe = Callable[[Settings, Kind], str]
+Probe = Callable[[Settings, SlotKind], str]
 """Returns why slots of a kind cannot compile and run a good program; empty where they can."""
 
 
 def run_worker(
     settings: Settings,
-    kinds: Sequence[Kind],
+    kinds: Sequence[SlotKind],
     *,
     node: str | None = None,
     app: str = APP,
@@ -99,7 +99,7 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        kinds: Sequence[Kind],
+        kinds: Sequence[SlotKind],
         *,
         node: str,
         app: str,
@@ -198,7 +198,7 @@ class Worker:
         self,
         store: Store,
         settings: Settings,
-        kind: Kind,
+        kind: SlotKind,
         *,
         node: str,
         app: str,
@@ -217,7 +217,7 @@ class Worker:
         self._environment = environment
         self._pause = pause
         self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._process: Process | None = None
+        self._process: CeleryProcess | None = None
         self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
         self._fenced = ""
         self._resting = UNPROVEN
@@ -255,7 +255,7 @@ class Worker:
     def start(self) -> None:
         """Start its process, which begins to consume when nothing speaks against it."""
         self._stopped = False
-        self._process = Process(
+        self._process = CeleryProcess(
             self._app,
             queues=[pool.name for pool in self._kind.pools],
             slots=self._kind.slots,
@@ -325,7 +325,7 @@ class Worker:
                 log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
                 self._restart(self._process)
 
-    def _stop_consuming(self, process: Process) -> None:
+    def _stop_consuming(self, process: CeleryProcess) -> None:
         """Take nothing for now; what runs goes on, and the process ends after it. One that has not begun just waits."""
         if process.may_consume and not self._stopped:
             log.warning("taking no jobs for now", worker=self._id, reason=self._fenced or self._resting)
@@ -396,14 +396,14 @@ class Worker:
         self._reaches_store = True
         return None if beat.answer == "unknown" else beat
 
-    def _consumes(self, process: Process, beat: Beat) -> bool:
+    def _consumes(self, process: CeleryProcess, beat: Beat) -> bool:
         """Whether it does not idle for a whole lease while its pools have work, nor takes too long to begin."""
         if beat.running or beat.unclaimed < self._settings.lease_seconds:
             return True
         consuming = process.consuming_for
         return process.age < START_SECONDS if consuming is None else consuming < self._settings.lease_seconds
 
-    def _replace(self, process: Process) -> None:
+    def _replace(self, process: CeleryProcess) -> None:
         """Start another process for one that ended; as long as the store is away that would only die again."""
         if not self._stopped:
             log.error("the worker process died, starting it again", worker=self._id, status=process.status)
@@ -416,13 +416,13 @@ class Worker:
             process.kill()
             self.start()
 
-    def _restart(self, process: Process) -> None:
+    def _restart(self, process: CeleryProcess) -> None:
         process.kill()
         stopping = process.age < RESTART_SECONDS and self._pause(RESTART_SECONDS)
         if not stopping:
             self.start()
 
-    def _drain(self, process: Process, *, hurry: int) -> None:
+    def _drain(self, process: CeleryProcess, *, hurry: int) -> None:
         """Stop consuming; let attempts end, then give them back, then end the process. Called until it is done."""
         if not self._draining:
             log.info("draining", worker=self._id, grace=self._settings.grace_seconds)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.child_process import Limits, run_child
+from farm.compiling.child_process import ChildLimits, run_child
 from farm.compiling.failures import classify
 from farm.node.gpus import Gpu, Note, find_gpus
 from farm.node.machine import Machine
@@ -108,7 +108,7 @@ def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None) -> Map
                 },
                 python=settings.migraphx_python if migraphx else "",
                 log_path=Path(folder) / "log.txt",
-                limits=Limits(time=PROBE_SECONDS),
+                limits=ChildLimits(time=PROBE_SECONDS),
             )
         except OSError as error:
             return {

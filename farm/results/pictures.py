@@ -14,7 +14,7 @@ from typing import Any
 
 from farm.errors import UsageError
 
-Point = tuple[float, float]
+PicturePoint = tuple[float, float]
 
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and files are small
@@ -27,7 +27,7 @@ _STYLE = {
 }
 
 
-def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[Point]]) -> bytes:
+def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[PicturePoint]]) -> bytes:
     """Draw one line with marked points for each series, and return the SVG; also write it where a path is given.
 
     `x` and `y` are the names of the axes with their units. Series without points are left out.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from .protocol import Failure, Messages, Request, Result
+from .protocol import Messages, Request, RequestFailed, Result
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""
@@ -100,7 +100,7 @@ def check_model(request: Request) -> Result | None:
             return check_tf(model["path"], model.get("outputs") or ())
         return check_onnx(model["path"], alone=model.get("alone", False))
     except BadModel as error:
-        raise Failure(error.kind, error.message) from None
+        raise RequestFailed(error.kind, error.message) from None
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
@@ -129,7 +129,7 @@ def _convert(request: Request, messages: Messages) -> Result:
 def _check(request: Request, messages: Messages) -> Result:
     found = check_model(request)
     if found is None:
-        raise Failure("internal", "models are checked by an interpreter that has onnx; this one has not")
+        raise RequestFailed("internal", "models are checked by an interpreter that has onnx; this one has not")
     return found
 
 
@@ -272,7 +272,7 @@ def _compare(
 
     missing = [name for name in references[0] if name not in outputs[0]]
     if missing:
-        raise Failure("compiler_error", f"the program has no output '{missing[0]}'")
+        raise RequestFailed("compiler_error", f"the program has no output '{missing[0]}'")
     compared = evidence.compare(
         references, outputs, batch=point["batch"], tolerance=request["tolerance"], equal_share=request["equal"]
     )

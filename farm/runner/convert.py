@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler
+from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler
 
 _LIBRARIES = {"torch": ("torch", "onnx", "onnxscript"), "tensorflow": ("tensorflow", "tf2onnx")}
 """What a conversion depends on, by the extra of the farm that installs it."""
@@ -29,7 +29,7 @@ def libraries(request: Request) -> Result:
     found = {name: _version(name) for name in _LIBRARIES[extra]}
     missing = [name for name, version in found.items() if not version]
     if missing:
-        raise Failure(
+        raise RequestFailed(
             "toolchain_mismatch",
             f"{sys.executable} has no {' and no '.join(missing)}, which {_FORMATS[extra]} need: "
             f"pip install 'migraphx-farm[{extra}]', or name an interpreter that has it in FARM_{extra.upper()}_PYTHON",
@@ -81,7 +81,9 @@ def _from_torchscript(source: str, output: str, options: Mapping[str, Any], inpu
         module = torch.jit.load(source, map_location="cpu").eval()
     known = [value.debugName().partition(".")[0] for value in list(module.graph.inputs())[1:]]
     if len(known) != len(inputs):
-        raise Failure("bad_model", f"the model takes {len(known)} inputs ({', '.join(known)}), {len(inputs)} are given")
+        raise RequestFailed(
+            "bad_model", f"the model takes {len(known)} inputs ({', '.join(known)}), {len(inputs)} are given"
+        )
     examples = tuple(torch.zeros(value["sizes"], dtype=getattr(torch, value["dtype"])) for value in inputs)
     with blamed_on_compiler("torch cannot export the archive to ONNX"):
         torch.onnx.export(
@@ -115,7 +117,7 @@ def _frozen(source: str, output: str, options: Mapping[str, Any]) -> None:
         model = tensorflow.saved_model.load(source)
     if options["signature"] not in model.signatures:
         there = ", ".join(model.signatures) or "none"
-        raise Failure("bad_model", f"the SavedModel has no signature {options['signature']}; it has {there}")
+        raise RequestFailed("bad_model", f"the SavedModel has no signature {options['signature']}; it has {there}")
     with blamed_on_compiler("TensorFlow cannot freeze the SavedModel"):
         graph = convert_variables_to_constants_v2(model.signatures[options["signature"]]).graph.as_graph_def()
     with open(output, "wb") as file:  # noqa: PTH123

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .protocol import Failure
+from .protocol import RequestFailed
 
 Arrays = dict[str, Any]
 
@@ -86,7 +86,7 @@ def _same_shape(name: str, output: Any, reference: Any) -> Any:
         return output
     if output.size == reference.size:
         return output.reshape(reference.shape)  # MIGraphX returns a scalar as one element
-    raise Failure(
+    raise RequestFailed(
         "compiler_error",
         f"output '{name}' of the program has shape {list(output.shape)}, the reference {list(reference.shape)}",
     )

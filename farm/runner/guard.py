@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from .protocol import Failure, Messages, Request, Result, first_line
+from .protocol import Messages, Request, RequestFailed, Result, first_line
 from .seal import seal
 
-Work = Callable[[Request, Messages], Result]
+RequestWork = Callable[[Request, Messages], Result]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,7 +35,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def run(request_path: str, messages: int, words: int, work: Work | None) -> int:
+def run(request_path: str, messages: int, words: int, work: RequestWork | None) -> int:
     """Run one request in a forked inner half and return 0 when nothing of it is left.
 
     `messages` is the inner half's file descriptor to the worker, `words` the guard's own.
@@ -60,7 +60,7 @@ def run(request_path: str, messages: int, words: int, work: Work | None) -> int:
     return _Guard(inner, wake, words, int(request.get("memory") or 0), events).watch()
 
 
-def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> None:
+def _work(request: Request, descriptor: int, guard: int, work: RequestWork | None) -> None:
     """The inner half: do the request, send the result or the error, and end without Python's teardown."""
     # If the guard is killed, this goes too; the guard has one thread, so the signal cannot come early.
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -81,7 +81,7 @@ def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> N
             seal(request["seal"]["read"], request["seal"]["write"], gpu=bool(request.get("gpu")))
         messages.send({"result": (work or _action())(request, messages)})
         code = 0
-    except Failure as failure:
+    except RequestFailed as failure:
         print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
         messages.send({"error": {"kind": failure.kind, "message": failure.message, "detail": failure.detail}})
     except MemoryError:
@@ -99,7 +99,7 @@ def _work(request: Request, descriptor: int, guard: int, work: Work | None) -> N
         os._exit(code)
 
 
-def _action() -> Work:
+def _action() -> RequestWork:
     import faulthandler
 
     faulthandler.enable()

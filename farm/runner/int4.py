@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .onnx_graph import drop_overridable_constants, graphs_of
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler
+from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler
 
 _MAX_FILE_BYTES = 2**31 - 1
 
@@ -34,7 +34,7 @@ def pack_weights(request: Request, messages: Messages) -> Result:
         counts += _pack(graph, int(options["block_size"]), bool(options["symmetric"]))
     if not counts:
         needs = f"at least two blocks of {options['block_size']} inputs, and an even number of outputs"
-        raise Failure("nothing_quantized", f"int4 left every operator as it was: MatMul and Gemm need {needs}")
+        raise RequestFailed("nothing_quantized", f"int4 left every operator as it was: MatMul and Gemm need {needs}")
     model.ir_version = max(model.ir_version, 10)  # the first with 4-bit tensors
     path = Path(request["packed"])
     large = model.ByteSize() > _MAX_FILE_BYTES

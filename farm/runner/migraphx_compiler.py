@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from . import mxr
 from .elf import identity
 from .mxr import dtype_name
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line, keep_text
+from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
@@ -62,7 +62,7 @@ def probe(request: Request) -> Result:
     """Say what MIGraphX is installed, and why it cannot be used where it cannot."""
     try:
         migraphx = _module()
-    except Failure as failure:
+    except RequestFailed as failure:
         return {"available": False, "reason": failure.message, "fix": failure.detail}
     targets, missing = [], {}
     for name in ("gpu", "cpu", "ref"):
@@ -145,14 +145,14 @@ def _module() -> Any:
     except ImportError as error:
         others = _other_pythons()
         told = f"cannot import migraphx: {first_line(str(error))}"
-        raise Failure("toolchain_mismatch", told + others, _SET_PYTHON if others else "") from None
+        raise RequestFailed("toolchain_mismatch", told + others, _SET_PYTHON if others else "") from None
     if not hasattr(migraphx, "parse_onnx"):
         if not getattr(migraphx, "__file__", None) and (others := _other_pythons()):
             # The library's own folder, which Python takes for a package where the module is not for it.
-            raise Failure("toolchain_mismatch", f"cannot import migraphx{others}", _SET_PYTHON)
+            raise RequestFailed("toolchain_mismatch", f"cannot import migraphx{others}", _SET_PYTHON)
         place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
         told = f"the package migraphx at {place} is a placeholder without parse_onnx"
-        raise Failure("toolchain_mismatch", told, "pip uninstall migraphx, and install ROCm's package migraphx")
+        raise RequestFailed("toolchain_mismatch", told, "pip uninstall migraphx, and install ROCm's package migraphx")
     return migraphx
 
 
@@ -189,7 +189,9 @@ def compile(request: Request, messages: Messages) -> Result:
     instructions = list(_instructions(program))
     if not gpu and "fp8" in precision and not any("fp8" in instruction.type for instruction in instructions):
         # `cpu` computes all in float32, and drops a conversion and its way back as if they did not round.
-        raise Failure("nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding")
+        raise RequestFailed(
+            "nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding"
+        )
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
@@ -224,13 +226,15 @@ def _refuse_broken(path: str, device: str) -> None:
     """Read the finished program back, and refuse what MIGraphX saves without an error and nobody can run."""
     try:
         found = mxr.read(path)
-    except mxr.Malformed as error:
-        raise Failure("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
+    except mxr.MalformedProgram as error:
+        raise RequestFailed("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
     if found["left_over"]:
-        raise Failure("compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over")
+        raise RequestFailed(
+            "compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over"
+        )
     foreign = mxr.foreign_arches(found, device)
     if foreign:
-        raise Failure("compiler_error", f"the program has kernels for {', '.join(foreign)}, not for {device}")
+        raise RequestFailed("compiler_error", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
 def tune(request: Request, messages: Messages) -> Result:
@@ -300,23 +304,23 @@ def _parse(migraphx: Any, request: Request) -> Any:
             program = migraphx.parse_onnx(model["path"], **_onnx_arguments(migraphx, options, inputs))
     unknown = sorted(set(re.findall(r"\bunknown:(\w+)", repr(program))))
     if unknown:
-        raise Failure("unsupported_operator", f"the compiler does not have operator {', '.join(unknown)}")
+        raise RequestFailed("unsupported_operator", f"the compiler does not have operator {', '.join(unknown)}")
     shapes, sizes = program.get_parameter_shapes(), points_of(inputs, None)
     for name, spec in inputs.items():
         if name not in shapes:
             # MIGraphX would ignore a misspelt name silently.
-            raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(shapes)}")
+            raise RequestFailed("bad_model", f"the model has no input '{name}'; it has {', '.join(shapes)}")
         smallest, largest = (
             _program_shape(point[name], request) or [1]  # MIGraphX has no scalars
             for point, _ in (sizes[0], sizes[-1])
         )
         if _bounds(shapes[name]) != (smallest, largest):
-            raise Failure(
+            raise RequestFailed(
                 "compiler_error", f"MIGraphX gives input '{name}' the shape {shapes[name]}, not {spec['shape']}"
             )
     missing = [name for name in shapes if name not in inputs]
     if missing:
-        raise Failure("bad_model", f"no shape was given for input '{missing[0]}'")
+        raise RequestFailed("bad_model", f"no shape was given for input '{missing[0]}'")
     return program
 
 
@@ -329,7 +333,7 @@ def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[s
     }
     if any(isinstance(size, Mapping) for spec in inputs.values() for size in spec["shape"]):
         if "map_dyn_input_dims" not in str(migraphx.parse_onnx.__doc__):
-            raise Failure("toolchain_mismatch", "this MIGraphX has no dynamic dimensions (map_dyn_input_dims)")
+            raise RequestFailed("toolchain_mismatch", "this MIGraphX has no dynamic dimensions (map_dyn_input_dims)")
         dimension = migraphx.shape.dynamic_dimension
         arguments["map_dyn_input_dims"] = {
             name: [
@@ -357,7 +361,7 @@ def _quantize(
     half = [part for part in precision if part in _HALF]
     for part in (*eight, *half):
         if not hasattr(migraphx, f"quantize_{part}"):
-            raise Failure("toolchain_mismatch", f"this MIGraphX has no quantize_{part}")
+            raise RequestFailed("toolchain_mismatch", f"this MIGraphX has no quantize_{part}")
     if eight:
         messages.phase("quantizing", 0.0, "calibration")
         # Of dynamic sizes the largest.
@@ -370,20 +374,20 @@ def _quantize(
         del calibration, held
     counts = _quantized_operators(program)
     if eight and not counts:
-        raise Failure("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
+        raise RequestFailed("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
     if "int4" in precision:
         counts = {"weights": _packed_weights(program)}
         if not counts["weights"]:
-            raise Failure("nothing_quantized", "MIGraphX has no weight of the model in int4")
+            raise RequestFailed("nothing_quantized", "MIGraphX has no weight of the model in int4")
     for part in half:
         messages.phase("quantizing", None, part)
         before = _of_type(program, part)
         with blamed_on_compiler(f"MIGraphX cannot convert the model to {part}"):
             getattr(migraphx, f"quantize_{part}")(program, list(options[f"{part}_operators"]))
         if _of_type(program, part) == before:
-            raise Failure("nothing_quantized", f"{part} left every operator of the model as it was")
+            raise RequestFailed("nothing_quantized", f"{part} left every operator of the model as it was")
     if eight and not any(i.operator == "quantizelinear" for i in _instructions(program)):
-        raise Failure("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
+        raise RequestFailed("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
     return counts
 
 
@@ -407,7 +411,7 @@ def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request
     """
     shapes = program.get_parameter_shapes()
     if not samples.runs:
-        raise Failure("bad_calibration", "the calibration data is empty")
+        raise RequestFailed("bad_calibration", "the calibration data is empty")
     held = Held(len(samples.runs) * sum(aligned(shape.bytes()) for shape in shapes.values()))
     calibration = []
     for run in samples.runs:
@@ -416,7 +420,7 @@ def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request
             array = _program_array(run[name], shape, request)
             wanted = _dtype(shape)
             if list(array.shape) != list(static_lens(shape)) or str(array.dtype) != wanted:
-                raise Failure(
+                raise RequestFailed(
                     "bad_calibration",
                     f"calibration for '{name}' is {array.dtype} {list(array.shape)}, "
                     f"the program wants {wanted} {static_lens(shape)}",
@@ -559,7 +563,7 @@ def _model_outputs(request: Request) -> list[str]:
 def _output_names(request: Request, count: int) -> list[str]:
     names = _model_outputs(request)
     if len(names) != count:
-        raise Failure("compiler_error", f"the program has {count} outputs, the model {len(names)}")
+        raise RequestFailed("compiler_error", f"the program has {count} outputs, the model {len(names)}")
     return names
 
 
@@ -648,8 +652,8 @@ def load(request: Request) -> _MigraphxProgram:
     """Load a compiled program from its file, which is read here first: MIGraphX's own reader trusts what it reads."""
     try:
         mxr.read(request["program"])
-    except mxr.Malformed as error:
-        raise Failure("bad_model", f"the program is damaged: {error}") from None
+    except mxr.MalformedProgram as error:
+        raise RequestFailed("bad_model", f"the program is damaged: {error}") from None
     migraphx = _module()
     _target(migraphx, request["device"])
     with blamed_on_compiler("the program does not load"):
@@ -673,10 +677,10 @@ def output_ranks(request: Request) -> dict[str, int | None]:
 def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
     """Return an argument that points into an array; the caller keeps the array."""
     if str(array.dtype) != str(numpy_dtype(_dtype(shape))):
-        raise Failure("compiler_error", f"the program wants {_dtype(shape)}, the model has {array.dtype}")
+        raise RequestFailed("compiler_error", f"the program wants {_dtype(shape)}, the model has {array.dtype}")
     if array.dtype.isbuiltin != 1:
         # Arguments reach a program as Python buffers, which have no format for bfloat16 and float8.
-        raise Failure("unsupported_operator", f"MIGraphX's Python module takes no inputs of {array.dtype}")
+        raise RequestFailed("unsupported_operator", f"MIGraphX's Python module takes no inputs of {array.dtype}")
     # A scalar has the strides {0}, which no array of one element has.
     if array.size > 1:
         return migraphx.argument(array)

@@ -5,8 +5,8 @@ with their nodes. Weights and kernels lie in the nodes as binary values: arrays 
 [numbers]}` in JSON. They are passed over by their length, so gigabytes of them cost no memory, and in msgpack no time.
 
 Written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before it lets go of it, and
-children have no such package. The file is not trusted: whatever it holds ends in an answer or in `Malformed`, after at
-most `MAX_VALUES` values, and never with more than one node in memory.
+children have no such package. The file is not trusted: whatever it holds ends in an answer or in
+`MalformedProgram`, after at most `MAX_VALUES` values, and never with more than one node in memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DTYPES = {
 """MIGraphX's names of types that are not numpy's with `_type` behind."""
 
 
-class Malformed(Exception):
+class MalformedProgram(Exception):
     """The file is no MIGraphX program, or a damaged one; the message says where."""
 
 
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     "count"}`) and `weights` (bytes by dtype); `offload_copy` (None where there is no GPU to copy to); `left_over`
     (count of undecided operators), `unknown` (operators that the parser did not know).
 
-    Raises Malformed, OSError.
+    Raises MalformedProgram, OSError.
     """
     with open(path, "rb") as file:  # noqa: PTH123
         reader = _reader(file)
@@ -104,7 +104,7 @@ def _fits(arch: str, device: str) -> bool:
 # --- the container ----------------------------------------------------------------------------------------------
 
 
-class _Reader(ABC):
+class _ProgramReader(ABC):
     """Walks through one document: `members` and `items` step through it, `value` takes the next value whole."""
 
     format = ""
@@ -141,22 +141,22 @@ class _Reader(ABC):
         self.left -= count
         self.left_of_value -= count
         if self.left < 0:
-            raise Malformed(f"it has more than {MAX_VALUES} values")
+            raise MalformedProgram(f"it has more than {MAX_VALUES} values")
         if self.left_of_value < 0:
-            raise Malformed(f"one node has more than {MAX_NODE_VALUES} values")
+            raise MalformedProgram(f"one node has more than {MAX_NODE_VALUES} values")
         if depth > MAX_DEPTH:
-            raise Malformed(f"values lie more than {MAX_DEPTH} deep in one another")
+            raise MalformedProgram(f"values lie more than {MAX_DEPTH} deep in one another")
 
 
-def _reader(file: BinaryIO) -> _Reader:
+def _reader(file: BinaryIO) -> _ProgramReader:
     start = file.read(16)
     if not start:
-        raise Malformed("the file is empty")
+        raise MalformedProgram("the file is empty")
     if start.lstrip().startswith(b"{"):
         return _Json(file)
     if start[0] & 0xF0 == 0x80 or start[0] in (0xDE, 0xDF):
         return _Msgpack(file)
-    raise Malformed("it is neither a msgpack map nor a JSON object")
+    raise MalformedProgram("it is neither a msgpack map nor a JSON object")
 
 
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
@@ -166,7 +166,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
-class _Msgpack(_Reader):
+class _Msgpack(_ProgramReader):
     """https://github.com/msgpack/msgpack/blob/master/spec.md; extension types do not occur in programs."""
 
     format = "msgpack"
@@ -199,30 +199,30 @@ class _Msgpack(_Reader):
             return struct.unpack(_NUMBERS[code], self.exactly(struct.calcsize(_NUMBERS[code])))[0]
         if 0xC4 <= code <= 0xC6:
             return self.binary(self.number(1 << (code - 0xC4)))
-        raise Malformed(f"byte {self.file.tell() - 1} is {code:#x}, which begins no value that a program has")
+        raise MalformedProgram(f"byte {self.file.tell() - 1} is {code:#x}, which begins no value that a program has")
 
     def key(self) -> str:
         self.spend(0)
         code = self.byte()
         if not (0xA0 <= code <= 0xBF or 0xD9 <= code <= 0xDB):
-            raise Malformed(f"the key at byte {self.file.tell() - 1} is not text")
+            raise MalformedProgram(f"the key at byte {self.file.tell() - 1} is not text")
         return self.text(code)
 
     def text(self, code: int) -> str:
         size = code & 0x1F if code <= 0xBF else self.number(1 << (code - 0xD9))
         if size > MAX_TEXT:
-            raise Malformed(f"the text at byte {self.file.tell()} has {size} bytes")
+            raise MalformedProgram(f"the text at byte {self.file.tell()} has {size} bytes")
         self.spend(0, size >> 6)
         try:
             return self.exactly(size).decode()
         except UnicodeDecodeError:
-            raise Malformed(f"the text before byte {self.file.tell()} is not UTF-8") from None
+            raise MalformedProgram(f"the text before byte {self.file.tell()} is not UTF-8") from None
 
     def binary(self, size: int) -> Binary:
         head = self.exactly(min(size, HEAD))
         # Past the end a seek succeeds too.
         if self.file.tell() + size - len(head) > self.size:
-            raise Malformed(f"it is cut: a value of {size} bytes goes beyond its end")
+            raise MalformedProgram(f"it is cut: a value of {size} bytes goes beyond its end")
         self.file.seek(size - len(head), os.SEEK_CUR)
         return Binary(size, head)
 
@@ -231,7 +231,7 @@ class _Msgpack(_Reader):
             return code & 0x0F
         if code in (long, long + 1):
             return self.number(2 if code == long else 4)
-        raise Malformed(f"{what} should begin at byte {self.file.tell() - 1}")
+        raise MalformedProgram(f"{what} should begin at byte {self.file.tell() - 1}")
 
     def number(self, size: int) -> int:
         return int.from_bytes(self.exactly(size), "big")
@@ -242,7 +242,7 @@ class _Msgpack(_Reader):
     def exactly(self, size: int) -> bytes:
         data = self.file.read(size)
         if len(data) < size:
-            raise Malformed(f"it is cut at byte {self.size}")
+            raise MalformedProgram(f"it is cut at byte {self.size}")
         return data
 
     def trailing(self) -> int:
@@ -263,7 +263,7 @@ _BYTES = re.compile(rb'\{\s*"bytes"\s*:\s*\[')
 _RUN = re.compile(rb"[0-9, \t\r\n]*")
 
 
-class _Json(_Reader):
+class _Json(_ProgramReader):
     """JSON through a window: of the numbers of a binary value only the first are looked at, the rest are counted."""
 
     format = "json"
@@ -299,12 +299,12 @@ class _Json(_Reader):
         try:
             return json.loads(token)
         except ValueError:
-            raise Malformed(f"no value begins at byte {self.at()}") from None
+            raise MalformedProgram(f"no value begins at byte {self.at()}") from None
 
     def key(self) -> str:
         self.spend(0)
         if self.peek() != b'"':
-            raise Malformed(f"the key at byte {self.at()} is not text")
+            raise MalformedProgram(f"the key at byte {self.at()} is not text")
         key = self.text()
         self.expect(b":")
         return key
@@ -312,14 +312,14 @@ class _Json(_Reader):
     def text(self) -> str:
         while not (token := self.take_match(_TEXT)):
             if len(self.window) - self.place > MAX_TEXT:
-                raise Malformed(f"the text at byte {self.at()} has more than {MAX_TEXT} bytes")
+                raise MalformedProgram(f"the text at byte {self.at()} has more than {MAX_TEXT} bytes")
             if not self.more(len(self.window) - self.place + 1):
-                raise Malformed(f"it is cut at byte {self.size}")
+                raise MalformedProgram(f"it is cut at byte {self.size}")
         self.spend(0, len(token) >> 6)
         try:
             return str(json.loads(token))
         except ValueError:
-            raise Malformed(f"the text before byte {self.at()} is damaged") from None
+            raise MalformedProgram(f"the text before byte {self.at()} is damaged") from None
 
     def binary(self) -> Binary:
         commas, start = 0, b""
@@ -339,7 +339,7 @@ class _Json(_Reader):
             # A number that the window cut is the last one, and past the head.
             return Binary(commas + 1, bytes(int(number) for number in numbers))
         except ValueError:
-            raise Malformed(f"the bytes before byte {self.at()} are not numbers from 0 to 255") from None
+            raise MalformedProgram(f"the bytes before byte {self.at()} are not numbers from 0 to 255") from None
 
     def separated(self, opening: bytes, closing: bytes) -> Iterator[int]:
         self.expect(opening)
@@ -353,7 +353,7 @@ class _Json(_Reader):
 
     def expect(self, character: bytes) -> None:
         if self.peek() != character:
-            raise Malformed(f"byte {self.at()} should be {character.decode()}")
+            raise MalformedProgram(f"byte {self.at()} should be {character.decode()}")
         self.place += 1
 
     def peek(self) -> bytes:
@@ -362,7 +362,7 @@ class _Json(_Reader):
             if self.place < len(self.window):
                 return self.window[self.place : self.place + 1]
             if not self.more(1):
-                raise Malformed(f"it is cut at byte {self.size}")
+                raise MalformedProgram(f"it is cut at byte {self.size}")
 
     def take_match(self, pattern: re.Pattern[bytes]) -> bytes:
         found = pattern.match(self.window, self.place)
@@ -392,7 +392,7 @@ class _Json(_Reader):
 class _Program:
     """What has been seen of a program; nodes come one by one."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _ProgramReader) -> None:
         self.reader = reader
         self.fields: dict[str, Any] = {}
         self.modules: dict[str, Counter[str]] = {}
@@ -410,25 +410,25 @@ class _Program:
         seen = set()
         for key in self.reader.members():
             if key in seen:
-                raise Malformed(f"the field {key!r} is there twice")
+                raise MalformedProgram(f"the field {key!r} is there twice")
             seen.add(key)
             if key == "modules":
                 self.read_modules()
             else:
                 self.fields[key] = self.reader.value()
             if len(seen) > 100:
-                raise Malformed("it has more than 100 fields")
+                raise MalformedProgram("it has more than 100 fields")
         for name in ("version", "modules"):
             if name not in seen:
-                raise Malformed(f"it has no field {name!r}: no MIGraphX program")
+                raise MalformedProgram(f"it has no field {name!r}: no MIGraphX program")
         _checked(self.fields, "version", int, "the program")
         if "main" not in self.modules:
-            raise Malformed("it has no main module")
+            raise MalformedProgram("it has no main module")
 
     def read_modules(self) -> None:
         for name in self.reader.members():
             if name in self.modules or len(name) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
-                raise Malformed(f"it has a module too many, {name[:80]!r}")
+                raise MalformedProgram(f"it has a module too many, {name[:80]!r}")
             self.modules[name] = Counter()
             for key in self.reader.members():
                 if key != "nodes":
@@ -437,12 +437,12 @@ class _Program:
                 for index in self.reader.items():
                     self.nodes += 1
                     if self.nodes > MAX_NODES:
-                        raise Malformed(f"it has more than {MAX_NODES} nodes")
+                        raise MalformedProgram(f"it has more than {MAX_NODES} nodes")
                     self.add(name, self.reader.value(), f"node {index} of module {name!r}")
 
     def add(self, module: str, node: Any, place: str) -> None:
         if not isinstance(node, dict):
-            raise Malformed(f"{place} is not a map")
+            raise MalformedProgram(f"{place} is not a map")
         operator = _checked(node, "name", str, place)
         inner = node.get("operator")
         if operator.endswith("::op") and isinstance(inner, dict):
@@ -471,7 +471,7 @@ class _Program:
             inputs = _checked(node, "inputs", list, place)
             unknown = [name for name in inputs if not isinstance(name, str) or name not in self.shapes]
             if unknown:
-                raise Malformed(f"{place} returns {unknown[0]!r}, which no node before it gives")
+                raise MalformedProgram(f"{place} returns {unknown[0]!r}, which no node before it gives")
             self.outputs = [self.shapes[name] for name in inputs]
             return
         shape = _shape(_checked(node, "shape", dict, place), place)
@@ -524,11 +524,11 @@ _MISSING = object()
 def _checked(document: Mapping[str, Any], name: str, kind: type, place: str, default: Any = _MISSING) -> Any:
     value = document.get(name, default)
     if value is _MISSING:
-        raise Malformed(f"{place} has no {name!r}")
+        raise MalformedProgram(f"{place} has no {name!r}")
     if kind is str and isinstance(value, str) and len(value) > MAX_NAME:
-        raise Malformed(f"{name!r} of {place} has {len(value)} characters")
+        raise MalformedProgram(f"{name!r} of {place} has {len(value)} characters")
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise Malformed(f"{name!r} of {place} is not {_KINDS[kind]}")
+        raise MalformedProgram(f"{name!r} of {place} is not {_KINDS[kind]}")
     return value
 
 
@@ -546,7 +546,7 @@ def _shape(shape: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not dynamic:
         lens, strides = (_checked(shape, name, list, place, []) for name in ("lens", "strides"))
         if len(lens) > MAX_RANK or not all(type(size) is int for size in (*lens, *strides)):
-            raise Malformed(f"the shape of {place} is not made of at most {MAX_RANK} whole numbers")
+            raise MalformedProgram(f"the shape of {place} is not made of at most {MAX_RANK} whole numbers")
         return {"dtype": dtype, "shape": lens, "strides": strides}
     sizes: list[Any] = []
     for size in dynamic[:MAX_RANK]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .protocol import Failure
+from .protocol import RequestFailed
 
 
 def drop_overridable_constants(model: Any) -> None:
@@ -24,17 +24,19 @@ def fix_shapes(model: Any, inputs: Mapping[str, Any]) -> None:
     known = {value.name: value for value in model.graph.input}
     for name, spec in inputs.items():
         if name not in known:
-            raise Failure("bad_model", f"the model has no input '{name}'; it has {', '.join(known)}")
+            raise RequestFailed("bad_model", f"the model has no input '{name}'; it has {', '.join(known)}")
         shape = known[name].type.tensor_type.shape
         sizes = spec["shape"]
         if len(shape.dim) not in (0, len(sizes)):
-            raise Failure("bad_model", f"input '{name}' has {len(shape.dim)} dimensions, not {len(sizes)}")
+            raise RequestFailed("bad_model", f"input '{name}' has {len(shape.dim)} dimensions, not {len(sizes)}")
         for index, size in enumerate(sizes):
             dimension = shape.dim[index] if index < len(shape.dim) else shape.dim.add()
             if not isinstance(size, int):
                 continue  # stays dynamic
             if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
-                raise Failure("bad_model", f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}")
+                raise RequestFailed(
+                    "bad_model", f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}"
+                )
             if dimension.dim_param:
                 named[dimension.dim_param] = size
             dimension.dim_value = size

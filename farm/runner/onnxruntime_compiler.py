@@ -15,7 +15,7 @@ from typing import Any
 from . import onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
-from .protocol import Failure, Messages, Request, Result, blamed_on_compiler, first_line, keep_text
+from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples, points_of
 
 QUIET = 3
@@ -160,7 +160,7 @@ def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: P
     import onnx
 
     if program.stat().st_size > MAX_PROGRAM_BYTES:
-        raise Failure("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
+        raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     executed = scratch / "executed.onnx"
     refusal = f"ONNX Runtime refuses its own {precision} program"
     session = _optimise(program, executed, "all", refusal, threads=threads)
@@ -170,7 +170,7 @@ def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: P
     if precision == "int8":
         quantized = _quantized_operators(stored)
     if precision in ("int8", "int4", "bf16") and not sum(quantized.values()):
-        raise Failure("nothing_quantized", f"{precision} left every operator of the model as it was")
+        raise RequestFailed("nothing_quantized", f"{precision} left every operator of the model as it was")
     return {
         "inputs": [_described(value) for value in session.get_inputs()],
         "outputs": [_described(value) for value in session.get_outputs()],
@@ -205,9 +205,9 @@ def _optimise_original(source: Path, target: Path, level: str, threads: int) -> 
     """Optimise the user's model; what is invalid in it is his, not the compiler's."""
     try:
         _optimise(source, target, level, "ONNX Runtime refuses the model", threads=threads)
-    except Failure as failure:
+    except RequestFailed as failure:
         if "INVALID_GRAPH" in failure.detail or "INVALID_PROTOBUF" in failure.detail:
-            raise Failure("bad_model", failure.message, failure.detail) from None
+            raise RequestFailed("bad_model", failure.message, failure.detail) from None
         raise
 
 

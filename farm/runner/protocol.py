@@ -78,7 +78,7 @@ _PLACE = re.compile(
 """Where in a compiler's source an error comes from; kept in the detail, of no use in a sentence."""
 
 
-class Failure(Exception):
+class RequestFailed(Exception):
     """The child cannot do what was asked. `kind` is a failure kind of the farm, or empty: the worker decides
     from the message."""
 
@@ -114,12 +114,12 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
     """Turn whatever a compiler raises into a Failure that begins with what was being done."""
     try:
         yield
-    except (Failure, MemoryError):
+    except (RequestFailed, MemoryError):
         raise
     except Exception as error:
         text = str(error).strip() or type(error).__name__
         said = first_line(_PLACE.sub("", text))
-        raise Failure(kind, f"{what}: {said}", f"{type(error).__name__}: {text}") from error
+        raise RequestFailed(kind, f"{what}: {said}", f"{type(error).__name__}: {text}") from error
 
 
 def keep_text(request: Request, when: str, text: Callable[[], str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .protocol import Failure
+from .protocol import RequestFailed
 
 Arrays = dict[str, Any]
 """Arrays by input or output name."""
@@ -143,7 +143,7 @@ def fill(shape: tuple[int, ...], dtype_name: str, declared: Mapping[str, Any], r
     """Return one seeded array: a declared constant `value`, or values in a declared `range` (integers: both ends
     included). Undeclared: normally distributed floats, integers 0 and 1 (which are valid indices everywhere)."""
     if dtype_name == "string":
-        raise Failure("bad_calibration", "inputs of text cannot be generated; give samples")
+        raise RequestFailed("bad_calibration", "inputs of text cannot be generated; give samples")
     dtype = numpy_dtype(dtype_name)
     if declared.get("value") is not None:
         return np.full(shape, declared["value"]).astype(dtype)
@@ -180,7 +180,7 @@ def _from_file(
     total = max(counts.values(), default=1)
     sizes = {static_shape(inputs[name])[axis] for name, axis in axes.items() if axis != LEADING}
     if len(sizes) > 1:
-        raise Failure("bad_calibration", f"{what}: inputs have different batches: {sorted(sizes)}")
+        raise RequestFailed("bad_calibration", f"{what}: inputs have different batches: {sorted(sizes)}")
     size = sizes.pop() if sizes else 1
     for name, axis in axes.items():
         if axis != LEADING:
@@ -206,7 +206,7 @@ def _of_input(
         array = fill((1, *shape), spec["dtype"], declared, None)
     else:
         there = ", ".join(sorted(arrays)) or "none"
-        raise Failure("bad_calibration", f"{what}: no array for input '{name}'; there are {there}")
+        raise RequestFailed("bad_calibration", f"{what}: no array for input '{name}'; there are {there}")
     array = _cast(array, spec["dtype"], f"{what}: array '{name}'")
     if array.shape == shape and "batch_axis" not in spec:
         if batch and batch in shape:
@@ -225,7 +225,7 @@ def _expected(
         array = arrays[name]
         stacked = rank == array.ndim if rank is not None else size > 1 or array.shape[:2] != (total, 1)
         if not array.ndim or array.shape[0] != total:
-            raise Failure(
+            raise RequestFailed(
                 "bad_calibration",
                 f"{what}: expected output '{name}' has shape {list(array.shape)}, not {total} samples first",
             )
@@ -242,7 +242,7 @@ def _read(path: str, what: str) -> Arrays:
                 member.filename.removesuffix(".npy"): _mapped(path, archive, member) for member in archive.infolist()
             }
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error, TypeError, AttributeError) as error:
-        raise Failure("bad_calibration", f"{what}: not an .npz file of plain arrays: {error}") from None
+        raise RequestFailed("bad_calibration", f"{what}: not an .npz file of plain arrays: {error}") from None
 
 
 def _mapped(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
@@ -273,7 +273,7 @@ def _cast(array: Any, dtype_name: str, where: str) -> Any:
     if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
         return array.view(dtype)  # how numpy stores bfloat16 and the like
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise Failure("bad_calibration", f"{where} is {array.dtype}, the model wants {dtype_name}")
+        raise RequestFailed("bad_calibration", f"{where} is {array.dtype}, the model wants {dtype_name}")
     return array.astype(dtype)
 
 
@@ -289,7 +289,7 @@ def _stacking(name: str, found: tuple[int, ...], spec: Mapping[str, Any], what: 
             axis = differing[0]
         if axis is not None and differing in ([], [axis]):
             return axis, found[axis]
-    raise Failure(
+    raise RequestFailed(
         "bad_calibration",
         f"{what}: array '{name}' has shape {list(found)}; input '{name}' is {list(shape)}, so that N samples "
         f"are that shape with N on its batch axis, or {['N', *shape]}",
@@ -299,10 +299,10 @@ def _stacking(name: str, found: tuple[int, ...], spec: Mapping[str, Any], what: 
 def _check_counts(counts: Mapping[str, int], what: str) -> None:
     empty = [name for name, count in counts.items() if not count]
     if empty:
-        raise Failure("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
+        raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
     if len(set(counts.values()) - {1}) > 1:
         told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        raise Failure("bad_calibration", f"{what}: arrays hold different numbers of samples: {told}")
+        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {told}")
 
 
 def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
@@ -348,11 +348,11 @@ def numpy_dtype(name: str) -> Any:
         try:
             import ml_dtypes
         except ImportError:
-            raise Failure("unsupported_operator", f"inputs or outputs of {name} need ml_dtypes") from None
+            raise RequestFailed("unsupported_operator", f"inputs or outputs of {name} need ml_dtypes") from None
     known = {"float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2": "float8_e5m2"}
     kind = getattr(ml_dtypes, known.get(name, name), None)
     if kind is None:
-        raise Failure("unsupported_operator", f"inputs or outputs of {name} cannot be made here")
+        raise RequestFailed("unsupported_operator", f"inputs or outputs of {name} cannot be made here")
     return np.dtype(kind)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .onnx_check import MAX_ELEMENTS, MAX_NODES, BadModel, check_file
-from .wire import Malformed, as_bytes, fields, signed, text
+from .wire import MalformedMessage, as_bytes, fields, signed, text
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("float32", 4),
@@ -48,7 +48,7 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> dict[
     check_file(path)
     try:
         return _graph(memoryview(path.read_bytes()), outputs)
-    except (IndexError, UnicodeDecodeError, Malformed):
+    except (IndexError, UnicodeDecodeError, MalformedMessage):
         raise BadModel("the file is not a TensorFlow frozen graph, or is cut short") from None
 
 

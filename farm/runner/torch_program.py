@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .protocol import Failure, Request, blamed_on_compiler
+from .protocol import Request, RequestFailed, blamed_on_compiler
 from .samples import plain
 
 
@@ -77,7 +77,9 @@ def _tensor(feeds: Mapping[str, Any], name: str) -> Any:
     import torch
 
     if name not in feeds:
-        raise Failure("bad_model", f"the model has an input {name}; the program made of it has {', '.join(feeds)}")
+        raise RequestFailed(
+            "bad_model", f"the model has an input {name}; the program made of it has {', '.join(feeds)}"
+        )
     array = feeds[name]
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)

@@ -9,7 +9,7 @@ from typing import Any
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """The bytes are no protobuf message of the kind expected."""
 
 
@@ -29,9 +29,9 @@ def fields(data: memoryview | bytes) -> Iterator[tuple[int, int | memoryview]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise Malformed
+            raise MalformedMessage
         if not field or place + size > len(view):
-            raise Malformed
+            raise MalformedMessage
         yield field, view[place : place + size]
         place += size
 
@@ -44,13 +44,13 @@ def _varint(view: memoryview, place: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, place
-    raise Malformed
+    raise MalformedMessage
 
 
 def as_bytes(value: Any) -> memoryview:
     """Return a field's content as bytes."""
     if isinstance(value, int):
-        raise Malformed
+        raise MalformedMessage
     return memoryview(value)
 
 
@@ -62,7 +62,7 @@ def text(value: Any) -> str:
 def signed(value: Any) -> int:
     """Return a field's content as a signed number."""
     if not isinstance(value, int):
-        raise Malformed
+        raise MalformedMessage
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

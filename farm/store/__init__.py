@@ -11,16 +11,16 @@ import secrets
 from farm.errors import FarmFault, UsageError
 from farm.jobs.state import POLICIES
 from farm.settings import Settings
-from farm.store.audit_records import Audit
-from farm.store.build_records import Builds
+from farm.store.audit_records import AuditRecords
+from farm.store.build_records import BuildRecords
 from farm.store.events import Events, EventStreams
 from farm.store.history import KEPT, History
-from farm.store.index_records import Index
-from farm.store.job_records import Claim, Jobs
+from farm.store.index_records import IndexRecords
+from farm.store.job_records import Claim, JobRecords
 from farm.store.leader import Leader
 from farm.store.link import Link, key
 from farm.store.wakeups import Wakeups
-from farm.store.worker_records import Beat, Workers
+from farm.store.worker_records import Beat, WorkerRecords
 
 __all__ = ["Beat", "Claim", "Events", "Store"]
 
@@ -33,15 +33,15 @@ class Store:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.builds = Builds(link)
-        self.jobs = Jobs(link)
-        self.workers = Workers(link)
+        self.builds = BuildRecords(link)
+        self.jobs = JobRecords(link)
+        self.workers = WorkerRecords(link)
         self.events = EventStreams(link, self.epoch)
         self.leader = Leader(link)
         self.history = History(link)
-        self.index = Index(link, self.history, self.epoch)
+        self.index = IndexRecords(link, self.history, self.epoch)
         self.wakeups = Wakeups(link)
-        self.audit = Audit(link)
+        self.audit = AuditRecords(link)
 
     @classmethod
     def connect(cls, settings: Settings) -> Store:

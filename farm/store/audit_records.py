@@ -9,7 +9,7 @@ from farm.store.link import Link, key, lots
 LOT = 100
 
 
-class Audit:
+class AuditRecords:
     """Looks for records that contradict each other; none do, unless a script is wrong."""
 
     def __init__(self, link: Link) -> None:

@@ -30,7 +30,7 @@ Rows = list[Document]
 Names = list[str]
 
 
-class Builds:
+class BuildRecords:
     """Builds, from their first lot of cells until their reports are written and they expire."""
 
     def __init__(self, link: Link) -> None:

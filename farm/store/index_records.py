@@ -12,7 +12,7 @@ from farm.store.link import Link, key, lots
 LOT = 1000
 
 
-class Index:
+class IndexRecords:
     """Facts by cache key, for each namespace. Object storage is the record: what is missing here is only looked up."""
 
     def __init__(self, link: Link, history: History, epoch: Callable[[], str]) -> None:

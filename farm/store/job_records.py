@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from farm.jobs.state import Limits, Outcome
+from farm.jobs.state import AttemptLimits, Outcome
 from farm.store.link import Link, key, lots
 
 LOT = 500
@@ -32,14 +32,14 @@ class Claim:
     attempt: int
     token: str = ""
     order: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=lambda: Limits(time=0.0, memory=0))
+    limits: AttemptLimits = field(default_factory=lambda: AttemptLimits(time=0.0, memory=0))
     namespace: str = ""
     key: str = ""
     build: str = ""
     previous: tuple[str, ...] = ()
 
 
-class Jobs:
+class JobRecords:
     """Jobs, from the cell that asked for one until some time after their end."""
 
     def __init__(self, link: Link) -> None:
@@ -61,7 +61,7 @@ class Jobs:
         if answer != "run":
             return Claim(answer, attempt)
         token, order, seconds, memory, namespace, cache_key, build, *previous = rest
-        limits = Limits(time=float(seconds), memory=int(memory))
+        limits = AttemptLimits(time=float(seconds), memory=int(memory))
         return Claim("run", attempt, token, json.loads(order), limits, namespace, cache_key, build, tuple(previous))
 
     def renew(

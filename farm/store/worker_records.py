@@ -30,7 +30,7 @@ class Beat:
     failed: int = 0
 
 
-class Workers:
+class WorkerRecords:
     """The registry of workers and pools."""
 
     def __init__(self, link: Link) -> None:

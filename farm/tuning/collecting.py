@@ -14,12 +14,12 @@ from typing import Any
 from farm.logging import get_logger
 from farm.tuning.database import Learning, Restored
 from farm.tuning.formats import Dropped, canonical, read_folder, write_folder
-from farm.tuning.records import Log, Record, Session, Snapshot, Source, Store, Table, Work
+from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, Table, TuningWork
 
 log = get_logger(__name__)
 
 
-def difference(before: Snapshot, folder: Path, source: Source) -> tuple[Snapshot, Dropped]:
+def difference(before: Snapshot, folder: Path, source: RecordSource) -> tuple[Snapshot, Dropped]:
     """Return the records that a folder's files have beyond `before`, and what was dropped in reading.
 
     The files may be half written: what is whole in them counts now, the rest the next time.
@@ -59,8 +59,8 @@ class Collector:
         """What was found and is not committed yet."""
         self._dropped: dict[Path, Dropped] = {}
         """What the last look left out."""
-        self._source = Source("", worker, job, toolchain)
-        self._session = Session(session, "", Work(), worker, job, identifier)
+        self._source = RecordSource("", worker, job, toolchain)
+        self._session = Session(session, "", TuningWork(), worker, job, identifier)
         self._seconds = 0.0
         self.others = len(restored.snapshot) > 0
         """Whether anybody else has left a record."""
@@ -68,7 +68,7 @@ class Collector:
     @property
     def slices(self) -> Table:
         """The slices that are known to be tuned, by whomever."""
-        return self._known.tables.get((Store.SLICES, ""), {})
+        return self._known.tables.get((RecordStore.SLICES, ""), {})
 
     def seconds(self, operations: int) -> float:
         """Return what so many operations took when they were tuned: on average, in the slices that are known."""
@@ -109,7 +109,7 @@ class Collector:
         write_folder(self._known, folder)
         self._folders[folder] = self._known
 
-    def look(self, folder: Path, work: Work, finished: Mapping[str, Any] | None = None) -> Snapshot:
+    def look(self, folder: Path, work: TuningWork, finished: Mapping[str, Any] | None = None) -> Snapshot:
         """Find the records that are new in a folder since the last look, and return them.
 
         `work` is what this attempt's tuning has done so far, `finished` the slices that were tuned to their end there.
@@ -117,14 +117,16 @@ class Collector:
         source = replace(self._source, when=_now())
         found, self._dropped[folder] = difference(self._folders[folder], folder, source)
         self._folders[folder] = found.over(self._folders[folder])
-        slices = [Record(Store.SLICES, "", key, canonical(value), source) for key, value in (finished or {}).items()]
+        slices = [
+            Record(RecordStore.SLICES, "", key, canonical(value), source) for key, value in (finished or {}).items()
+        ]
         if new := found.join(Snapshot.of(slices)):
             spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
             new = new.measured_by(replace(source, seconds=round(spent / len(new), 3)))
             self._known, self._pending = self._known.join(new), self._pending.join(new)
         return found
 
-    def commit(self, work: Work, *, ended: bool = False) -> None:
+    def commit(self, work: TuningWork, *, ended: bool = False) -> None:
         """Commit what was found since the last time, if anything; at the end also what the whole session came to.
 
         Raises StorageUnavailable.
@@ -135,7 +137,7 @@ class Collector:
             self._seen |= {name}
             self._pending = Snapshot()
 
-    def finish(self, work: Work) -> None:
+    def finish(self, work: TuningWork) -> None:
         """Commit what is new in all folders, and what the whole session came to. Raises StorageUnavailable."""
         for folder in list(self._folders):
             self.look(folder, work)

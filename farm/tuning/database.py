@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from farm.artifacts import ArtifactStore, Entry, blob_key, readable
+from farm.artifacts import ArtifactStore, ListedObject, blob_key, readable
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
 from farm.logging import get_logger
 from farm.spec import Device
@@ -256,7 +256,7 @@ class TuningDatabase:
         for key in list(self._artifacts.list_objects(self._prefix)):
             self._artifacts.delete_object(key)
 
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[ListedObject]:
         """Return the deltas that no head holds yet."""
         return list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
 

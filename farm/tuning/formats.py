@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.tuning.records import Place, Record, Snapshot, Source, Store, Table
+from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
 PROBLEM_CACHE = "problem_cache.json"
 """The problem cache's name in a folder of ours: `MIGRAPHX_PROBLEM_CACHE` points there."""
 
-OBJECTS = {Store.ONNXRUNTIME: "onnxruntime.json", Store.SLICES: "slices.json"}
+OBJECTS = {RecordStore.ONNXRUNTIME: "onnxruntime.json", RecordStore.SLICES: "slices.json"}
 """Stores of our own, and their files in a folder: one JSON object each, `{key: value}`."""
 
 SQLITE_SUFFIXES = (".db", ".sqlite")
@@ -43,7 +43,7 @@ FILE_LIMIT = 1 << 30
 _MIOPEN_NAME = re.compile(
     r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
 )
-_KINDS = {"ufdb": Store.FIND_DB, "udb": Store.PERF_DB}
+_KINDS = {"ufdb": RecordStore.FIND_DB, "udb": RecordStore.PERF_DB}
 _DEVICE_KEYS = {"device_name", "gfx_name", "cu_count", "wavefront_size"}
 _LINE = re.compile(r"(?P<key>[!-<>-~]+)=(?P<contents>[ -~]+)")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -89,7 +89,7 @@ class Read:
 class MIOpenName:
     """What the name of a MIOpen database says: `gfx942130.HIP.3_5_1_4dddc24.ufdb.txt`."""
 
-    store: Store
+    store: RecordStore
     base: str
     """Device and number of compute units, in MIOpen's own spelling."""
     version: str
@@ -105,7 +105,7 @@ def miopen_name(name: str) -> MIOpenName | None:
 # --- folders ----------------------------------------------------------------------------------------------------
 
 
-def read_folder(folder: Path, source: Source) -> Read:
+def read_folder(folder: Path, source: RecordSource) -> Read:
     """Read the databases in a folder, found by listing it: MIOpen's, and a problem cache in any of its forms.
 
     A folder that is not there holds nothing. Files that are neither are not ours to read.
@@ -113,7 +113,7 @@ def read_folder(folder: Path, source: Source) -> Read:
     return _read(sorted(folder.iterdir()) if folder.is_dir() else [], source)
 
 
-def read_files(paths: Iterable[Path], source: Source) -> Read:
+def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
     """Read folders and files that a user named. Raises UsageError for what is no tuning database."""
     files: list[Path] = []
     for path in paths:
@@ -140,7 +140,7 @@ _LEFT_ALONE = {
 """Files of MIOpen's that lie beside its databases, by ending, and why they are not read."""
 
 
-def _read(paths: Iterable[Path], source: Source) -> Read:
+def _read(paths: Iterable[Path], source: RecordSource) -> Read:
     records: list[Record] = []
     origins: dict[Place, list[Path]] = {}
     dropped = Dropped()
@@ -165,7 +165,9 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     `problem_cache` is its name; by its ending MIGraphX knows JSON from SQLite.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    caches = {file: table for (store, file), table in snapshot.tables.items() if store is Store.PROBLEM_CACHE and table}
+    caches = {
+        file: table for (store, file), table in snapshot.tables.items() if store is RecordStore.PROBLEM_CACHE and table
+    }
     # A toolchain that names devices cannot read the older form, and one that does not has no device anywhere.
     keyed = {device: table for device, table in caches.items() if device}
     path = folder / problem_cache
@@ -178,11 +180,11 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     for (store, file), table in snapshot.tables.items():
         if store in OBJECTS:
             write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
-        elif store is not Store.PROBLEM_CACHE and table:
+        elif store is not RecordStore.PROBLEM_CACHE and table:
             (folder / file).write_text(_miopen_text(store, table))
 
 
-def _reader(path: Path) -> Callable[[Path, Source, Dropped], list[Record]] | None:
+def _reader(path: Path) -> Callable[[Path, RecordSource, Dropped], list[Record]] | None:
     if miopen_name(path.name):
         return _read_miopen
     if path.name in OBJECTS.values():
@@ -200,7 +202,7 @@ def canonical(value: Any) -> str:
     return _encode(value)
 
 
-def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+def _read_json(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
     data = _bytes(path, dropped)
     if data is None or not data.strip():
         return []
@@ -216,7 +218,9 @@ def _read_json(path: Path, source: Source, dropped: Dropped) -> list[Record]:
     return _records(found, source, dropped, path.name)
 
 
-def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: Dropped, name: str) -> list[Record]:
+def _records(
+    entries: Iterable[tuple[str, Any, Any]], source: RecordSource, dropped: Dropped, name: str
+) -> list[Record]:
     records = []
     for number, (device, key, solution) in enumerate(entries, 1):
         if solution is None:
@@ -225,7 +229,7 @@ def _records(entries: Iterable[tuple[str, Any, Any]], source: Source, dropped: D
         try:
             if key.keys() != {"name", "problem"}:
                 raise ValueError(key)
-            records.append(Record(Store.PROBLEM_CACHE, device, canonical(key), canonical(solution), source))
+            records.append(Record(RecordStore.PROBLEM_CACHE, device, canonical(key), canonical(solution), source))
         except (ValueError, AttributeError, RecursionError):
             dropped.broke(name, f"entry {number}")
     return records
@@ -270,7 +274,7 @@ def _salvaged(text: str) -> Iterator[tuple[str, Any, Any]]:
             continue
 
 
-def _read_sqlite(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
     if not path.exists():
         raise FileNotFoundError(path)
     found: list[tuple[str, Any, Any]] = []
@@ -320,7 +324,7 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
 # --- the farm's own ---------------------------------------------------------------------------------------------
 
 
-def write_object(folder: Path, store: Store, values: Mapping[str, Any]) -> None:
+def write_object(folder: Path, store: RecordStore, values: Mapping[str, Any]) -> None:
     """Write a store of our own. A reader sees the file before or after, never half of it."""
     partial = folder / f"{OBJECTS[store]}.partial"
     partial.write_text(
@@ -329,7 +333,7 @@ def write_object(folder: Path, store: Store, values: Mapping[str, Any]) -> None:
     partial.replace(folder / OBJECTS[store])
 
 
-def _read_object(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
     store = next(store for store, name in OBJECTS.items() if name == path.name)
     data = _bytes(path, dropped)
     try:
@@ -343,7 +347,7 @@ def _read_object(path: Path, source: Source, dropped: Dropped) -> list[Record]:
 # --- MIOpen -----------------------------------------------------------------------------------------------------
 
 
-def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
+def _read_miopen(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
     named = miopen_name(path.name)
     data = _bytes(path, dropped)
     if data is None or named is None:
@@ -361,7 +365,7 @@ def _read_miopen(path: Path, source: Source, dropped: Dropped) -> list[Record]:
         elif parsed[0] not in seen:
             key, items = parsed
             seen.add(key)
-            if named.store is Store.FIND_DB:
+            if named.store is RecordStore.FIND_DB:
                 value = ";".join(f"{solver}:{values}" for solver, values in items.items())
                 records.append(Record(named.store, path.name, key, value, source))
             else:
@@ -386,8 +390,8 @@ def _parse_line(line: str) -> tuple[str, dict[str, str]] | None:
     return (match["key"], items) if items else None
 
 
-def _miopen_text(store: Store, table: Table) -> str:
-    if store is Store.FIND_DB:
+def _miopen_text(store: RecordStore, table: Table) -> str:
+    if store is RecordStore.FIND_DB:
         return "".join([f"{key}={entry[0]}\n" for key, entry in table.items()])
     problems: dict[str, list[str]] = {}
     for key, entry in table.items():
@@ -408,22 +412,22 @@ def check_place(place: Place) -> str:
     store, file = place
     if store in OBJECTS:
         return "" if not file else f"{store} has one table, not one for {file!r}"
-    if store is not Store.PROBLEM_CACHE:
+    if store is not RecordStore.PROBLEM_CACHE:
         named = miopen_name(file)
         return "" if named and named.store is store else f"{file!r} does not name a {store} of MIOpen"
     return "" if not file or _is_device(file) else f"{file!r} is not a device of MIGraphX's problem cache"
 
 
-def check_record(store: Store, key: str, value: str) -> str:
+def check_record(store: RecordStore, key: str, value: str) -> str:
     """Say what is wrong with a record that came from outside; nothing where all is right."""
-    if store is Store.PROBLEM_CACHE:
+    if store is RecordStore.PROBLEM_CACHE:
         parts = _parsed(key), _parsed(value)
         whole = isinstance(parts[0], dict) and parts[0].keys() == {"name", "problem"} and parts[1] is not None
         return "" if whole else f"no entry of a problem cache: {key[:80]}"
     if store in OBJECTS:
         whole = re.fullmatch(r"[0-9a-f]{64}", key) is not None and isinstance(_parsed(value), dict)
         return "" if whole else f"no record of {store}: {key[:80]}"
-    line = f"{key}={value}" if store is Store.FIND_DB else f"{key}:{value}"
+    line = f"{key}={value}" if store is RecordStore.FIND_DB else f"{key}:{value}"
     return "" if _parse_line(line) else f"no record of a {store}: {line[:80]}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from farm.errors import UsageError
 from farm.spec import Device
 from farm.tuning.formats import OBJECTS, MIOpenName, miopen_name
-from farm.tuning.records import Place, Snapshot, Store, Table
+from farm.tuning.records import Place, RecordStore, Snapshot, Table
 
 MLIR = "gpu::mlir_op"
 """The operator whose problem names its device: arch, compute units, chiplets, problem, separated by tabs."""
@@ -37,11 +37,11 @@ def fitting(offered: Snapshot, known: Snapshot, device: Device, toolchain: str, 
     ours = [place for place in offered.tables if not _other_miopen_device(place, device)]
     versions = _versions(of_jobs, arch) or _chosen(_versions(ours, arch), _versions(known.tables, arch), miopen)
     form = _form_of(toolchain)
-    forms = {form} if form else {_form(file) for store, file in of_jobs if store is Store.PROBLEM_CACHE}
+    forms = {form} if form else {_form(file) for store, file in of_jobs if store is RecordStore.PROBLEM_CACHE}
     taken: dict[Place, Table] = {}
     refused = {}
     for (store, file), table in offered.tables.items():
-        if store is Store.PROBLEM_CACHE:
+        if store is RecordStore.PROBLEM_CACHE:
             why = _other_device(file, table, device) or _other_form(file, forms)
         elif store in OBJECTS:
             why = "it is the farm's own, and is not imported"

@@ -13,7 +13,7 @@ FOLD_AFTER = timedelta(days=7)
 """Sessions that ended longer ago are kept as sums of their day only; no attempt lasts that long."""
 
 
-class Store(StrEnum):
+class RecordStore(StrEnum):
     """Where a record belongs, and so by which rule it is merged."""
 
     PROBLEM_CACHE = "problem_cache"
@@ -29,7 +29,7 @@ class Store(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Source:
+class RecordSource:
     """Who measured a record, and when (ISO 8601, UTC). `seconds`: what each record of this source took, on average."""
 
     when: str
@@ -39,13 +39,13 @@ class Source:
     seconds: float = 0.0
 
 
-Entry = tuple[str, Source]
+Measured = tuple[str, RecordSource]
 """A record's value and source. A plain tuple, since there are hundreds of thousands."""
 
-Table = Mapping[str, Entry]
+Table = Mapping[str, Measured]
 """Records of one file by key."""
 
-Place = tuple[Store, str]
+Place = tuple[RecordStore, str]
 """A table's place. The second part is the file's name for MIOpen (it carries device and version, so what another
 version measured is never mixed in), and for the problem cache the device in canonical JSON, or nothing in the form
 of ROCm 7.2 and older, which names none."""
@@ -55,15 +55,15 @@ of ROCm 7.2 and older, which names none."""
 class Record:
     """One thing that tuning found out."""
 
-    store: Store
+    store: RecordStore
     file: str
     key: str
     value: str
-    source: Source
+    source: RecordSource
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TuningWork:
     """What tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
 
     `known` operations came from the database, `tuned` were tuned now, `untunable` left nothing to keep. `saved` is
@@ -76,8 +76,8 @@ class Work:
     seconds: float = 0.0
     saved: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: TuningWork) -> TuningWork:
+        return TuningWork(
             self.known + other.known,
             self.tuned + other.tuned,
             self.untunable + other.untunable,
@@ -93,7 +93,7 @@ class Session:
     id: str
     until: str
     """ISO 8601, UTC."""
-    work: Work
+    work: TuningWork
     worker: str = ""
     job: str = ""
     identifier: str = ""
@@ -105,15 +105,15 @@ class Session:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Session:
         """Read back what `as_dict` wrote."""
-        return cls(**{**document, "work": Work(**document["work"])})
+        return cls(**{**document, "work": TuningWork(**document["work"])})
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class TuningDay:
     """The sum of the sessions that ended on one day."""
 
     sessions: int = 0
-    work: Work = Work()
+    work: TuningWork = TuningWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +121,23 @@ class Log:
     """The sessions, newer ones each and older ones as days; `folded` is the end of the last folded day (ISO date)."""
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
-    days: Mapping[str, Day] = field(default_factory=dict)
+    days: Mapping[str, TuningDay] = field(default_factory=dict)
     folded: str = ""
 
-    def by_day(self) -> dict[str, Day]:
+    def by_day(self) -> dict[str, TuningDay]:
         """Return the sum of each day on which a session ended, in order."""
         days = dict(self.days)
         for session in self.sessions.values():
-            day = days.get(session.until[:10], Day())
-            days[session.until[:10]] = Day(day.sessions + 1, day.work + session.work)
+            day = days.get(session.until[:10], TuningDay())
+            days[session.until[:10]] = TuningDay(day.sessions + 1, day.work + session.work)
         return dict(sorted(days.items()))
 
-    def total(self) -> Day:
+    def total(self) -> TuningDay:
         """Return the sum of all sessions."""
         return reduce(
-            lambda sum_, day: Day(sum_.sessions + day.sessions, sum_.work + day.work), self.by_day().values(), Day()
+            lambda sum_, day: TuningDay(sum_.sessions + day.sessions, sum_.work + day.work),
+            self.by_day().values(),
+            TuningDay(),
         )
 
 
@@ -149,7 +151,7 @@ class Snapshot:
     @classmethod
     def of(cls, records: Iterable[Record], log: Log | None = None) -> Snapshot:
         """Return the snapshot of these records; of several with one key it has the one that the rule prefers."""
-        tables: dict[Place, dict[str, Entry]] = {}
+        tables: dict[Place, dict[str, Measured]] = {}
         for record in records:
             table = tables.setdefault((record.store, record.file), {})
             _put(record.store, table, record.key, (record.value, record.source))
@@ -168,12 +170,12 @@ class Snapshot:
 
     def counts(self) -> dict[str, int]:
         """Return the number of records by store."""
-        counts = dict.fromkeys(map(str, Store), 0)
+        counts = dict.fromkeys(map(str, RecordStore), 0)
         for (store, _), table in self.tables.items():
             counts[store] += len(table)
         return counts
 
-    def query(self, store: Store, key: str) -> list[Record]:
+    def query(self, store: RecordStore, key: str) -> list[Record]:
         """Return what is known of a workload: its record in each file that has one."""
         found = ((file, table.get(key)) for (kind, file), table in self.tables.items() if kind is store)
         return [Record(store, file, key, *entry) for file, entry in found if entry]
@@ -210,7 +212,7 @@ class Snapshot:
             tables.setdefault(place, {}).update(table)
         return Snapshot(tables, under.log)
 
-    def measured_by(self, source: Source) -> Snapshot:
+    def measured_by(self, source: RecordSource) -> Snapshot:
         """Return the same records with this source."""
         tables = {
             place: {key: (value, source) for key, (value, _) in table.items()} for place, table in self.tables.items()
@@ -232,15 +234,15 @@ class Snapshot:
         return replace(self, log=Log(kept, Log(old, self.log.days).by_day(), folded))
 
 
-def _put(store: Store, table: dict[str, Entry], key: str, entry: Entry) -> None:
+def _put(store: RecordStore, table: dict[str, Measured], key: str, entry: Measured) -> None:
     there = table.get(key)
     if there is None or (there != entry and _rank(store, entry) < _rank(store, there)):
         table[key] = entry
 
 
-def _rank(store: Store, entry: Entry) -> tuple[float, str, str, Source]:
+def _rank(store: RecordStore, entry: Measured) -> tuple[float, str, str, RecordSource]:
     value, source = entry
-    return best_time(value) if store is Store.FIND_DB else 0.0, source.when, value, source
+    return best_time(value) if store is RecordStore.FIND_DB else 0.0, source.when, value, source
 
 
 def best_time(record: str) -> float:

@@ -28,7 +28,7 @@ from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
 from farm.tuning.fan_out import FanOut
-from farm.tuning.records import Snapshot, Store, Work
+from farm.tuning.records import RecordStore, Snapshot, TuningWork
 
 log = get_logger(__name__)
 
@@ -66,7 +66,7 @@ def slice_key(spec: Mapping[str, Any], signature: str, threads: int) -> str:
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
 
 
-class Slice(NamedTuple):
+class SearchedSlice(NamedTuple):
     """A part of the model: its name in the database, how many operations all its copies have, and what was cut."""
 
     key: str
@@ -102,7 +102,7 @@ class Lane:
     def operations(self) -> int:
         """How many operations left a record."""
         counts = self.learnt.counts()
-        return counts[Store.PROBLEM_CACHE] + counts[Store.FIND_DB]
+        return counts[RecordStore.PROBLEM_CACHE] + counts[RecordStore.FIND_DB]
 
 
 class Search:
@@ -126,7 +126,7 @@ class Search:
         self.mode = tuning_mode(self.order)
         self.folder = self.children.folder / "tuning"
         """The private folder of the attempt's own slot."""
-        self.work = Work()
+        self.work = TuningWork()
         """What was done so far."""
         self.cut = False
         """Whether the budget ended before the tuning did."""
@@ -177,7 +177,7 @@ class Search:
         """Tune each slice of a model that is not known; `inputs` are what its compile reads. Raises StepEnded."""
         missing = []
         for cut in self._cut(model, inputs):
-            piece = Slice(self._key(cut["signature"]), cut["operations"] * cut["count"], cut)
+            piece = SearchedSlice(self._key(cut["signature"]), cut["operations"] * cut["count"], cut)
             self.slices.append({"key": piece.key, "count": cut["count"]})
             if not self._is_known(piece):
                 missing.append(piece)
@@ -224,12 +224,12 @@ class Search:
         """Count the operations of a model that could not be cut: as a slice of its own, which is the whole model."""
         key = self._key(digest_of({name: self.spec[name] for name in ("model", "inputs", "batch")}))
         tuned = own.operations
-        self.work += Work(tuned=tuned)
+        self.work += TuningWork(tuned=tuned)
         if entry := self._collector.slices.get(key):
             before = json.loads(entry[0])
             known = max(int(before["operations"]) - tuned, 0)
             share = known / before["operations"]
-            self.work += Work(known=known, saved=round(before["seconds"] * share, 3))
+            self.work += TuningWork(known=known, saved=round(before["seconds"] * share, 3))
         elif finished and tuned:
             self._collect(own, {key: {"operations": tuned, "seconds": seconds}})
 
@@ -255,11 +255,11 @@ class Search:
     def _key(self, signature: str) -> str:
         return slice_key(self.spec, signature, self.children.settings.threads_per_slot)
 
-    def _is_known(self, piece: Slice) -> bool:
+    def _is_known(self, piece: SearchedSlice) -> bool:
         """Say whether the database has a slice by now; count it where it does."""
         entry = self._collector.slices.get(piece.key)
         if entry:
-            self.work += Work(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
+            self.work += TuningWork(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
         return entry is not None
 
     def _cut(self, model: Path, inputs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -278,7 +278,7 @@ class Search:
         slices: list[dict[str, Any]] = found["slices"]
         return slices
 
-    def _tune_slice(self, slot: Slot, piece: Slice) -> None:
+    def _tune_slice(self, slot: Slot, piece: SearchedSlice) -> None:
         """Tune a slice in a slot; called by a thread for each slot."""
         with self._lock:
             lane = self._lane(slot)
@@ -308,35 +308,35 @@ class Search:
             else:
                 self.work += self._tuned(piece, lane, others=others)
 
-    def _tuned(self, piece: Slice, lane: Lane, *, others: bool) -> Work:
+    def _tuned(self, piece: SearchedSlice, lane: Lane, *, others: bool) -> TuningWork:
         """Count the operations of a slice that a lane has tuned to its end.
 
         Where `others` had left anything before, what left no new record was known: their slices were cut otherwise.
         """
         tuned = piece.operations if lane.learnt else 0
-        if others and (Store.ONNXRUNTIME, "") not in lane.learnt.tables:  # It has one record for all.
+        if others and (RecordStore.ONNXRUNTIME, "") not in lane.learnt.tables:  # It has one record for all.
             tuned = min(tuned, lane.operations * int(piece.cut["count"]))
         rest = piece.operations - tuned
         if not others:
-            return Work(tuned=tuned, untunable=rest)
-        return Work(tuned=tuned, known=rest, saved=round(self._collector.seconds(rest), 3))
+            return TuningWork(tuned=tuned, untunable=rest)
+        return TuningWork(tuned=tuned, known=rest, saved=round(self._collector.seconds(rest), 3))
 
     def _spend(self, seconds: float) -> None:
         """Count what a child took."""
         self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
 
-    def _judge(self, piece: Slice, ended: StepEnded) -> None:
+    def _judge(self, piece: SearchedSlice, ended: StepEnded) -> None:
         """Count a slice that was not tuned to its end. Raises StepEnded where the whole cannot go on."""
         if self._was_cut(ended):
             self._leave(piece)
         elif ended.failure is not None and ended.failure.kind in REFUSED:
             log.info("slice cannot be tuned", slice=piece.key, reason=ended.failure.message)
-            self.work += Work(untunable=piece.operations)
+            self.work += TuningWork(untunable=piece.operations)
         else:
             self._begun -= 1  # The attempt's own slot does it again.
             raise ended
 
-    def _leave(self, piece: Slice) -> None:
+    def _leave(self, piece: SearchedSlice) -> None:
         """Leave a slice untuned: the budget is over."""
         self.cut = True
         self.left_over += piece.operations

@@ -21,7 +21,17 @@ from typing import Any
 
 from farm.errors import UsageError
 from farm.tuning.formats import check_place, check_record
-from farm.tuning.records import Day, Entry, Log, Place, Session, Snapshot, Source, Store, Work
+from farm.tuning.records import (
+    Log,
+    Measured,
+    Place,
+    RecordSource,
+    RecordStore,
+    Session,
+    Snapshot,
+    TuningDay,
+    TuningWork,
+)
 
 SCHEMA = 1
 
@@ -79,7 +89,7 @@ def read(data: bytes) -> Snapshot:
         document = json.loads(header)
         if document["schema"] != SCHEMA:
             raise ValueError(f"its schema is {document['schema']}, this farm reads {SCHEMA}")
-        sources = {str(number): Source(*fields) for number, fields in enumerate(document["sources"])}
+        sources = {str(number): RecordSource(*fields) for number, fields in enumerate(document["sources"])}
         return Snapshot(dict(_table(part, sources) for part in parts), _log(document))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UsageError(f"not a snapshot of a tuning database: {told(error)}") from None
@@ -100,17 +110,17 @@ def check(snapshot: Snapshot) -> None:
             raise UsageError(f"not a snapshot of a tuning database: {wrong}")
 
 
-def _table(part: str, sources: dict[str, Source]) -> tuple[Place, dict[str, Entry]]:
+def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str, Measured]]:
     store, file = part.partition("\n")[0].split("\t")
     # All lines at once: a loop over them takes three times as long.
     fields = part.replace("\n", "\t").split("\t")[2:]
     if len(fields) != 3 * part.count("\n"):
         raise ValueError("a line has not three fields")
     values = zip(fields[2::3], map(sources.__getitem__, fields[0::3]), strict=True)
-    return (Store(store), file), dict(zip(fields[1::3], values, strict=True))
+    return (RecordStore(store), file), dict(zip(fields[1::3], values, strict=True))
 
 
 def _log(document: dict[str, Any]) -> Log:
     sessions = map(Session.from_dict, document["sessions"])
-    days = {name: Day(count, Work(*work)) for name, (count, work) in document["days"].items()}
+    days = {name: TuningDay(count, TuningWork(*work)) for name, (count, work) in document["days"].items()}
     return Log({session.id: session for session in sessions}, days, document["folded"])

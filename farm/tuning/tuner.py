@@ -25,7 +25,7 @@ from farm.results.speed import Comparison, Rounds, compare, distribution
 from farm.targets.compilers import OFF
 from farm.tuning.database import Learning
 from farm.tuning.formats import read_folder
-from farm.tuning.records import Source
+from farm.tuning.records import RecordSource
 from farm.tuning.search import COLLECT_SECONDS, REFUSED, Search
 
 log = get_logger(__name__)
@@ -36,7 +36,7 @@ NOISE = 0.05
 """How much two processes may differ that run the same program: their memory lies elsewhere, and they take no turns."""
 
 
-class Published(NamedTuple):
+class PublishedProgram(NamedTuple):
     """A program of the same cell that is out already: its cache key, its file, and what its compile said of it."""
 
     key: str
@@ -60,7 +60,7 @@ class Tuner:
         job: str = "",
         budget: float = 0.0,
         collect_seconds: float = COLLECT_SECONDS,
-        published: Published | None = None,
+        published: PublishedProgram | None = None,
         free: FreeSlots | None = None,
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
@@ -159,7 +159,7 @@ class Tuner:
         `untuned_compiled`. The tuned one has been measured alone before. A published program takes turns with both.
         """
         # Now, before the other program leaves something there too.
-        self._written = len(read_folder(self.proof, Source("")).snapshot)
+        self._written = len(read_folder(self.proof, RecordSource("")).snapshot)
         programs = [(self.steps.program, compiled)]
         if self._compile_untuned():
             programs.append((self.untuned, self.untuned_compiled))

@@ -30,7 +30,7 @@ from farm.errors import FarmError
 from farm.local import servers
 from farm.tuning.database import TuningDatabase
 from farm.tuning.formats import canonical, read_folder, write_folder
-from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support import tuning_writers
 
 LIMITS = {"merge seconds": 20.0, "merge MiB": 1024.0, "restore seconds": 2.0, "records lost": 0, "corrupt heads": 0}
@@ -129,11 +129,11 @@ def two_folders(options: argparse.Namespace) -> list[Path]:
         if folder.exists():
             continue
         third = options.records // 3
-        source = Source("2026-01-01T00:00:00+00:00", "worker", f"job{part}")
+        source = RecordSource("2026-01-01T00:00:00+00:00", "worker", f"job{part}")
         records = []
         for number in range(first * third, last * third):
             key, solution = workload(number)
-            records.append(Record(Store.PROBLEM_CACHE, "", canonical(key), canonical(solution), source))
+            records.append(Record(RecordStore.PROBLEM_CACHE, "", canonical(key), canonical(solution), source))
         write_folder(Snapshot.of(records), folder)
     return folders
 
@@ -145,7 +145,7 @@ def merge(options: argparse.Namespace) -> dict[str, float]:
 
     def work() -> None:
         for number, folder in enumerate(folders):
-            database.commit(read_folder(folder, Source(f"2026-01-0{number + 1}")).snapshot)
+            database.commit(read_folder(folder, RecordSource(f"2026-01-0{number + 1}")).snapshot)
         database.merge()
         database.restore(options.folder / "merged")
 
@@ -170,16 +170,16 @@ def plain_merge(options: argparse.Namespace) -> dict[str, float]:
 def head(options: argparse.Namespace) -> dict[str, float]:
     """Make a head whose files have so many MB."""
     records, size, number = [], 0, 0
-    source = Source("2026-01-01T00:00:00+00:00", "worker", "job")
+    source = RecordSource("2026-01-01T00:00:00+00:00", "worker", "job")
     while size < options.head * 1e6:
         key, solution = workload(number)
-        record = Record(Store.PROBLEM_CACHE, "", canonical(key), canonical(solution), source)
+        record = Record(RecordStore.PROBLEM_CACHE, "", canonical(key), canonical(solution), source)
         records.append(record)
         size += len(record.key) + len(record.value)
         if number % 4 == 0:
             contents = f"ConvBinWinogradRxSf2x3g1:{number % 97 / 100 + 0.01},0,miopenConvolutionFwdAlgoWinograd"
             records.append(
-                Record(Store.FIND_DB, FIND_DB, f"64-56-56-3x3-{number}-56-56-1-NCHW-FP16-F", contents, source)
+                Record(RecordStore.FIND_DB, FIND_DB, f"64-56-56-3x3-{number}-56-56-1-NCHW-FP16-F", contents, source)
             )
             size += len(contents) + 40
         number += 1
@@ -192,7 +192,7 @@ def restore(options: argparse.Namespace) -> dict[str, float]:
     """Restore that head into an empty folder."""
     database, folder = TuningDatabase(store(options), *POOL), options.folder / "restored"
     figures = measured(lambda: database.restore(folder))
-    records = len(read_folder(folder, Source("")).snapshot)
+    records = len(read_folder(folder, RecordSource("")).snapshot)
     return {**figures, "size": sum(path.stat().st_size for path in folder.iterdir()), "records": records}
 
 

@@ -32,7 +32,7 @@ from farm.artifacts.s3 import S3Store
 from farm.compiling.slots import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
-from farm.tuning.records import Store
+from farm.tuning.records import RecordStore
 from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked
 
 
@@ -85,7 +85,7 @@ def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: 
                 merged = database(artifacts).merge()
                 deltas += merged.deltas
                 unreadable |= {*merged.unreadable}
-            found = database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE]
+            found = database(artifacts).read().snapshot.counts()[RecordStore.PROBLEM_CACHE]
             assert found >= known, f"{known - found} records are lost"
             if not ended:
                 lost.append(worked(model) - before - (found - known) * CANDIDATES)

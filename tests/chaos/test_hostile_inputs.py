@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from farm.compiling.child_process import Limits, Seal, run_child
+from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
@@ -79,7 +79,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
         },
         log_path=log,
         folder=folder,
-        limits=Limits(time=30, memory=4 << 30),
+        limits=ChildLimits(time=30, memory=4 << 30),
         seal=Seal(read=[model.parent], write=[folder / "made"]),
     )
     failure = classify(end)

@@ -30,7 +30,7 @@ from farm.artifacts.ownership import documents
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
-from farm.builds.service import LATEST, Builds
+from farm.builds.service import LATEST, BuildService
 from farm.errors import FarmError
 from farm.settings import load_settings
 from farm.store.link import key
@@ -155,7 +155,8 @@ def _asked_by_builds() -> dict[str, list[str]]:
         store.workers.pool_names.return_value = {POOL}
         store.history.builds.return_value = []
         return _asked_by(
-            lambda artifacts: do(Builds(store, artifacts, load_settings({"XDG_CONFIG_HOME": "/nowhere"}))), **there
+            lambda artifacts: do(BuildService(store, artifacts, load_settings({"XDG_CONFIG_HOME": "/nowhere"}))),
+            **there,
         )
 
     return {

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, run_child
+from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
@@ -151,7 +151,7 @@ def run(
                 "cases": lot,
             },
             log_path=folder / "log.txt",
-            limits=Limits(memory=4 << 30, hang=CASE_SECONDS),
+            limits=ChildLimits(memory=4 << 30, hang=CASE_SECONDS),
             on_message=tell,
             script=SCRIPT,
         )

@@ -23,7 +23,7 @@ class Quiet:
 def work(request: dict, messages) -> dict:
     """Take each case through compile and evaluate; tell the parent before and after each."""
     actions = importlib.import_module(f"{child.PACKAGE}.actions")
-    failure = importlib.import_module(f"{child.PACKAGE}.protocol").Failure
+    failure = importlib.import_module(f"{child.PACKAGE}.protocol").RequestFailed
     for case in request["cases"]:
         messages.phase("verifying", None, json.dumps({"case": case["name"]}))
         shared = {name: request[name] for name in ("compiler", "device", "threads", "search", "options")}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from farm.compiling import cgroups
-from farm.compiling.child_process import NO_LIMITS, ChildEnd, EndedBy, Limits, Seal, run_child
+from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, Seal, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
@@ -28,12 +28,12 @@ HOSTILE = TESTS / "support" / "hostile_child.py"
 
 Run = Callable[..., ChildEnd]
 needs_seal = pytest.mark.skipif(bool(unsealable()), reason=f"this kernel cannot seal {', '.join(unsealable())}")
-MINUTE = Limits(time=60)
+MINUTE = ChildLimits(time=60)
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Run:
-    def run(do: str, *, limits: Limits = MINUTE, **fields: Any) -> ChildEnd:
+    def run(do: str, *, limits: ChildLimits = MINUTE, **fields: Any) -> ChildEnd:
         arguments = {
             name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
         }
@@ -146,7 +146,7 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
     elif not cgroups.find().version:
         pytest.skip(f"no control group can be made here, {cgroups.find()}")
     limit = 256 << 20
-    end = hostile("hog", limits=Limits(time=60, memory=limit))
+    end = hostile("hog", limits=ChildLimits(time=60, memory=limit))
     failure = classify(end)
     assert end.by is EndedBy.MEMORY_LIMIT
     assert failure is not None
@@ -163,7 +163,7 @@ def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(host
     thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids))))
     thread.start()
     wait_until(pids.exists)
-    assert hostile("hog", limits=Limits(time=60, memory=256 << 20)).by is EndedBy.MEMORY_LIMIT
+    assert hostile("hog", limits=ChildLimits(time=60, memory=256 << 20)).by is EndedBy.MEMORY_LIMIT
     os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
     thread.join()
     failure = classify(ends[0])
@@ -173,14 +173,14 @@ def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(host
 
 def test_memory_of_descendants_counts(hostile: Run) -> None:
     """A limit cannot be dodged by starting another process."""
-    end = hostile("hog_elsewhere", limits=Limits(time=60, memory=256 << 20))
+    end = hostile("hog_elsewhere", limits=ChildLimits(time=60, memory=256 << 20))
     assert end.by is EndedBy.MEMORY_LIMIT
 
 
 def test_time_limit(hostile: Run, tmp_path: Path) -> None:
     """Busy or not, it ends at its time limit, with all that it started."""
     pids = tmp_path / "pids"
-    end = hostile("spin", seconds=60, pids=str(pids), limits=Limits(time=2, whole=7200))
+    end = hostile("spin", seconds=60, pids=str(pids), limits=ChildLimits(time=2, whole=7200))
     failure = classify(end)
     assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.TIME_LIMIT, "it took longer than 2 h while compiling")
@@ -190,7 +190,7 @@ def test_time_limit(hostile: Run, tmp_path: Path) -> None:
 
 def test_hang(hostile: Run) -> None:
     """No message and no CPU time: hung."""
-    end = hostile("hang", limits=Limits(time=60, hang=1))
+    end = hostile("hang", limits=ChildLimits(time=60, hang=1))
     failure = classify(end)
     assert failure is not None
     assert failure.kind is FailureKind.HANG
@@ -199,14 +199,14 @@ def test_hang(hostile: Run) -> None:
 
 def test_cpu_time_is_progress_beyond_that_of_waiting(hostile: Run) -> None:
     """A long quiet compile that computes is not hung; on a GPU, where waiting keeps a core busy, one core is none."""
-    assert hostile("spin", seconds=4, limits=Limits(time=60, hang=2)).ok
-    assert hostile("spin", seconds=6, limits=Limits(time=60, hang=3, waiting=0.1)).ok
-    assert hostile("spin", seconds=20, limits=Limits(time=60, hang=1, waiting=1.0)).by is EndedBy.HANG
+    assert hostile("spin", seconds=4, limits=ChildLimits(time=60, hang=2)).ok
+    assert hostile("spin", seconds=6, limits=ChildLimits(time=60, hang=3, waiting=0.1)).ok
+    assert hostile("spin", seconds=20, limits=ChildLimits(time=60, hang=1, waiting=1.0)).by is EndedBy.HANG
 
 
 def test_log_limit(hostile: Run) -> None:
     """A child cannot fill the disk with its log."""
-    failure = classify(hostile("flood", limits=Limits(time=60, log=1 << 20)))
+    failure = classify(hostile("flood", limits=ChildLimits(time=60, log=1 << 20)))
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_ERROR
     assert "more than 1 MiB of log" in failure.message
@@ -269,7 +269,7 @@ def test_nothing_is_left_when_the_guard_is_killed(hostile: Run, tmp_path: Path) 
 def test_closing_every_pipe_is_no_way_out(hostile: Run, tmp_path: Path) -> None:
     """A child that closes its pipes is still watched."""
     pids = tmp_path / "pids"
-    end = hostile("close_everything", pids=str(pids), limits=Limits(time=3))
+    end = hostile("close_everything", pids=str(pids), limits=ChildLimits(time=3))
     assert end.by is EndedBy.TIME_LIMIT
     assert not left_of(pids)
 

@@ -15,7 +15,7 @@ from farm.client.inspection import inspect_program
 from farm.errors import ManifestError, UsageError
 from farm.runner import migraphx_compiler
 from farm.runner.onnx_check import BadModel, check_onnx
-from farm.runner.protocol import Failure
+from farm.runner.protocol import RequestFailed
 from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 
 KINDS = {"bad_model", "unsupported_operator"}
@@ -81,7 +81,7 @@ def test_damaged_programs_are_refused_before_migraphx_reads_them(tmp_path: Path)
         except UsageError as error:
             refused += 1
             assert len(error.message.splitlines()) == 1, name
-            with pytest.raises(Failure, match="the program is damaged") as failed:
+            with pytest.raises(RequestFailed, match="the program is damaged") as failed:
                 migraphx_compiler.load({"program": str(path), "device": "ref"})
             assert failed.value.kind == "bad_model"
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.child_process import ChildEnd, Limits, run_child
+from farm.compiling.child_process import ChildEnd, ChildLimits, run_child
 from farm.compiling.failures import Failure, classify
 from farm.targets.compilers import COMPILERS, default_equal_share, default_tolerance
 
@@ -55,7 +55,7 @@ class Case:
     outputs: Sequence[str] = ()
     search: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=lambda: Limits(time=120))
+    limits: ChildLimits = field(default_factory=lambda: ChildLimits(time=120))
     told: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property

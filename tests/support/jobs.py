@@ -125,9 +125,9 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
 
 START = (
     "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
-    "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import Kind;"
+    "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import SlotKind;"
     "from farm.node.supervisor import run_worker; from tests.support.jobs import POOL, ask;"
-    "configure(load_settings()); kind = Kind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
+    "configure(load_settings()); kind = SlotKind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
     "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
     "probe=lambda settings, kind: ask(wrong)))"
 )

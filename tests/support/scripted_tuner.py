@@ -42,7 +42,7 @@ def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
     if request["action"] == "slice":
         return write_slices(model, Path(request["slices"]))
     if "refused" in model["operations"]:
-        failure = sys.modules["farm_runner.protocol"].Failure  # type: ignore[attr-defined]
+        failure = sys.modules["farm_runner.protocol"].RequestFailed  # type: ignore[attr-defined]
         raise failure("compiler_error", "No solutions provided for refused")
     if request["action"] == "tune" and model["gate"]:
         wait_at(Path(model["gate"]), request["gpu"], model["operations"][0])
@@ -115,7 +115,7 @@ if __name__ == "__main__":
 # --- the worker ------------------------------------------------------------------------------------------------
 
 from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
-from farm.compiling.child_process import Limits, run_child  # noqa: E402
+from farm.compiling.child_process import ChildLimits, run_child  # noqa: E402
 from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
@@ -163,7 +163,7 @@ class ScriptedSteps(Steps):
             {**request, "gpu": self.children.slot.gpu},
             log_path=self.children.log_path,
             environment={"MIGRAPHX_PROBLEM_CACHE": str(self.children.folder / "none.json"), **(environment or {})},
-            limits=Limits(time=seconds),
+            limits=ChildLimits(time=seconds),
             folder=self.children.folder,
             cancelled=self.children.cancelled,
             script=Path(__file__),

@@ -17,18 +17,18 @@ from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmFault
 from farm.tuning.database import TuningDatabase
-from farm.tuning.records import Log, Record, Session, Snapshot, Source, Store, Work
+from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, TuningWork
 
 NAME = ("main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", "quick")
 
 
 def delta(number: int, records: int = 3) -> Snapshot:
     """Return what the attempt of that number learnt: records of its own, and one that all attempts measure."""
-    source = Source(f"2026-01-01T00:00:{number % 60:02}+00:00", f"worker-{number}", f"job-{number}", seconds=2.0)
-    session = Session(f"job-{number}/1", "2999-01-01T00:00:00+00:00", Work(tuned=records, seconds=2.0 * records))
+    source = RecordSource(f"2026-01-01T00:00:{number % 60:02}+00:00", f"worker-{number}", f"job-{number}", seconds=2.0)
+    session = Session(f"job-{number}/1", "2999-01-01T00:00:00+00:00", TuningWork(tuned=records, seconds=2.0 * records))
     keys = [f"own-{number}-{index}" for index in range(records - 1)] + ["shared"]
     entries = [
-        Record(Store.PROBLEM_CACHE, "", f'{{"name":"gpu::mlir_op","problem":"{key}"}}', f'"v4:{number}"', source)
+        Record(RecordStore.PROBLEM_CACHE, "", f'{{"name":"gpu::mlir_op","problem":"{key}"}}', f'"v4:{number}"', source)
         for key in keys
     ]
     return Snapshot.of(entries, Log({session.id: session}))

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -356,3 +357,14 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         "farm/local/embedded.py",
         "farm/cli/output.py",
     }
+
+
+def test_no_name_of_a_file_or_class_means_two_things() -> None:
+    files = Counter(path.stem for path in MODULES.values() if path.stem != "__init__")
+    classes = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in (files + classes).items() if count > 1] == []

@@ -24,7 +24,7 @@ from farm.compiling.attempt import Attempt
 from farm.control import retention
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.jobs.estimate import comparable
-from farm.jobs.state import FailureKind, Limits, Outcome
+from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.results.speed import Comparison
 from farm.spec import cut_short, keys_of
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
@@ -547,7 +547,7 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
     monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(1.5, 1.4, 1.6, "faster"))
 
     def execute(job_id: str, order: dict[str, Any], key: str) -> Outcome:
-        attempt = Attempt(job_id, 1, "token", order, Limits(time=0.0, memory=0), "main", key)
+        attempt = Attempt(job_id, 1, "token", order, AttemptLimits(time=0.0, memory=0), "main", key)
         return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 
     def sidecar(build_id: str) -> dict[str, Any]:

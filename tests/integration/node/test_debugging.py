@@ -13,12 +13,12 @@ from farm.compiling.children import Children
 from farm.compiling.reproduction import MachineFile
 from farm.compiling.requests import slice_request
 from farm.compiling.steps import Steps
-from farm.jobs.state import Limits
+from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
 from farm.targets.compilers import COMPILERS
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.formats import write_folder
-from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
 from farm.tuning.tuner import Tuner
 from tests.support.compiling import PNET, inputs_of
@@ -48,7 +48,7 @@ def steps_of(
         "env": {},
     }
     order = {"identifier": "net", "target": f"{compiler}/cpu", "spec": spec, "model": {"format": "onnx"}}
-    limits = Limits(time=120.0, memory=0)
+    limits = AttemptLimits(time=120.0, memory=0)
     machine = MachineFile(migraphx_path=path)
     folder.mkdir(exist_ok=True)
     children = Children(folder, machine, limits, lambda *_: None, threading.Event())
@@ -72,8 +72,8 @@ def test_without_debug_nothing_is_kept(tmp_path: Path) -> None:
 class Knows(ForOneRun):
     """A tuning database that knows one thing of every slice."""
 
-    def __init__(self, records: Mapping[Store, str], keys: Sequence[str]) -> None:
-        found = [Record(store, "", key, value, Source("")) for store, value in records.items() for key in keys]
+    def __init__(self, records: Mapping[RecordStore, str], keys: Sequence[str]) -> None:
+        found = [Record(store, "", key, value, RecordSource("")) for store, value in records.items() for key in keys]
         self.snapshot = Snapshot.of(found)
 
     def restore(self, folder: Path) -> Restored:
@@ -89,7 +89,10 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
     found = steps.ask(slice_request(steps.order, PNET, folder), read=[PNET.parent], write=[folder])
     threads = steps.children.settings.threads_per_slot
     keys = [slice_key(spec, piece["signature"], threads) for piece in found["slices"]]
-    known = {Store.ONNXRUNTIME: '{"all/1":1.0,"basic/1":2.0}', Store.SLICES: '{"operations":1,"seconds":1.0}'}
+    known = {
+        RecordStore.ONNXRUNTIME: '{"all/1":1.0,"basic/1":2.0}',
+        RecordStore.SLICES: '{"operations":1,"seconds":1.0}',
+    }
     monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
     texts = []
 

@@ -16,9 +16,9 @@ import pytest
 from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import ANYWHERE
-from farm.jobs.state import FailureKind, Limits, Outcome
+from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.node.health_probe import lacks_room, probe
-from farm.node.slot_shares import Kind
+from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.support.helpers import wait_until
@@ -304,7 +304,7 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
 
 def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) -> None:
     settings = load_settings({}, data_dir=tmp_path)
-    kind = Kind("cpu", (POOL,), (ANYWHERE,) * 3)
+    kind = SlotKind("cpu", (POOL,), (ANYWHERE,) * 3)
     assert probe(settings, kind) == ""
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -313,7 +313,7 @@ def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     settings = load_settings({}, data_dir=file / "data")
-    assert "Not a directory" in probe(settings, Kind("cpu", (POOL,), (ANYWHERE,)))
+    assert "Not a directory" in probe(settings, SlotKind("cpu", (POOL,), (ANYWHERE,)))
 
 
 def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, sm
     order = {"identifier": "net/onnxruntime-cpu/fp32/b1", "model": {"files": [file], "format": "onnx"}, "env": {}}
     spec = {"compiler": {"name": "onnxruntime"}, "options": {}, "tuning": {"mode": "off"}, "env": {}}
     attempt = Attempt(
-        "j-1", 1, "1-t", {**order, "spec": spec}, Limits(time=60.0, memory=0), namespace="main", key="ab" * 32
+        "j-1", 1, "1-t", {**order, "spec": spec}, AttemptLimits(time=60.0, memory=0), namespace="main", key="ab" * 32
     )
     outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
     assert outcome.kind is FailureKind.STORAGE

@@ -15,9 +15,9 @@ from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings, load_settings
 from farm.tuning.formats import OBJECTS, write_folder
-from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
-from farm.tuning.tuner import Published
+from farm.tuning.tuner import PublishedProgram
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
 from tests.support.helpers import wait_until
 from tests.support.scripted_tuner import (
@@ -114,7 +114,9 @@ def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_setting
     assert (report["published"], report["written"], report["carried"]) == ("tuned", 0, True)
     assert (figures["ratio"], figures["tuned"]["median"], figures["baseline"]["median"]) == (2.0, 0.001, 0.002)
     assert tuner.kernels() == []
-    write_folder(Snapshot.of([Record(Store.FIND_DB, FIND_DB, "64-3x3-F", "1:0.1,0,algo", Source(""))]), tuner.proof)
+    write_folder(
+        Snapshot.of([Record(RecordStore.FIND_DB, FIND_DB, "64-3x3-F", "1:0.1,0,algo", RecordSource(""))]), tuner.proof
+    )
     (tuner.proof / "kernels").mkdir()
     (tuner.proof / "kernels" / "gfx942130.ukdb").write_bytes(b"kernels")
     tuner.prove(compiled, None)
@@ -143,7 +145,7 @@ def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
     """With empty databases it is slower than with those that tuned it; a program out already takes turns too."""
-    out = Published("a" * 64, tmp_path / "published.mxr", {"outputs": []})
+    out = PublishedProgram("a" * 64, tmp_path / "published.mxr", {"outputs": []})
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
     tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}
@@ -180,7 +182,7 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     report = tuner.report(published=True)
     assert (report["finished"], report["operations"]) == (False, 10)
     assert 0 < report["known"] + report["tuned"] < 10
-    kept = database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE]
+    kept = database(artifacts).read().snapshot.counts()[RecordStore.PROBLEM_CACHE]
     assert kept < 10, "the whole was compiled, but from a copy"
     assert worked(model) > kept * CANDIDATES
     assert "MIOPEN_FIND_ENFORCE" not in environments(tuner)["compile"]
@@ -189,7 +191,7 @@ def test_a_budget_cuts_tuning_short_and_the_next_goes_on(
     longer.compile(model, None)
     assert not longer.search.cut
     assert longer.search.work.known >= report["tuned"]
-    assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 10
+    assert database(artifacts).read().snapshot.counts()[RecordStore.PROBLEM_CACHE] == 10
 
 
 def test_a_slice_that_the_compiler_refuses_is_not_tunable(
@@ -259,7 +261,7 @@ def test_the_last_commit_waits_for_storage_that_is_away(
     monkeypatch.setattr("farm.tuning.search.FINISH_PAUSE", 0.01)
     tuner_for(artifacts, farm_settings, tmp_path, "one").compile(save_model(tmp_path, OPERATIONS[:4]), None)
     assert next(away, None) is None
-    assert database(artifacts).read().snapshot.counts()[Store.PROBLEM_CACHE] == 4
+    assert database(artifacts).read().snapshot.counts()[RecordStore.PROBLEM_CACHE] == 4
 
 
 def test_deaths_lose_the_slice_in_hand_at_most(farm_settings: Settings, tmp_path: Path) -> None:
@@ -290,4 +292,4 @@ def test_the_best_candidate_of_all_slices_is_chosen(tmp_path: Path) -> None:
     add_record(tmp_path, "b", {"basic/1": 5.0, "all/2/spin": 1.0, "all/8": 0.1})
     assert choose(tmp_path, slices, 4) == Candidate("all", 2, spinning=True)
     assert choose(tmp_path, slices, 1) == Candidate("basic", 1)
-    assert OBJECTS[Store.ONNXRUNTIME] == RECORDS
+    assert OBJECTS[RecordStore.ONNXRUNTIME] == RECORDS

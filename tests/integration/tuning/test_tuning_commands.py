@@ -20,7 +20,7 @@ from farm.errors import ExitCode
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
-from farm.tuning.records import Record, Snapshot, Source, Store
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import POOL, commands
 from tests.support.tuning_writers import delta
 
@@ -150,7 +150,9 @@ def test_of_several_versions_nothing_is_taken_until_one_is_chosen(
     assert main(["tuning", "import", QUICK, str(own / older)]) == 0
     assert main(["tuning", "import", QUICK, str(own / FIND)]) == 2
     assert main(["tuning", "import", QUICK, str(own / FIND), "--miopen", "HIP.3_5_1_4dddc24"]) == 0
-    measured = Record(Store.FIND_DB, FIND, "k", "ConvA:1,0,a", Source("2026-11-20T00:00:00+00:00", "w", "job-1"))
+    measured = Record(
+        RecordStore.FIND_DB, FIND, "k", "ConvA:1,0,a", RecordSource("2026-11-20T00:00:00+00:00", "w", "job-1")
+    )
     database.commit(Snapshot.of([measured]))
     assert main(["tuning", "import", QUICK, str(own / FIND)]) == 0
     assert main(["tuning", "import", QUICK, str(own / older)]) == 2
@@ -179,8 +181,8 @@ def test_a_problem_cache_of_the_other_form_is_refused(
         assert re.findall("refused (.*): it is .* let a job tune there first", capsys.readouterr().err) == read
         assert not database.exists()
         key = json.dumps({**CONV, "problem": CONV["problem"] + "0"}, sort_keys=True, separators=(",", ":"))
-        source = Source("2026-11-20T00:00:00+00:00", "w3", "job-1", pool.toolchain)
-        database.commit(Snapshot.of([Record(Store.PROBLEM_CACHE, "", key, '"v4:16"', source)]))
+        source = RecordSource("2026-11-20T00:00:00+00:00", "w3", "job-1", pool.toolchain)
+        database.commit(Snapshot.of([Record(RecordStore.PROBLEM_CACHE, "", key, '"v4:16"', source)]))
     assert main(["tuning", "import", database.name, read[0]]) == 0
     other = next(name for name in ("new.json", "old.json") if name != read[0])
     assert main(["tuning", "import", database.name, other]) == 2
@@ -213,7 +215,9 @@ def test_what_no_other_program_reads_is_not_exported(
     database: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime's jobs leave figures of the farm's own, and their sessions."""
-    record = Record(Store.SLICES, "", "0" * 64, '{"operations":1,"seconds":1.0}', Source("2026-11-20T00:00:00+00:00"))
+    record = Record(
+        RecordStore.SLICES, "", "0" * 64, '{"operations":1,"seconds":1.0}', RecordSource("2026-11-20T00:00:00+00:00")
+    )
     database.commit(Snapshot.of([record], delta(1).log))
     assert main(["tuning", "export", QUICK, "-o", "out"]) == ExitCode.NOTHING_MATCHED
     assert "has nothing that MIGraphX or MIOpen could read" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from farm.spec import Device
 from farm.tuning.collecting import Collector
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
 from farm.tuning.formats import PROBLEM_CACHE, read_folder
-from farm.tuning.records import Snapshot, Source, Store, Work
+from farm.tuning.records import RecordSource, RecordStore, Snapshot, TuningWork
 from tests.support.tuning_writers import NAME, delta, kill_writers, race
 
 
@@ -197,25 +197,25 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     known = {json.loads(record.key)["problem"]: "v4:1" for record in restored.snapshot}
     collector = Collector(database, tmp_path, restored, session="job-9/2", worker="w", job="job-9")
 
-    def collect(work: Work) -> int:
+    def collect(work: TuningWork) -> int:
         found = collector.look(tmp_path, work)
         collector.commit(work)
         return len(found)
 
-    assert collect(Work()) == 0
+    assert collect(TuningWork()) == 0
     write_cache(tmp_path, {**known, "new-1": "a", "new-2": "b"}, cut=4)  # half written
-    assert collect(Work(known=3, seconds=10.0)) == 1
+    assert collect(TuningWork(known=3, seconds=10.0)) == 1
     write_cache(tmp_path, {**known, "new-1": "a", "new-2": "b"})
-    assert collect(Work(known=3, seconds=16.0)) == 1
-    assert collect(Work(known=3, seconds=20.0)) == 0
+    assert collect(TuningWork(known=3, seconds=16.0)) == 1
+    assert collect(TuningWork(known=3, seconds=20.0)) == 0
     assert len(database.waiting()) == 3, "a commit of nothing is none"
-    collector.finish(Work(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0))
+    collector.finish(TuningWork(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0))
 
     database.merge()
     found = database.read().snapshot
     session = found.log.sessions["job-9/2"]
-    assert session.work == Work(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0)
-    (record,) = found.query(Store.PROBLEM_CACHE, '{"name":"gpu::mlir_op","problem":"new-2"}')
+    assert session.work == TuningWork(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0)
+    (record,) = found.query(RecordStore.PROBLEM_CACHE, '{"name":"gpu::mlir_op","problem":"new-2"}')
     assert (record.value, record.source.job, record.source.seconds) == ('"b"', "job-9", 6.0)
 
 
@@ -233,12 +233,12 @@ def test_who_is_killed_while_he_writes_takes_nothing_with_him(
     cache.write_bytes(whole[: len(whole) // 2])
     if left == "no file":
         cache.unlink()
-    assert len(collector.look(folder, Work())) == 0
+    assert len(collector.look(folder, TuningWork())) == 0
     collector.copy(tmp_path / "copy")
     collector.tidy(folder)
     for each in (folder, tmp_path / "copy"):
-        assert len(read_folder(each, Source("")).snapshot) == len(restored.snapshot)
-    collector.commit(Work())
+        assert len(read_folder(each, RecordSource("")).snapshot) == len(restored.snapshot)
+    collector.commit(TuningWork())
     assert len(database.waiting()) == 1, "nothing of it is news"
 
 

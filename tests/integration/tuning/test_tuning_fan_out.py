@@ -23,7 +23,7 @@ from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase
 from farm.node.attempts import Slots
 from farm.settings import Settings, load_settings
-from farm.tuning.records import Store
+from farm.tuning.records import RecordStore
 from farm.tuning.tuner import Tuner
 from tests.benchmarks.tuning_kills import kill_at_random
 from tests.support.api_farm import POOL
@@ -118,9 +118,12 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
     alone = tuner_for(artifacts, farm_settings, tmp_path, "alone", mode="full")
     alone.compile(save_model(tmp_path / "alone", OPERATIONS), None)
     many, one = (database(artifacts, mode).read().snapshot for mode in ("exhaustive", "full"))
-    for store in (Store.PROBLEM_CACHE, Store.SLICES):
+    for store in (RecordStore.PROBLEM_CACHE, RecordStore.SLICES):
         values = [
-            {key: value if store is Store.PROBLEM_CACHE else "" for key, (value, _) in found.tables[store, ""].items()}
+            {
+                key: value if store is RecordStore.PROBLEM_CACHE else ""
+                for key, (value, _) in found.tables[store, ""].items()
+            }
             for found in (many, one)
         ]
         assert values[0] == values[1]

@@ -14,7 +14,7 @@ from farm.compiling.children import Children
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps, program_name
-from farm.jobs.state import Limits
+from farm.jobs.state import AttemptLimits
 from farm.settings import load_settings
 
 
@@ -49,7 +49,7 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
     """No GPU and no compiler here: the looks and the child's answer are made up."""
     looks = [{"processes": {"count": count, "memory": count * 3_000_000}} for count in (0, 2)]
     told = iter(looks)
-    limits: Limits = {"time": 60.0, "memory": 9}
+    limits: AttemptLimits = {"time": 60.0, "memory": 9}
     children = Children(
         tmp_path, load_settings({}), limits, lambda *_: None, threading.Event(), conditions=lambda: next(told)
     )

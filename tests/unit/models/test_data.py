@@ -84,7 +84,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from farm import data
+from farm.models import data
 from tests.unit.models.test_data import MODEL, SYMBOLIC
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

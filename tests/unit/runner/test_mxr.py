@@ -14,8 +14,8 @@ import pytest
 from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
-from farm.runner.mxr import Malformed, foreign_arches, read
-from farm.runner.protocol import Failure
+from farm.runner.mxr import MalformedProgram, foreign_arches, read
+from farm.runner.protocol import RequestFailed
 from tests.support.gpu_programs import GFX942, bundle, elf, pack, program, sidecar_of, write_mxr
 from tests.support.places import ROOT
 
@@ -81,10 +81,10 @@ def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) ->
 def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
     """MIGraphX saves these without an error."""
     _refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
-    with pytest.raises(Failure, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
+    with pytest.raises(RequestFailed, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
         _refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
     broken = write_mxr(tmp_path / "broken.mxr", program(left_over=True))
-    with pytest.raises(Failure, match="gpu::precompile_op is left over"):
+    with pytest.raises(RequestFailed, match="gpu::precompile_op is left over"):
         _refuse_broken(str(broken), "gfx942")
     assert "1 undecided gpu::precompile_op" in faults(inspect_program(broken))[0]
 
@@ -165,7 +165,7 @@ def test_mutated_files_end_in_an_answer_or_in_one_error(tmp_path: Path, suffix: 
         path.write_bytes(data)
         try:
             assert read(path)["size"] == len(data)
-        except Malformed as error:
+        except MalformedProgram as error:
             refused += 1
             assert "\n" not in str(error)
     assert refused > 200
@@ -209,7 +209,7 @@ def text(value: str) -> bytes:
 def test_hostile_files_are_refused_with_the_place(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "net.mxr"
     path.write_bytes(data)
-    with pytest.raises(Malformed, match=words):
+    with pytest.raises(MalformedProgram, match=words):
         read(path)
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from farm.errors import UsageError
 from farm.tuning.formats import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
-from farm.tuning.records import Snapshot, Source
+from farm.tuning.records import RecordSource, Snapshot
 
-SOURCE = Source("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
+SOURCE = RecordSource("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
 PERF = "batchnorm_gfx906_60.HIP.3_5_1_4dddc24-dirty.udb.txt"
 DEVICE = {"cu_count": 304, "device_name": "AMD Instinct MI300X", "gfx_name": "gfx942", "wavefront_size": 64}

@@ -12,31 +12,46 @@ from hypothesis import strategies as st
 from farm.errors import UsageError
 from farm.tuning import text
 from farm.tuning.formats import check_record
-from farm.tuning.records import Day, Log, Record, Session, Snapshot, Source, Store, Work, best_time
+from farm.tuning.records import (
+    Log,
+    Record,
+    RecordSource,
+    RecordStore,
+    Session,
+    Snapshot,
+    TuningDay,
+    TuningWork,
+    best_time,
+)
 
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
 OTHER_FIND = "gfx942130.HIP.3_4_0_0f1e2d3.ufdb.txt"
 PERF = "gfx942130.HIP.3_5_1_4dddc24.udb.txt"
 
 sources = st.builds(
-    Source, when=st.sampled_from(["2026-01-01", "2026-01-02"]), worker=st.sampled_from("ab"), seconds=st.just(1.5)
+    RecordSource, when=st.sampled_from(["2026-01-01", "2026-01-02"]), worker=st.sampled_from("ab"), seconds=st.just(1.5)
 )
 find_values = st.sampled_from(["A:0.5,0,x", "A:0.5,0,x;B:0.25,64,y", "C:0.75,0,z", "miopenAlgo:S,0.125,0,k,<unused>"])
 records = st.one_of(
     st.builds(
         Record,
-        st.just(Store.PROBLEM_CACHE),
+        st.just(RecordStore.PROBLEM_CACHE),
         st.just(""),
         st.sampled_from(['{"name":"a","problem":1}', '{"name":"b","problem":[2]}']),
         st.sampled_from(['"v4:1"', "7"]),
         sources,
     ),
     st.builds(
-        Record, st.just(Store.FIND_DB), st.sampled_from([FIND, OTHER_FIND]), st.sampled_from("kl"), find_values, sources
+        Record,
+        st.just(RecordStore.FIND_DB),
+        st.sampled_from([FIND, OTHER_FIND]),
+        st.sampled_from("kl"),
+        find_values,
+        sources,
     ),
     st.builds(
         Record,
-        st.just(Store.PERF_DB),
+        st.just(RecordStore.PERF_DB),
         st.just(PERF),
         st.sampled_from(["k=A", "k=B", "l=A"]),
         st.sampled_from(["1,2", "3"]),
@@ -47,7 +62,7 @@ sessions = st.builds(
     Session,
     id=st.sampled_from("xyz"),
     until=st.sampled_from(["2026-01-01T10:00:00+00:00", "2026-01-02T10:00:00+00:00"]),
-    work=st.builds(Work, tuned=st.integers(0, 9), seconds=st.sampled_from([0.0, 1.0])),
+    work=st.builds(TuningWork, tuned=st.integers(0, 9), seconds=st.sampled_from([0.0, 1.0])),
 )
 
 
@@ -57,7 +72,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot.of(draw(st.lists(records, max_size=12)), log)
 
 
-def keys(snapshot: Snapshot) -> set[tuple[Store, str, str]]:
+def keys(snapshot: Snapshot) -> set[tuple[RecordStore, str, str]]:
     return {(record.store, record.file, record.key) for record in snapshot}
 
 
@@ -106,8 +121,8 @@ def test_cut_text_is_refused(snapshot: Snapshot, data: st.DataObject) -> None:
         text.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
 
 
-def one(store: Store, value: str, when: str = "2026-01-01", key: str = "k", file: str = FIND) -> Snapshot:
-    return Snapshot.of([Record(store, file, key, value, Source(when))])
+def one(store: RecordStore, value: str, when: str = "2026-01-01", key: str = "k", file: str = FIND) -> Snapshot:
+    return Snapshot.of([Record(store, file, key, value, RecordSource(when))])
 
 
 def value(snapshot: Snapshot) -> str:
@@ -116,29 +131,32 @@ def value(snapshot: Snapshot) -> str:
 
 
 def test_find_db_keeps_the_whole_record_with_the_lower_time() -> None:
-    slow, fast = one(Store.FIND_DB, "A:0.5,0,x;B:0.4,0,x"), one(Store.FIND_DB, "C:0.3,0,x", when="2026-01-09")
+    slow, fast = (
+        one(RecordStore.FIND_DB, "A:0.5,0,x;B:0.4,0,x"),
+        one(RecordStore.FIND_DB, "C:0.3,0,x", when="2026-01-09"),
+    )
     assert value(slow.join(fast)) == value(fast.join(slow)) == "C:0.3,0,x"
 
 
 def test_perf_db_unites_solvers_and_keeps_the_ones_that_were_there() -> None:
-    old = one(Store.PERF_DB, "1,2", key="k=A", file=PERF)
-    new = one(Store.PERF_DB, "9,9", when="2026-02-01", key="k=A", file=PERF).join(
-        one(Store.PERF_DB, "3", when="2026-02-01", key="k=B", file=PERF)
+    old = one(RecordStore.PERF_DB, "1,2", key="k=A", file=PERF)
+    new = one(RecordStore.PERF_DB, "9,9", when="2026-02-01", key="k=A", file=PERF).join(
+        one(RecordStore.PERF_DB, "3", when="2026-02-01", key="k=B", file=PERF)
     )
     assert {r.key: r.value for r in new.join(old)} == {"k=A": "1,2", "k=B": "3"}
 
 
 def test_the_problem_cache_keeps_the_solution_that_was_there() -> None:
     key = '{"name":"a","problem":1}'
-    old = one(Store.PROBLEM_CACHE, '"v4:1"', key=key, file="")
-    new = one(Store.PROBLEM_CACHE, '"a4:1"', when="2026-02-01", key=key, file="")
+    old = one(RecordStore.PROBLEM_CACHE, '"v4:1"', key=key, file="")
+    new = one(RecordStore.PROBLEM_CACHE, '"a4:1"', when="2026-02-01", key=key, file="")
     assert value(new.join(old)) == '"v4:1"'
 
 
 def test_what_another_version_of_miopen_measured_is_never_mixed_in() -> None:
-    ours = one(Store.FIND_DB, "A:0.5,0,x")
-    both = ours.join(one(Store.FIND_DB, "A:0.1,0,x", file=OTHER_FIND))
-    assert value(Snapshot({(Store.FIND_DB, FIND): both.tables[Store.FIND_DB, FIND]})) == "A:0.5,0,x"
+    ours = one(RecordStore.FIND_DB, "A:0.5,0,x")
+    both = ours.join(one(RecordStore.FIND_DB, "A:0.1,0,x", file=OTHER_FIND))
+    assert value(Snapshot({(RecordStore.FIND_DB, FIND): both.tables[RecordStore.FIND_DB, FIND]})) == "A:0.5,0,x"
 
 
 @pytest.mark.parametrize(
@@ -160,41 +178,41 @@ def test_old_sessions_become_days_and_count_once() -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     log = Log(
         {
-            str(age): Session(str(age), (now - timedelta(days=age)).isoformat(), Work(tuned=1, seconds=2.0))
+            str(age): Session(str(age), (now - timedelta(days=age)).isoformat(), TuningWork(tuned=1, seconds=2.0))
             for age in range(20)
         }
     )
     before = Snapshot(log=log)
     after = before.fold(now)
     assert len(after.log.sessions) == 8
-    assert after.log.total() == before.log.total() == Day(20, Work(tuned=20, seconds=40.0))
+    assert after.log.total() == before.log.total() == TuningDay(20, TuningWork(tuned=20, seconds=40.0))
     assert after.join(before).log.total() == after.log.total()
     assert after.join(before).fold(now + timedelta(days=9)).log.total() == after.log.total()
 
 
 def test_a_session_counts_what_it_came_to_last() -> None:
-    early = Session("job-1/1", "2026-01-01T10:00:00+00:00", Work(tuned=1, seconds=60))
-    late = replace(early, until="2026-01-01T10:05:00+00:00", work=Work(tuned=4, seconds=300))
+    early = Session("job-1/1", "2026-01-01T10:00:00+00:00", TuningWork(tuned=1, seconds=60))
+    late = replace(early, until="2026-01-01T10:05:00+00:00", work=TuningWork(tuned=4, seconds=300))
     joined = Snapshot(log=Log({late.id: late})).join(Snapshot(log=Log({early.id: early})))
-    assert joined.log.total() == Day(1, Work(tuned=4, seconds=300))
+    assert joined.log.total() == TuningDay(1, TuningWork(tuned=4, seconds=300))
 
 
 @pytest.mark.parametrize(
     ("store", "key", "value"),
     [
-        (Store.PROBLEM_CACHE, '{"name": "a", "problem": 1}', "1"),  # not canonical
-        (Store.PROBLEM_CACHE, '{"name":"a"}', "1"),
-        (Store.PROBLEM_CACHE, '{"name":"a","problem":1}', "null"),
-        (Store.FIND_DB, "k=l", "no solver"),
-        (Store.FIND_DB, "k", "A:1\nk2=A:1"),
-        (Store.PERF_DB, "k", "1,2"),
+        (RecordStore.PROBLEM_CACHE, '{"name": "a", "problem": 1}', "1"),  # not canonical
+        (RecordStore.PROBLEM_CACHE, '{"name":"a"}', "1"),
+        (RecordStore.PROBLEM_CACHE, '{"name":"a","problem":1}', "null"),
+        (RecordStore.FIND_DB, "k=l", "no solver"),
+        (RecordStore.FIND_DB, "k", "A:1\nk2=A:1"),
+        (RecordStore.PERF_DB, "k", "1,2"),
     ],
 )
-def test_records_from_outside_are_checked(store: Store, key: str, value: str) -> None:
+def test_records_from_outside_are_checked(store: RecordStore, key: str, value: str) -> None:
     assert check_record(store, key, value)
 
 
 def test_text_from_outside_cannot_name_a_file_elsewhere() -> None:
-    hostile = Snapshot.of([Record(Store.FIND_DB, "../../x.ufdb.txt", "k", "A:1,0,x", Source("2026"))])
+    hostile = Snapshot.of([Record(RecordStore.FIND_DB, "../../x.ufdb.txt", "k", "A:1,0,x", RecordSource("2026"))])
     with pytest.raises(UsageError, match="does not name"):
         text.check(hostile)
