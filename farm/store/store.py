@@ -1,0 +1,97 @@
+"""Store: the records of the job store, one attribute each, on one connection."""
+
+from __future__ import annotations
+
+import secrets
+
+from farm.errors import FarmFault, UsageError
+from farm.jobs.state import POLICIES
+from farm.settings import Settings
+from farm.store.audit_records import AuditRecords
+from farm.store.build_records import BuildRecords
+from farm.store.events import EventStreams
+from farm.store.history import KEPT, History
+from farm.store.index_records import IndexRecords
+from farm.store.job_records import JobRecords
+from farm.store.leader import Leader
+from farm.store.link import Link, key
+from farm.store.wakeups import Wakeups
+from farm.store.worker_records import WorkerRecords
+
+EVENTS_KEPT = 50_000
+"""About how many events the stream of a build keeps."""
+
+
+class Store:
+    """The records of the job store, one attribute each. Thread-safe."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.builds = BuildRecords(link)
+        self.jobs = JobRecords(link)
+        self.workers = WorkerRecords(link)
+        self.events = EventStreams(link, self.epoch)
+        self.leader = Leader(link)
+        self.history = History(link)
+        self.index = IndexRecords(link, self.history, self.epoch)
+        self.wakeups = Wakeups(link)
+        self.audit = AuditRecords(link)
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Store:
+        """Return the store at `redis_url`. Connects when first used; raises UsageError where no address is set."""
+        url = settings.redis_url.get_secret_value()
+        if not url:
+            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
+        attempts = ", ".join(f"{kind.value} = {policy.attempts}" for kind, policy in POLICIES.items())
+        blames = ", ".join(f"{kind.value} = true" for kind, policy in POLICIES.items() if policy.node)
+        constants = {
+            "LEASE": settings.lease_seconds * 1000,
+            "KEEP": settings.keep_days * 86_400_000,
+            "RETRY": settings.retry_delay * 1000,
+            "EVENTS": EVENTS_KEPT,
+            "HISTORY": KEPT,
+        }
+        lines = [f"local {name} = {round(value)}" for name, value in constants.items()]
+        tables = [f"local ATTEMPTS = {{{attempts}}}", f"local BLAMES_NODE = {{{blames}}}"]
+        return cls(Link(url, "\n".join([*lines, *tables])))
+
+    @property
+    def address(self) -> str:
+        """Host and port of the server, for messages."""
+        return self._link.address
+
+    def now(self) -> float:
+        """Return the server's time (Unix seconds), by which all that is recorded here is told."""
+        seconds, microseconds = self._link.ask("TIME")
+        return round(int(seconds) + int(microseconds) / 1e6, 3)
+
+    def check(self) -> None:
+        """Refuse a server that would lose work: raises FarmFault that says what to set.
+
+        Raises StoreUnavailable where it is away or takes no writes: it is full, a replica, or cannot reach its disk.
+        """
+        config = self._link.config("save", "appendonly", "maxmemory-policy")
+        if config.get("appendonly") == "no" and config.get("save") == "":
+            raise FarmFault(
+                f"Redis at {self.address} keeps nothing on disk, so its restart would lose every job",
+                hint="set `appendonly yes` in its configuration (CONFIG SET appendonly yes)",
+            )
+        policy = config.get("maxmemory-policy", "noeviction")
+        if policy != "noeviction":
+            raise FarmFault(
+                f"Redis at {self.address} may evict jobs: its maxmemory-policy is {policy}",
+                hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
+            )
+
+        self._link.ask("SETRANGE", key("nothing"), 0, "")  # writes nothing, and is refused as what does
+
+    def epoch(self) -> str:
+        """Return the store's epoch, which is new after each restart, failover or loss of the server."""
+        server = self._link.ask("INFO", "server")["run_id"]
+        epoch: str = self._link.run("epoch", server=server, fresh=secrets.token_hex(4))
+        return epoch
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._link.close()
