@@ -37,6 +37,7 @@ from farm.artifacts import (
 )
 from farm.artifacts import sidecar as sidecars
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.files import replacing
 from farm.logging import get_logger
 from farm.settings import Settings
 
@@ -242,13 +243,8 @@ class S3Store:
 
     def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
         """See `ArtifactStore.get_blob`."""
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-        try:
-            with temporary.open("w+b") as file:
-                self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as part, part.open("w+b") as file:
+            self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
 
     def read_blob(self, digest: str, limit: int) -> bytes:
         """See `ArtifactStore.read_blob`."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.family import INDEX, family_index
-from farm.client.transport import Document, file_name, replacing
+from farm.client.transport import Document, file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.files import replacing
 
 Download = Callable[[Mapping[str, Any], Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""
@@ -119,8 +120,8 @@ def write_artifact(
         log_path = download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
         kept = [sidecar["blobs"].get(when) for when in ("before", "after") if log]
         texts = tuple(download(blob, folder) for blob in kept if blob)
-        with replacing(document) as file:
-            file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        with replacing(document) as part:
+            part.write_text(json.dumps(sidecar, indent=2) + "\n")
     return Fetched(folder, path, document, log_path, sidecar, texts)
 
 
@@ -132,8 +133,8 @@ def write_family(
         write_artifact(download, cell, sidecar, folder / file_name(cell["shape"]), ref=ref, log=log)
     document, index = family_index(ref, members), folder / INDEX
     # Last, so that a serving program that finds the index finds all that it names.
-    with into(folder), replacing(index) as file:
-        file.write(json.dumps(document, indent=2).encode() + b"\n")
+    with into(folder), replacing(index) as part:
+        part.write_text(json.dumps(document, indent=2) + "\n")
     return index, document
 
 
@@ -149,7 +150,7 @@ def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
                 name = Path(item.filename).name
                 if item.is_dir() or not name.endswith(".ukdb"):
                     continue
-                with archive.open(item) as source, replacing(kernels / name) as file:
+                with archive.open(item) as source, replacing(kernels / name) as part, part.open("wb") as file:
                     shutil.copyfileobj(source, file)
     except zipfile.BadZipFile as error:
         raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Hashable, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from farm.client.cache import default_cache, note_use, trim
 from farm.errors import ManifestError, Problem, UsageError
+from farm.files import replacing
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix import data_key, overridden_calibration
 from farm.models.data import FrozenData, freeze_data
@@ -312,10 +312,10 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
 
     place.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
-    descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
     try:
         with (
-            os.fdopen(descriptor, "wb") as stream,
+            replacing(place) as part,
+            part.open("wb") as stream,
             httpx.Client(
                 transport=transport, follow_redirects=True, timeout=60, event_hooks={"request": [only_https]}
             ) as client,
@@ -329,14 +329,11 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
                 if size > MAX_DOWNLOAD:
                     raise UsageError(f"{url} gives more than {MAX_DOWNLOAD} bytes")
                 stream.write(piece)
-        if digest.hexdigest() != sha256:
-            hint = "if the file was changed on purpose, write its new sha256"
-            raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}", hint=hint)
-        Path(name).replace(place)
+            if digest.hexdigest() != sha256:
+                hint = "if the file was changed on purpose, write its new sha256"
+                raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}", hint=hint)
     except httpx.HTTPError as error:
         raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
-    finally:
-        Path(name).unlink(missing_ok=True)
     return place
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+from farm.files import replacing
 
 if TYPE_CHECKING:
     import httpx
@@ -153,7 +152,11 @@ class Transport:
 
         def once() -> Path:
             try:
-                with self._storage.stream("GET", location) as response, replacing(folder / name) as file:
+                with (
+                    self._storage.stream("GET", location) as response,
+                    replacing(folder / name) as part,
+                    part.open("wb") as file,
+                ):
                     if response.status_code == 404:
                         raise gone(name, "is not in object storage any more")
                     if response.is_error:
@@ -177,20 +180,6 @@ def file_name(name: object) -> str:
 def gone(name: str, how: str) -> ArtifactGone:
     """Return what to raise where stored bytes are not there, or not right."""
     return ArtifactGone(f"{name} {how}", hint="submit the manifest again: what is damaged is compiled again")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Any]:
-    """Write a file under another name and give it its own once it is whole, so that nobody sees a part."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
 
 
 # --- details ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from farm.client.freezing import FrozenInputs, freeze
 from farm.compiling.children import Children, OnPhase
 from farm.compiling.steps import Steps
 from farm.errors import ManifestError, UsageError, suggestion
+from farm.files import replacing
 from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest import parse_manifest
@@ -493,16 +493,9 @@ def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
     document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
     beside = sidecars.beside(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    parts = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in (place, beside)]
-    try:
-        shutil.copyfile(made.program, parts[0])
-        parts[1].write_bytes(sidecars.text(document))
-        parts[0].replace(place)
-        parts[1].replace(beside)
-    finally:
-        for part in parts:
-            with suppress(FileNotFoundError):
-                part.unlink()
+    with replacing(beside) as described, replacing(place) as program:
+        shutil.copyfile(made.program, program)
+        described.write_bytes(sidecars.text(document))
     return beside, sidecars.document(document)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farm.errors import StorageUnavailable, StoreUnavailable, UsageError
+from farm.files import replacing
 from farm.logging import get_logger
 
 log = get_logger(__name__)
@@ -302,8 +303,7 @@ def _http_status(url: str) -> int | None:
 
 def write_private(path: Path, text: str) -> Path:
     """Write a file that only its owner can read, whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    return temporary.replace(path)
+    with replacing(path) as part:
+        part.touch(0o600)
+        part.write_text(text)
+    return path

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from farm.files import replacing
+
 
 class NodeCache:
     """Files named by their SHA-256 in one folder; the least recently used go when the folder outgrows its bound."""
@@ -60,9 +62,8 @@ class NodeCache:
         path = self._folder / digest[:2] / digest
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{digest}.{os.getpid()}.{os.urandom(4).hex()}")
-            shutil.copyfile(source, temporary)
-            temporary.replace(path)
+            with replacing(path) as part:
+                shutil.copyfile(source, part)
             self._trim(keep=path)
 
     def _trim(self, *, keep: Path) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
+from farm.files import replacing
 from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
 PROBLEM_CACHE = "problem_cache.json"
@@ -326,11 +327,10 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
 
 def write_object(folder: Path, store: RecordStore, values: Mapping[str, Any]) -> None:
     """Write a store of our own. A reader sees the file before or after, never half of it."""
-    partial = folder / f"{OBJECTS[store]}.partial"
-    partial.write_text(
-        "{" + ",\n".join(f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items()) + "}\n"
-    )
-    partial.replace(folder / OBJECTS[store])
+    with replacing(folder / OBJECTS[store]) as part:
+        part.write_text(
+            "{" + ",\n".join(f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items()) + "}\n"
+        )
 
 
 def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
