@@ -7,15 +7,16 @@ it was.
 from __future__ import annotations
 
 import json
-import random
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from farm.artifacts import ArtifactStore, sidecar_key
-from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError
+from farm.artifacts.moves import until_moved
+from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.logging import get_logger
 
 log = get_logger(__name__)
@@ -24,8 +25,6 @@ SnapshotDocument = dict[str, Any]
 """`{"schema": 1, "cells": {"<identifier>@<device arch>@<toolchain>": cell}}`; see `snapshot_cell`."""
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-MOVES = 64
-"""How often a move looks again at a ref that others move: each look lets one of them through."""
 SNAPSHOT_LIMIT = 256 << 20
 """Bytes of a snapshot that are read at most: room for half a million cells."""
 
@@ -103,7 +102,8 @@ class Refs:
         Raises Conflict where the ref is of another generation, StorageUnavailable when others never stop moving it.
         """
         key = _ref_key(namespace, tag)
-        for turn in range(MOVES):
+
+        def attempt() -> Ref | None:
             now = self.find(namespace, tag)
             before = self.snapshot(now.snapshot) if now else None
             after = {"schema": 1, **update(before)}
@@ -120,16 +120,15 @@ class Refs:
                 "previous": previous,
                 "moved": moved,
             }
-            try:
+            with suppress(Conflict):
                 etag = self._artifacts.put_object(
                     key, _json(document), create=now is None, if_match=now.etag if now else ""
                 )
-            except Conflict:
-                time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
-                continue
-            log.info("ref moved", ref=key, generation=number, snapshot=digest)
-            return Ref(tag, number, digest, previous, moved, etag)
-        raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
+                log.info("ref moved", ref=key, generation=number, snapshot=digest)
+                return Ref(tag, number, digest, previous, moved, etag)
+            return None
+
+        return until_moved(key, attempt)
 
     def add_cells(self, namespace: str, tag: str, cells: Iterable[Mapping[str, Any]]) -> Ref:
         """Let a tag's snapshot hold these cells beside (or in place of) those it has: see `snapshot_cell`."""

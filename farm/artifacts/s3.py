@@ -36,6 +36,7 @@ from farm.artifacts import (
     upload_key,
 )
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
 from farm.files import replacing
 from farm.logging import get_logger
@@ -69,9 +70,6 @@ CLIENT_PART = 128 << 20
 
 MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
-
-MOVES = 20
-"""How often a publish looks again at a sidecar that keeps changing under it."""
 
 RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
@@ -336,20 +334,23 @@ class S3Store:
             raise UsageError(f"{self._place(key)} cannot be published: {self._place(blob_key(absent))} is not there")
         data = sidecars.text(ours)
         document = sidecars.document(ours)
-        for _ in range(MOVES):
+
+        def attempt() -> Published | None:
             with suppress(Conflict):
                 self.put_object(key, data, create=True)
                 return Published(document, adopted=False)
             there = self.get_object(key)
             if there is None:  # Retention took it in between.
-                continue
+                return None
             if theirs := self._whole(namespace, ours.key, there):
                 return Published(theirs.sidecar, adopted=True)
             with suppress(Conflict):
                 self.put_object(key, data, if_match=there.etag)
                 log.warning("artifact repaired", key=key)
                 return Published(document, adopted=False)
-        raise StorageUnavailable(f"{self._place(key)} changed {MOVES} times while it was published")
+            return None
+
+        return until_moved(self._place(key), attempt)
 
     def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
         """See `ArtifactStore.lookup`."""

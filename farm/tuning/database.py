@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from farm.artifacts import ArtifactStore, ListedObject, blob_key, readable
-from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.artifacts.moves import until_moved
+from farm.errors import ArtifactGone, Conflict, UsageError
 from farm.logging import get_logger
 from farm.spec import Device
 from farm.tuning import text
@@ -36,9 +35,6 @@ log = get_logger(__name__)
 
 SNAPSHOT_LIMIT = 1 << 30
 """Bytes of a packed snapshot that are read at most."""
-
-MOVES = 64
-"""How often a merge looks again at a head that others move: each look lets one of them through."""
 
 READERS = 8
 """Deltas read at once."""
@@ -280,7 +276,7 @@ class TuningDatabase:
 
     def _merged(self, seen: frozenset[str] = frozenset()) -> tuple[Head | None, Snapshot]:
         """Return head and snapshot; an empty one where there is none, or it was seen."""
-        for turn in range(MOVES):
+        for turn in range(2):
             head = self.head()
             if head is None or head.snapshot in seen:
                 return head, Snapshot()
@@ -295,7 +291,7 @@ class TuningDatabase:
         raise AssertionError("unreachable")
 
     def _move(self, change: Callable[[Snapshot], Snapshot], *, deltas: bool = True) -> Merged:
-        for turn in range(MOVES):
+        def attempt() -> Merged | None:
             read, unreadable = self._deltas() if deltas else ({}, [])
             head, before = self._merged()
             # What is gone by now is in the head, or was pruned from it.
@@ -305,13 +301,13 @@ class TuningDatabase:
             try:
                 generation = self._put_head(head, snapshot)
             except Conflict:
-                time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
-                continue
+                return None
             for key in waiting:
                 self._artifacts.delete_object(key)
             log.info("tuning merged", database=self.name, generation=generation, deltas=len(waiting))
             return Merged(generation, len(waiting), len(snapshot), tuple(unreadable))
-        raise StorageUnavailable(f"{self._prefix}head.json was moved by others {MOVES} times while we tried")
+
+        return until_moved(f"{self._prefix}head.json", attempt)
 
     def _put_head(self, head: Head | None, snapshot: Snapshot) -> int:
         """Let the head point to a snapshot, and return its generation. Raises Conflict where somebody moved it."""
