@@ -11,7 +11,7 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from celery import Celery
 
-    from farm.artifacts import ArtifactStore
+    from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
     from farm.builds.job_views import JobViews
     from farm.builds.service import BuildService
@@ -52,7 +52,7 @@ class Farm:
         return store
 
     @cached_property
-    def artifacts(self) -> ArtifactStore:
+    def artifacts(self) -> S3Store:
         """The object store. Raises UsageError where none is set, StorageUnavailable where it ignores conditions."""
         from farm.artifacts.s3 import S3Store
 

@@ -7,10 +7,9 @@ sidecar) that leads to its blobs; `docs/object-storage.md` describes the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import datetime
 from typing import Any, Protocol
 
 MAIN = "main"
@@ -106,50 +105,16 @@ class PresignedPut:
 
 
 class ArtifactStore(Protocol):
-    """Where artifacts are kept. Safe to use from several threads.
-
-    Every verb raises StorageUnavailable when the storage cannot be reached or refuses; what else it raises is
-    said.
-    """
-
-    def put_blob_file(self, path: Path, *, digest: str | None = None) -> tuple[str, int]:
-        """Upload a file as a blob and return its digest and size.
-
-        What was there under that name is overwritten: its bytes may be wrong. Ask `has_blob` first to save
-        the way. Raises UsageError when the file does not have the `digest` that was promised, or changes
-        meanwhile.
-        """
+    """What a room needs of a store to keep documents and small blobs in it; `S3Store` says what each verb promises."""
 
     def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
-        """Upload bytes as a blob and return their digest and size."""
+        """Upload bytes as a blob."""
 
     def has_blob(self, digest: str, size: int | None = None) -> bool:
-        """Say whether a blob is there, in the right size where one is given. Its bytes are not read."""
-
-    def verify_blob(self, digest: str, size: int | None = None) -> bool:
-        """Read a blob and say whether it is what its name says; put a damaged one into quarantine."""
-
-    def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
-        """Download a blob to `path`: checked against its digest, and there as a whole or not at all.
-
-        Raises ArtifactGone when it is missing or damaged (which also puts it into quarantine).
-        """
+        """Say whether a blob is there."""
 
     def read_blob(self, digest: str, limit: int) -> bytes:
-        """Return a blob's bytes, checked.
-
-        Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
-        """
-
-    def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
-        """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt the one that was first.
-
-        A broken one in its place (unreadable, or its blobs missing) is replaced.
-        Raises UsageError when this sidecar is not valid or its own blobs are not there.
-        """
-
-    def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
-        """Return the first whole artifact of a cache key, asking the namespaces in order."""
+        """Return a blob's bytes."""
 
     def put_object(
         self,
@@ -160,59 +125,19 @@ class ArtifactStore(Protocol):
         if_match: str = "",
         content_type: str = "application/json",
     ) -> str:
-        """Write a document and return its ETag.
-
-        `create`: only where there is none. `if_match`: only over the document with that ETag. Raises Conflict
-        when the condition does not hold; a repetition that finds its own bytes already there has succeeded.
-        """
+        """Write a document."""
 
     def get_object(self, key: str) -> Object | None:
-        """Read a document; None where there is none."""
+        """Read a document."""
 
     def delete_object(self, key: str, *, if_match: str = "") -> None:
-        """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
+        """Delete an object."""
 
     def list_objects(self, prefix: str) -> Iterator[str]:
-        """Yield the keys of all objects under a prefix, in order."""
+        """Yield keys."""
 
     def list_entries(self, prefix: str) -> Iterator[ListedObject]:
-        """Yield all objects under a prefix with size, ETag and time, in order of their keys."""
+        """Yield objects with size, ETag and time."""
 
     def list_folders(self, prefix: str) -> list[str]:
-        """Return the names right under a prefix with something below them: `ns/` gives the namespaces.
-
-        Some servers also name folders that were emptied.
-        """
-
-    def source_version(self, bucket: str, key: str) -> str:
-        """Return the ETag of an object in another bucket. Raises UsageError where it is not, or may not be read."""
-
-    def get_source(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
-        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
-
-    def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
-        """Return a URL from which anyone may download an object for a while, as a file named `filename`."""
-
-    def presign_put(self, digest: str, size: int, *, seconds: int = 3600) -> PresignedPut:
-        """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
-
-    def begin_upload(self, namespace: str, digest: str, size: int, *, seconds: int = 43_200) -> list[PresignedPut]:
-        """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
-
-        Nothing signs the bytes of a part: the blob is there once `finish_upload` has hashed the whole.
-        """
-
-    def finish_upload(self, namespace: str, digest: str, size: int) -> None:
-        """Put a large blob's parts together, hash them, and make them the blob. Repeating it is harmless.
-
-        Raises UsageError where parts are missing, or the bytes are not those of the digest (which are deleted).
-        """
-
-    def abort_uploads(self, older_than: timedelta) -> int:
-        """End large uploads that were begun longer ago and never became blobs; return how many."""
-
-    def check(self) -> None:
-        """Refuse a server that would lose work. Leaves nothing behind.
-
-        Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions.
-        """
+        """Return names."""

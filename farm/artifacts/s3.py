@@ -82,7 +82,10 @@ NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
 
 
 class S3Store:
-    """An `ArtifactStore` in one bucket. One per process is enough: it is safe to use from several threads."""
+    """Where artifacts are kept: one bucket. One per process is enough: it is safe to use from several threads.
+
+    Every verb raises StorageUnavailable when the storage cannot be reached or refuses; what else it raises is said.
+    """
 
     def __init__(
         self,
@@ -139,7 +142,12 @@ class S3Store:
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blob_file(self, path: Path, *, digest: str | None = None) -> tuple[str, int]:
-        """See `ArtifactStore.put_blob_file`."""
+        """Upload a file as a blob and return its digest and size.
+
+        What was there under that name is overwritten: its bytes may be wrong. Ask `has_blob` first to save
+        the way. Raises UsageError when the file does not have the `digest` that was promised, or changes
+        meanwhile.
+        """
         before = _identity(path)
         size = path.stat().st_size
         if size <= 2 * PART:
@@ -164,7 +172,7 @@ class S3Store:
             raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
 
     def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
-        """See `ArtifactStore.put_blob_bytes`."""
+        """Upload bytes as a blob and return their digest and size."""
         digest = hashlib.sha256(data).hexdigest()
         self._put_small_blob(digest, data)
         return digest, len(data)
@@ -179,6 +187,7 @@ class S3Store:
         )
 
     def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
+        # Not with boto3's own transfers: these know no patience, and no lost answer to the last request.
         key = blob_key(digest)
         part_size = max(PART, -(-size // MAX_PARTS))
         upload = self._ask("write", key, lambda: self._s3.create_multipart_upload(Bucket=self._bucket, Key=key))[
@@ -221,12 +230,12 @@ class S3Store:
                 raise self._unavailable("write", key, error) from None
 
     def has_blob(self, digest: str, size: int | None = None) -> bool:
-        """See `ArtifactStore.has_blob`."""
+        """Say whether a blob is there, in the right size if one is given. Its bytes are not read."""
         found = self._head(blob_key(digest))
         return found is not None and (size is None or found.size == size)
 
     def verify_blob(self, digest: str, size: int | None = None) -> bool:
-        """See `ArtifactStore.verify_blob`."""
+        """Read a blob and say whether it is what its name says; put a damaged one into quarantine."""
 
         with suppress(ArtifactGone):
             self._read_checked(digest, size, self._hash)
@@ -240,12 +249,18 @@ class S3Store:
         return sha256.hexdigest()
 
     def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
-        """See `ArtifactStore.get_blob`."""
+        """Download a blob to `path`: checked against its digest, and there as a whole or not at all.
+
+        Raises ArtifactGone when it is missing or damaged (which also puts it into quarantine).
+        """
         with replacing(path) as part, part.open("w+b") as file:
             self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
 
     def read_blob(self, digest: str, limit: int) -> bytes:
-        """See `ArtifactStore.read_blob`."""
+        """Return a blob's bytes, checked.
+
+        Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
+        """
         data = b""
 
         def read(entry: ListedObject) -> str:
@@ -327,7 +342,11 @@ class S3Store:
     # --- artifacts ------------------------------------------------------------------------------------------
 
     def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
-        """See `ArtifactStore.publish`."""
+        """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt the one that was first.
+
+        A broken one in its place (unreadable, or its blobs missing) is replaced.
+        Raises UsageError when this sidecar is not valid or its own blobs are not there.
+        """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
         key = sidecar_key(namespace, ours.key)
         if absent := self._first_absent(ours):
@@ -353,7 +372,7 @@ class S3Store:
         return until_moved(self._place(key), attempt)
 
     def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
-        """See `ArtifactStore.lookup`."""
+        """Return the first whole artifact of a cache key, asking the namespaces in order."""
         for namespace in namespaces:
             found = self.get_object(sidecar_key(namespace, key))
             if found and (artifact := self._whole(namespace, key, found)):
@@ -389,7 +408,11 @@ class S3Store:
         if_match: str = "",
         content_type: str = "application/json",
     ) -> str:
-        """See `ArtifactStore.put_object`."""
+        """Write a document and return its ETag.
+
+        `create`: only if there is none. `if_match`: only over the document with that ETag. Raises Conflict
+        when the condition does not hold; a repetition that finds its own bytes already there has succeeded.
+        """
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {"IfMatch": if_match} if if_match else {}
         with suppress(ClientError):
             return self._ask(
@@ -407,7 +430,7 @@ class S3Store:
         raise Conflict(f"{self._place(key)} is there already" if create else f"{self._place(key)} has moved on")
 
     def get_object(self, key: str) -> Object | None:
-        """See `ArtifactStore.get_object`."""
+        """Read a document; None if there is none."""
 
         def read() -> Object:
             answer = self._s3.get_object(Bucket=self._bucket, Key=key)
@@ -416,7 +439,7 @@ class S3Store:
         return self._unless_absent("read", key, read)
 
     def delete_object(self, key: str, *, if_match: str = "") -> None:
-        """See `ArtifactStore.delete_object`."""
+        """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
         condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
         with suppress(ClientError):
             self._ask(
@@ -430,17 +453,20 @@ class S3Store:
             raise Conflict(f"{self._place(key)} has moved on")
 
     def list_objects(self, prefix: str) -> Iterator[str]:
-        """See `ArtifactStore.list_objects`."""
+        """Yield the keys of all objects under a prefix, in order."""
         return (entry.key for entry in self.list_entries(prefix))
 
     def list_entries(self, prefix: str) -> Iterator[ListedObject]:
-        """See `ArtifactStore.list_entries`."""
+        """Yield all objects under a prefix with size, ETag and time, in order of their keys."""
         for page in self._pages(prefix, ""):
             for item in page.get("Contents", ()):
                 yield ListedObject(item["Key"], item["Size"], item["ETag"], item["LastModified"])
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `ArtifactStore.list_folders`."""
+        """Return the names right under a prefix with something below them: `ns/` gives the namespaces.
+
+        Some servers also name folders that were emptied.
+        """
         folders = (item["Prefix"] for page in self._pages(prefix, "/") for item in page.get("CommonPrefixes", ()))
         return [folder.removeprefix(prefix).removesuffix("/") for folder in folders]
 
@@ -450,6 +476,7 @@ class S3Store:
             "Prefix": prefix,
             "Delimiter": delimiter,
         }
+        # Each page is asked for until it comes: boto3's paginator ends for good at the first failure.
         while True:
             page = self._ask("list", prefix, partial(self._s3.list_objects_v2, **request))
             yield page
@@ -460,12 +487,12 @@ class S3Store:
     # --- other buckets --------------------------------------------------------------------------------------
 
     def source_version(self, bucket: str, key: str) -> str:
-        """See `ArtifactStore.source_version`."""
+        """Return the ETag of an object in another bucket. Raises UsageError if it is not there, or may not be read."""
         with _reading_source(bucket, key):
             return self._s3.head_object(Bucket=bucket, Key=key)["ETag"]
 
     def get_source(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
-        """See `ArtifactStore.get_source`."""
+        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
         with _reading_source(bucket, key), path.open("wb") as file:
             found = self._s3.get_object(Bucket=bucket, Key=key, IfMatch=version)
             if found["ContentLength"] > limit:
@@ -476,7 +503,7 @@ class S3Store:
     # --- outside access -------------------------------------------------------------------------------------
 
     def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
-        """See `ArtifactStore.presign_get`."""
+        """Return a URL from which anyone may download an object for a while, as a file named `filename`."""
         parameters = {"Bucket": self._bucket, "Key": key}
         if filename:
             safe = re.sub(r"[^\w.+-]", "_", filename, flags=re.ASCII)
@@ -484,7 +511,7 @@ class S3Store:
         return self._public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds)
 
     def presign_put(self, digest: str, size: int, *, seconds: int = 3600) -> PresignedPut:
-        """See `ArtifactStore.presign_put`."""
+        """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
         checksum = _base64(digest)
         url = self._public.generate_presigned_url(
             "put_object",
@@ -501,7 +528,10 @@ class S3Store:
     # --- large uploads, by clients --------------------------------------------------------------------------
 
     def begin_upload(self, namespace: str, digest: str, size: int, *, seconds: int = 43_200) -> list[PresignedPut]:
-        """See `ArtifactStore.begin_upload`."""
+        """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
+
+        Nothing signs the bytes of a part: the blob is there once `finish_upload` has hashed the whole.
+        """
         key = upload_key(namespace, digest)
         upload = self._begun(key)
         if not upload:
@@ -522,7 +552,10 @@ class S3Store:
         return puts
 
     def finish_upload(self, namespace: str, digest: str, size: int) -> None:
-        """See `ArtifactStore.finish_upload`."""
+        """Put a large blob's parts together, hash them, and make them the blob. Repeating it is harmless.
+
+        Raises UsageError when parts are missing, or the bytes are not those of the digest (which are deleted).
+        """
         key = upload_key(namespace, digest)
         if upload := self._begun(key):
             parts = self._parts(key, upload)
@@ -563,7 +596,7 @@ class S3Store:
     # --- upkeep ---------------------------------------------------------------------------------------------
 
     def abort_uploads(self, older_than: timedelta) -> int:
-        """See `ArtifactStore.abort_uploads`."""
+        """End large uploads that were begun longer ago and never became blobs; return how many."""
         before = datetime.now(UTC) - older_than
         pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket)
         uploads = self._ask("list uploads in", "", lambda: pages.build_full_result().get("Uploads", []))
@@ -585,7 +618,10 @@ class S3Store:
             self._ask("make", "", lambda: self._s3.create_bucket(Bucket=self._bucket), final={409})
 
     def check(self) -> None:
-        """See `ArtifactStore.check`."""
+        """Refuse a server that would lose work. Leaves nothing behind.
+
+        Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions.
+        """
         self._ask("reach", "", lambda: self._s3.head_bucket(Bucket=self._bucket))
         key = f"config/check-{secrets.token_hex(8)}"
         try:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from farm.artifacts import ArtifactStore
+from farm.artifacts.s3 import S3Store
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
@@ -27,7 +27,7 @@ CHECK_LIMITS = ChildLimits(time=300.0, memory=32 << 30)
 class BucketModels:
     """Freezes models that lie in buckets; what did not change there is not read again."""
 
-    def __init__(self, artifacts: ArtifactStore, buckets: tuple[str, ...]) -> None:
+    def __init__(self, artifacts: S3Store, buckets: tuple[str, ...]) -> None:
         """Read only from `buckets`: the operator's list, never a name that a manifest brings."""
         self._artifacts = artifacts
         self._buckets = buckets

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farm.artifacts import ArtifactStore, reference_key
+from farm.artifacts import reference_key
+from farm.artifacts.s3 import S3Store
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe
@@ -26,7 +27,7 @@ Document = dict[str, Any]
 class JobViews:
     """The jobs of every namespace, while the store has them."""
 
-    def __init__(self, store: Store, artifacts: ArtifactStore) -> None:
+    def __init__(self, store: Store, artifacts: S3Store) -> None:
         self._store = store
         self._artifacts = artifacts
 

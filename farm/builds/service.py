@@ -13,9 +13,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from farm.artifacts import ArtifactStore, readable
+from farm.artifacts import readable
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
+from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.job_views import JobViews
@@ -69,7 +70,7 @@ Document = dict[str, Any]
 class BuildService:
     """What can be asked of builds. All answers are plain JSON."""
 
-    def __init__(self, store: Store, artifacts: ArtifactStore, settings: Settings) -> None:
+    def __init__(self, store: Store, artifacts: S3Store, settings: Settings) -> None:
         self._store = store
         self._artifacts = artifacts
         self._refs = Refs(artifacts)

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
-from farm.artifacts import BLOBS, ArtifactStore, artifacts_prefix, sidecar_key
+from farm.artifacts import BLOBS, artifacts_prefix, sidecar_key
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
+from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import Blob
 from farm.errors import ArtifactGone
 from farm.spec import canonical_fields, key_of_fields
@@ -44,7 +45,7 @@ class Finding:
 class Auditor:
     """Looks through one farm. `counts` says afterwards how much was looked at."""
 
-    def __init__(self, store: Store, artifacts: ArtifactStore, *, deep: bool = False) -> None:
+    def __init__(self, store: Store, artifacts: S3Store, *, deep: bool = False) -> None:
         """With `deep`, every blob of an artifact is read and hashed."""
         self._store = store
         self._artifacts = artifacts

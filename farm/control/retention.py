@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from farm.artifacts import ArtifactStore
 from farm.artifacts.index import rebuild
+from farm.artifacts.s3 import S3Store
 from farm.logging import get_logger
 from farm.store import Store
 
@@ -24,7 +24,7 @@ def forget_expired(store: Store) -> None:
     store.workers.forget_dead()
 
 
-def tidy_storage(store: Store, artifacts: ArtifactStore) -> None:
+def tidy_storage(store: Store, artifacts: S3Store) -> None:
     """End uploads that were given up, and bring every namespace's index up to date with object storage.
 
     The index's checkpoint is what makes planning fast again after Redis was lost.

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm.artifacts import ArtifactStore, readable, reference_key
+from farm.artifacts import readable, reference_key
+from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
@@ -42,7 +43,7 @@ log = get_logger(__name__)
 class Executor:
     """Runs attempts. One serves all slots of a worker; each attempt works in a folder of its own."""
 
-    def __init__(self, artifacts: ArtifactStore, cache: NodeCache, settings: Settings) -> None:
+    def __init__(self, artifacts: S3Store, cache: NodeCache, settings: Settings) -> None:
         self._artifacts = artifacts
         self._cache = cache
         self._settings = settings
@@ -108,7 +109,7 @@ class _AttemptRun:
         self,
         attempt: Attempt,
         children: Children,
-        artifacts: ArtifactStore,
+        artifacts: S3Store,
         cache: NodeCache,
         aside: ThreadPoolExecutor,
     ) -> None:
