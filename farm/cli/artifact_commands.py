@@ -249,7 +249,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 
 def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_json: bool) -> None:
-    from farm.client.inspection import disagreements, faults, inspect_program
+    from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 
     found, wrong = None, []
     if file:
@@ -258,7 +258,10 @@ def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_jso
         except UsageError as error:
             if sidecar is None:
                 raise
-            wrong.append(error.message)
+            if isinstance(error, TooLarge):
+                output.note(error.message)
+            else:
+                wrong.append(error.message)
         wrong += disagreements(sidecar, found, file) if sidecar else []
     broken = faults(found) if found else []
     if as_json:

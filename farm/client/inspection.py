@@ -14,15 +14,22 @@ from farm.runner import mxr
 Document = dict[str, Any]
 
 
+class TooLarge(UsageError):
+    """A program may be as it should, but is too large to look into."""
+
+
 def inspect_program(path: Path) -> Document:
     """Return what a program's file holds: `farm.runner.mxr.read`'s answer, or as much of it as an ONNX file has.
 
-    A MIGraphX program is read in passing, whatever its size; an ONNX program (2 GiB at most) in memory.
+    A `.mxr` file is read in passing, whatever its size; MIGraphX's JSON (64 MiB at most) and ONNX (2 GiB) in memory.
 
-    Raises UsageError where it is neither, NotFound where there is no such file.
+    Raises UsageError if it is none of these, TooLarge, NotFound if there is no such file.
     """
     try:
         return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
+    except mxr.TooLarge as error:
+        hint = "MIGraphX loads it all the same; a .mxr of any size can be looked into"
+        raise TooLarge(f"{path} is too large to look into: {error}", hint=hint) from None
     except mxr.MalformedProgram as error:
         raise UsageError(f"{path} is no MIGraphX program: {error}", hint=_HINT) from None
     except FileNotFoundError:

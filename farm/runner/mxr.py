@@ -2,18 +2,18 @@
 
 The file is one msgpack map, or one JSON object: `version`, `migraphx_version`, `targets`, `contexts`, and `modules`
 with their nodes. Weights and kernels lie in the nodes as binary values: arrays of bin chunks in msgpack, `{"bytes":
-[numbers]}` in JSON. They are passed over by their length, so gigabytes of them cost no memory, and in msgpack no time.
+[numbers]}` in JSON. In msgpack they are passed over by their length, so gigabytes of them cost neither time nor memory.
 
-Written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before it lets go of it, and
-children have no such package. The file is not trusted: whatever it holds ends in an answer or in
-`MalformedProgram`, after at most `MAX_VALUES` values, and never with more than one node in memory.
+The reader of msgpack is written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before
+it lets go of it, and children have no such package. The file is not trusted: whatever it holds ends in an answer, in
+`MalformedProgram` or in `TooLarge`, after at most `MAX_VALUES` values, and with one node of msgpack or `MAX_JSON` in
+memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -26,6 +26,8 @@ MAX_NODES = 200_000
 MAX_VALUES = 20_000_000
 """Values of a whole file: one is a number, a text, a list, a map or a chunk of bytes."""
 MAX_NODE_VALUES = 500_000
+MAX_JSON = 64 << 20
+"""Bytes of a JSON file that are parsed."""
 MAX_TEXT = 1 << 20
 """Bytes of one text; one of more than 64 counts as several values."""
 MAX_NAME = 500
@@ -50,6 +52,10 @@ class MalformedProgram(Exception):
     """The file is no MIGraphX program, or a damaged one; the message says where."""
 
 
+class TooLarge(Exception):
+    """The file may be a program, but is too large to look into."""
+
+
 class Binary(NamedTuple):
     """A binary value: how long it is, and how it begins."""
 
@@ -72,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     "count"}`) and `weights` (bytes by dtype); `offload_copy` (None where there is no GPU to copy to); `left_over`
     (count of undecided operators), `unknown` (operators that the parser did not know).
 
-    Raises MalformedProgram, OSError.
+    Raises Malformed, TooLarge, OSError.
     """
     with open(path, "rb") as file:  # noqa: PTH123
         reader = _reader(file)
@@ -256,134 +262,57 @@ def _joined(values: list[Any]) -> Any:
     return values
 
 
-_SPACE = re.compile(rb"[ \t\r\n]*")
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_SCALAR = re.compile(rb"-?[0-9][0-9.eE+-]*|true|false|null")
-_BYTES = re.compile(rb'\{\s*"bytes"\s*:\s*\[')
-_RUN = re.compile(rb"[0-9, \t\r\n]*")
-
-
 class _Json(_ProgramReader):
-    """JSON through a window: of the numbers of a binary value only the first are looked at, the rest are counted."""
+    """JSON, parsed as a whole: that takes up to thirty times its size, so there is a limit."""
 
     format = "json"
-    chunk = 1 << 20
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.window = b""
-        self.place = 0
+        if self.size > MAX_JSON:
+            raise TooLarge(f"it is JSON of {self.size >> 20} MiB, and at most {MAX_JSON >> 20} MiB are read")
+        try:
+            self.next: Any = json.loads(file.read(), object_hook=_binary)
+        except RecursionError:
+            raise MalformedProgram(f"values lie more than {MAX_DEPTH} deep in one another") from None
+        except ValueError as error:
+            raise MalformedProgram(f"it is cut or damaged: {error}") from None
 
     def members(self) -> Iterator[str]:
-        for _ in self.separated(b"{", b"}"):
+        fields = self.next
+        if not isinstance(fields, dict):
+            raise MalformedProgram("something else is in the place of a map")
+        for key, self.next in fields.items():
             self.left_of_value = MAX_NODE_VALUES
-            yield self.key()
+            yield key
 
     def items(self) -> Iterator[int]:
-        yield from self.separated(b"[", b"]")
+        values = self.next
+        if not isinstance(values, list):
+            raise MalformedProgram("something else is in the place of a list")
+        for index, self.next in enumerate(values):
+            yield index
 
     def take(self, depth: int) -> Any:
         self.spend(depth)
-        start = self.peek()
-        if start == b'"':
-            return self.text()
-        if start == b"{":
-            self.more(64)
-            if self.take_match(_BYTES):
-                return self.binary()
-            return {self.key(): self.take(depth + 1) for _ in self.separated(b"{", b"}")}
-        if start == b"[":
-            return [self.take(depth + 1) for _ in self.separated(b"[", b"]")]
-        self.more(64)
-        token = self.take_match(_SCALAR)
-        try:
-            return json.loads(token)
-        except ValueError:
-            raise MalformedProgram(f"no value begins at byte {self.at()}") from None
-
-    def key(self) -> str:
-        self.spend(0)
-        if self.peek() != b'"':
-            raise MalformedProgram(f"the key at byte {self.at()} is not text")
-        key = self.text()
-        self.expect(b":")
-        return key
-
-    def text(self) -> str:
-        while not (token := self.take_match(_TEXT)):
-            if len(self.window) - self.place > MAX_TEXT:
-                raise MalformedProgram(f"the text at byte {self.at()} has more than {MAX_TEXT} bytes")
-            if not self.more(len(self.window) - self.place + 1):
-                raise MalformedProgram(f"it is cut at byte {self.size}")
-        self.spend(0, len(token) >> 6)
-        try:
-            return str(json.loads(token))
-        except ValueError:
-            raise MalformedProgram(f"the text before byte {self.at()} is damaged") from None
-
-    def binary(self) -> Binary:
-        commas, start = 0, b""
-        while True:
-            run = self.take_match(_RUN)
-            commas += run.count(b",")
-            if len(start) < 8 * HEAD:
-                start += run
-            if self.place < len(self.window) or not self.more(1):
-                break
-        self.expect(b"]")
-        self.expect(b"}")
-        numbers = start.split(b",", HEAD)[:HEAD]
-        if numbers == [b""] or not start.strip():
-            return Binary(0, b"")
-        try:
-            # A number that the window cut is the last one, and past the head.
-            return Binary(commas + 1, bytes(int(number) for number in numbers))
-        except ValueError:
-            raise MalformedProgram(f"the bytes before byte {self.at()} are not numbers from 0 to 255") from None
-
-    def separated(self, opening: bytes, closing: bytes) -> Iterator[int]:
-        self.expect(opening)
-        index = 0
-        while self.peek() != closing:
-            if index:
-                self.expect(b",")
-            yield index
-            index += 1
-        self.expect(closing)
-
-    def expect(self, character: bytes) -> None:
-        if self.peek() != character:
-            raise MalformedProgram(f"byte {self.at()} should be {character.decode()}")
-        self.place += 1
-
-    def peek(self) -> bytes:
-        while True:
-            self.take_match(_SPACE)
-            if self.place < len(self.window):
-                return self.window[self.place : self.place + 1]
-            if not self.more(1):
-                raise MalformedProgram(f"it is cut at byte {self.size}")
-
-    def take_match(self, pattern: re.Pattern[bytes]) -> bytes:
-        found = pattern.match(self.window, self.place)
-        if not found:
-            return b""
-        self.place = found.end()
-        return found.group()
-
-    def more(self, wanted: int) -> bool:
-        """Have so many bytes in the window, if the file has them; say whether."""
-        if len(self.window) - self.place < wanted:
-            self.window = self.window[self.place :] + self.file.read(max(self.chunk, wanted))
-            self.place = 0
-        return len(self.window) - self.place >= wanted
-
-    def at(self) -> int:
-        return self.file.tell() - len(self.window) + self.place
+        value = self.next
+        for self.next in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            self.take(depth + 1)
+        return value
 
     def trailing(self) -> int:
-        rest = self.size - self.at()
-        return rest if rest > 64 or self.window[self.place :].strip() else 0
+        return 0
+
+
+def _binary(fields: dict[str, Any]) -> Any:
+    """Return a binary value as one; any other map as it is."""
+    numbers = fields.get("bytes")
+    if len(fields) > 1 or not isinstance(numbers, list):
+        return fields
+    try:
+        return Binary(len(numbers), bytes(numbers[:HEAD]))
+    except (TypeError, ValueError):
+        raise MalformedProgram("a binary value is not made of numbers from 0 to 255") from None
 
 
 # --- the program ------------------------------------------------------------------------------------------------

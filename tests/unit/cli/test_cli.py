@@ -379,6 +379,21 @@ def test_inspect_shows_a_program_without_a_sidecar(tmp_path: Path, capsys: pytes
         assert words in shown
 
 
+def test_inspect_does_not_look_into_a_large_json_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sidecar it still compares size and digest, and finds nothing wrong."""
+    monkeypatch.setattr("farm.runner.mxr.MAX_JSON", 1000)
+    path = write_mxr(tmp_path / "net.json")
+    assert main(["inspect", str(path)]) == 2
+    assert "too large to look into" in capsys.readouterr().err
+    (tmp_path / "artifact.json").write_text(json.dumps(sidecar_of(path)))
+    assert main(["inspect", str(path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["found"], json.loads(out)["disagreements"]) == (None, [])
+    assert "too large to look into" in err
+
+
 def test_inspect_of_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("net.onnx", "net.mxr", "net.json"):
         (tmp_path / name).write_bytes(b"abc")

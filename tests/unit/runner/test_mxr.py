@@ -14,8 +14,8 @@ import pytest
 from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
-from farm.runner.mxr import MalformedProgram, foreign_arches, read
-from farm.runner.protocol import RequestFailed
+from farm.runner.mxr import MalformedProgram, TooLarge, foreign_arches, read
+from farm.runner.protocol import Failure
 from tests.support.gpu_programs import GFX942, bundle, elf, pack, program, sidecar_of, write_mxr
 from tests.support.places import ROOT
 
@@ -81,10 +81,10 @@ def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) ->
 def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
     """MIGraphX saves these without an error."""
     _refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
-    with pytest.raises(RequestFailed, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
+    with pytest.raises(Failure, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
         _refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
     broken = write_mxr(tmp_path / "broken.mxr", program(left_over=True))
-    with pytest.raises(RequestFailed, match="gpu::precompile_op is left over"):
+    with pytest.raises(Failure, match="gpu::precompile_op is left over"):
         _refuse_broken(str(broken), "gfx942")
     assert "1 undecided gpu::precompile_op" in faults(inspect_program(broken))[0]
 
@@ -196,13 +196,18 @@ def text(value: str) -> bytes:
         (b"\x81\x01\x01", "the key at byte"),
         (b"\xdf\xff\xff\xff\xff" + (text("a") + b"\xc0") * 2, "twice"),
         (pack(program())[:-1] + b"\xff\xff", "not UTF-8"),
-        (b"{", "cut"),
+        (b"{", "cut or damaged"),
         (b'{"version": 8, "modules": {"main": {"nodes": [', "cut"),
         (b'{"contexts": ' + b"[" * 100_000, "deep"),
-        (b'{"contexts": "' + b"a" * 5_000_000, "more than"),
+        (b'{"contexts": ' + b"[" * 40 + b"]" * 40 + b"}", "deep"),
+        (b'{"contexts": [' + b"1," * 600_000 + b"1]}", "more than 500000 values"),
+        (b'{"contexts": "' + b"a" * 5_000_000, "cut or damaged"),
+        (b'{"version": 8, "modules": []}', "in the place of a map"),
+        (b'{"version": 8, "modules": {"main": {"nodes": 1}}}', "in the place of a list"),
         (b'{"contexts": {"bytes":[1,2,999]}}', "numbers from 0 to 255"),
-        (b'{"contexts": nothing}', "no value begins"),
-        (b'{"contexts" 1}', "should be :"),
+        (b'{"contexts": nothing}', "damaged"),
+        (b'{"contexts" 1}', "damaged"),
+        (b'{"version": 8} more', "damaged"),
         (b'{"contexts": "\\ud8zz"}', "damaged"),
     ],
 )
@@ -213,16 +218,23 @@ def test_hostile_files_are_refused_with_the_place(tmp_path: Path, data: bytes, w
         read(path)
 
 
-def test_a_list_of_weights_as_json_is_counted_in_passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that do not fit the window are the same values."""
+def test_weights_and_kernels_in_json_are_counted(tmp_path: Path) -> None:
     document = program(elf(0x41))
     document["modules"]["main"]["nodes"][1]["operator"]["literal"]["data"] = bytes(range(256)) * 100
-    path = write_mxr(tmp_path / "net.json", document)
-    whole = read(path)
-    assert whole["weights"] == {"float32": 25_600}
-    monkeypatch.setattr("farm.runner.mxr._Json.chunk", 70)
-    assert read(path) == whole
-    assert whole["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(elf(0x41))}]
+    found = read(write_mxr(tmp_path / "net.json", document))
+    assert found["weights"] == {"float32": 25_600}
+    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(elf(0x41))}]
+
+
+def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is nothing against it: it may be saved."""
+    path = write_mxr(tmp_path / "net.json")
+    monkeypatch.setattr("farm.runner.mxr.MAX_JSON", path.stat().st_size)
+    assert read(path)["compiled"]
+    monkeypatch.setattr("farm.runner.mxr.MAX_JSON", path.stat().st_size - 1)
+    with pytest.raises(TooLarge, match="it is JSON of"):
+        read(path)
+    _refuse_broken(str(path), "gfx90a")
 
 
 def test_what_comes_behind_a_program_is_counted(tmp_path: Path) -> None:
