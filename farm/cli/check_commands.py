@@ -186,9 +186,9 @@ def _memory_limits() -> Check:
     from farm.compiling.cgroups import find
 
     groups = find()
-    if groups.version:
+    if groups.folder:
         return Check("memory limits", "ok", f"held by the kernel: {groups}")
-    fix = "Delegate=memory in the worker's systemd unit, or a writable cgroup in its container"
+    fix = "Delegate=memory in the worker's systemd unit, or a writable cgroup v2 in its container"
     return Check("memory limits", "absent", str(groups), fix)
 
 

@@ -1,9 +1,9 @@
 """Control groups: memory limits that the kernel itself holds, and whom it killed for want of memory, where this process
 may make groups for its children.
 
-Version 2 needs a group that was handed to the worker (systemd: `Delegate=memory`; containers: a writable cgroup) and
-made ready by `hand_on`, version 1 one that it may write to. Where neither is so, the guard looks at its child ten times
-a second instead, which a fast allocation outruns.
+This needs a group of version 2 that was handed to the worker (systemd: `Delegate=memory`; containers: a writable
+cgroup) and made ready by `hand_on`. Without one the guard looks at its child ten times a second instead, which a fast
+allocation outruns.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from functools import cache
 from pathlib import Path
 
 LEAF = "farm-worker"
-"""Where the worker itself goes in version 2: a group that hands controllers on holds no process of its own."""
+"""Where the worker itself goes: a group that hands controllers on holds no process of its own."""
 
 ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Where groups for children are made: the version of the interface (0: nowhere, and `why`) and the folder."""
+    """The folder in which groups for children are made; None: nowhere, and `why`."""
 
-    version: int
-    folder: Path = ROOT
+    folder: Path | None
     why: str = ""
 
     def __str__(self) -> str:
-        return f"cgroup v{self.version} in {self.folder}" if self.version else f"by polling: {self.why}"
+        return f"cgroup v2 in {self.folder}" if self.folder else f"by polling: {self.why}"
 
 
 @cache
 def find(root: Path = ROOT) -> Groups:
     """Say where this process may make groups with a memory limit."""
-    version, folder = _own_group(root)
-    if not version:
-        return Groups(0, why="no cgroup with a memory controller is mounted")
+    folder = _own_group(root)
+    if folder is None:
+        return Groups(None, why="no cgroup v2 with a memory controller is mounted")
     folder = folder.parent if folder.name == LEAF else folder
     if not os.access(folder, os.W_OK):
-        return Groups(0, why=f"{folder} is not this user's to write")
-    if version == 2 and "memory" not in _words(folder / "cgroup.subtree_control"):
-        return Groups(0, why=f"{folder} does not hand its memory controller on")
-    return Groups(version, folder)
+        return Groups(None, why=f"{folder} is not this user's to write")
+    if "memory" not in _words(folder / "cgroup.subtree_control"):
+        return Groups(None, why=f"{folder} does not hand its memory controller on")
+    return Groups(folder)
 
 
 @contextmanager
@@ -55,15 +54,18 @@ def limited(memory: int) -> Iterator[Mapping[str, str]]:
     Yields what the child has to know: `join`, the file into which it writes itself, and `events`, where the kernel
     counts whom it killed; nothing where no group can be made.
     """
-    groups = find()
-    if not groups.version:
+    folder = find().folder
+    if folder is None:
         yield {}
         return
-    group = groups.folder / f"farm-{secrets.token_hex(8)}"
+    group = folder / f"farm-{secrets.token_hex(8)}"
     try:
         group.mkdir()
         if memory:
-            _set_limit(group, groups.version, memory)
+            (group / "memory.max").write_text(str(memory))
+            with suppress(OSError):  # A kernel without swap accounting lacks the file, or refuses it.
+                # Swapping would let a child go on for hours beyond its limit.
+                (group / "memory.swap.max").write_text("0")
     except OSError:
         # Such as no room for more groups: then the guard's looking has to do.
         with suppress(OSError):
@@ -71,49 +73,28 @@ def limited(memory: int) -> Iterator[Mapping[str, str]]:
         yield {}
         return
     try:
-        events = "memory.events" if groups.version == 2 else "memory.oom_control"
-        yield {"join": str(group / "cgroup.procs"), "events": str(group / events)}
+        yield {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events")}
     finally:
         with suppress(OSError):  # A process in it that even its guard could not kill.
             group.rmdir()
 
 
-def _set_limit(group: Path, version: int, memory: int) -> None:
-    if version == 2:
-        (group / "memory.max").write_text(str(memory))
-        # Swapping would let a child go on for hours beyond its limit.
-        _write_where_there(group / "memory.swap.max", "0")
-        return
-    (group / "memory.limit_in_bytes").write_text(str(memory))
-    _write_where_there(group / "memory.memsw.limit_in_bytes", str(memory))
-
-
-def _write_where_there(path: Path, text: str) -> None:
-    """A kernel without swap accounting lacks the file, or refuses it."""
-    with suppress(OSError):
-        path.write_text(text)
-
-
-def _own_group(root: Path) -> tuple[int, Path]:
-    """Return the version that has the memory controller, and this process's group of it; version 0 where none has."""
+def _own_group(root: Path) -> Path | None:
+    """Return this process's group, if it has the memory controller."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return 0, root
+        return None
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups)}
     for line in mounts:
         place, _, kind = line.partition(" - ")
         top, point = place.split()[3:5]
-        type_, _, options = kind.split(" ", 2)
-        memory = next((name for name in paths if "memory" in name.split(",")), None)
-        if type_ == "cgroup" and memory is not None and "memory" in options.split(","):
-            return 1, _inside(root, point, top, paths[memory])
-        if type_ == "cgroup2" and "" in paths:
+        if kind.startswith("cgroup2 ") and "" in paths:
             group = _inside(root, point, top, paths[""])
             if "memory" in _words(group / "cgroup.controllers"):
-                return 2, group
-    return 0, root
+                return group
+    return None
 
 
 def _inside(root: Path, point: str, top: str, path: str) -> Path:
@@ -124,13 +105,13 @@ def _inside(root: Path, point: str, top: str, path: str) -> Path:
 
 
 def hand_on(root: Path = ROOT) -> None:
-    """Have this process's version 2 group give groups below it the memory controller, where that is ours to do.
+    """Have this process's group give groups below it the memory controller, where that is ours to do.
 
     Its processes move to a leaf for that, so it is done only where all of them are this process and its ancestors:
     never in a group that somebody else's processes share. To be called by a worker before it starts others.
     """
-    version, folder = _own_group(root)
-    if version != 2 or folder.name == LEAF or "memory" in _words(folder / "cgroup.subtree_control"):
+    folder = _own_group(root)
+    if folder is None or folder.name == LEAF or "memory" in _words(folder / "cgroup.subtree_control"):
         return
     members = {int(process) for process in _words(folder / "cgroup.procs")}
     if not os.access(folder, os.W_OK) or not members <= _family(root):

@@ -23,13 +23,6 @@ def machine(root: Path, mounts: str, groups: str, **files: str) -> Path:
     return root
 
 
-def test_version_1(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path, V1, "4:memory:/user\n1:cpu:/\n0::/\n", memory_S_user_S_cgroup__procs="1\n", cgroup__procs=""
-    )
-    assert find(root) == Groups(1, root / "sys/fs/cgroup/memory/user")
-
-
 def handed_over(root: Path, processes: str) -> Path:
     machine(
         root,
@@ -69,7 +62,7 @@ def test_in_the_leaf_its_parent_is_the_place(tmp_path: Path) -> None:
             "farm__service_S_cgroup__subtree_control": "memory\n",
         },
     )
-    assert find(root) == Groups(2, root / "sys/fs/cgroup/farm.service")
+    assert find(root) == Groups(root / "sys/fs/cgroup/farm.service")
 
 
 def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
@@ -77,36 +70,44 @@ def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
     root = machine(
         tmp_path, mounts, "0::/docker/abc\n", cgroup__controllers="memory\n", cgroup__subtree_control="memory\n"
     )
-    assert find(root) == Groups(2, root / "sys/fs/cgroup")
+    assert find(root) == Groups(root / "sys/fs/cgroup")
 
 
 @pytest.mark.parametrize(
     ("mounts", "files", "why"),
     [
-        ("", {}, "no cgroup with a memory controller is mounted"),
-        (V2, {"cgroup__controllers": "hugetlb\n"}, "no cgroup with a memory controller is mounted"),
+        ("", {}, "no cgroup v2 with a memory controller is mounted"),
+        (V1, {"memory_S_cgroup__procs": ""}, "no cgroup v2 with a memory controller is mounted"),
+        (V2, {"cgroup__controllers": "hugetlb\n"}, "no cgroup v2 with a memory controller is mounted"),
     ],
 )
 def test_where_there_is_none_it_says_why(tmp_path: Path, mounts: str, files: dict[str, str], why: str) -> None:
-    found = find(machine(tmp_path, mounts, "0::/\n", **files))
-    assert (found.version, found.why, str(found)) == (0, why, f"by polling: {why}")
+    found = find(machine(tmp_path, mounts, "4:memory:/\n0::/\n", **files))
+    assert (found.folder, found.why, str(found)) == (None, why, f"by polling: {why}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_group_of_somebody_else_is_not_used(tmp_path: Path) -> None:
-    root = machine(tmp_path, V1, "4:memory:/\n", memory_S_cgroup__procs="")
-    (root / "sys/fs/cgroup/memory").chmod(0o555)
+    root = machine(tmp_path, V2, "0::/\n", cgroup__controllers="memory\n")
+    (root / "sys/fs/cgroup").chmod(0o555)
     assert "is not this user's to write" in find(root).why
+
+
+def test_a_child_gets_a_group_that_may_not_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.compiling.cgroups.find", lambda: Groups(tmp_path))
+    with limited(64 << 20) as group:
+        folder = Path(group["join"]).parent
+        assert folder.parent == tmp_path
+        assert ((folder / "memory.max").read_text(), (folder / "memory.swap.max").read_text()) == (str(64 << 20), "0")
 
 
 def test_a_group_holds_its_limit_and_is_removed() -> None:
     groups = find()
-    if not groups.version:
+    if not groups.folder:
         pytest.skip(f"no control group can be made here, {groups}")
     with limited(64 << 20) as group:
         folder = Path(group["join"]).parent
-        limit = folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")
-        assert int(limit.read_text()) == 64 << 20
+        assert int((folder / "memory.max").read_text()) == 64 << 20
         assert "oom_kill 0" in Path(group["events"]).read_text()
     assert not folder.exists()
     with limited(0) as group:
