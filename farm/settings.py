@@ -1,7 +1,7 @@
 """Settings: the only reader of the environment (`FARM_…`) and of the configuration file.
 
 Who wins: the environment, then `./farm.toml` (or the file that `FARM_CONFIG` names), then
-`~/.config/farm/farm.toml`, then the defaults in `configs/farm.toml`.
+`~/.config/farm/farm.toml` (or below `$XDG_CONFIG_HOME`), then the defaults in `configs/farm.toml`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from farm.errors import UsageError
@@ -123,7 +124,7 @@ def _files(environ: Mapping[str, str]) -> list[Path]:
     local = Path(named) if named else Path("farm.toml")
     if named and not local.is_file():
         raise UsageError(f"FARM_CONFIG: no file {named}")
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "farm" / "farm.toml"
+    home = user_config_path("farm") / "farm.toml"
     return [configs_folder() / "farm.toml", *(path for path in (home, local) if path.is_file())]
 
 

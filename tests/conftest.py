@@ -44,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests read no settings of the one who runs them; a test that sets HOME has a cache of its own there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("XDG_CACHE_HOME", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """The session's Valkey."""
@@ -130,7 +139,7 @@ def s3_settings(weed: WeedServer, s3_client: S3Client) -> Iterator[dict[str, str
 def settings(redis_url: str, s3_settings: dict[str, str], tmp_path: Path) -> Settings:
     """Settings for the session's servers, an empty data folder and leases short enough to wait for."""
     return load_settings(
-        {"XDG_CONFIG_HOME": str(tmp_path)},
+        {},
         data_dir=tmp_path,
         redis_url=redis_url,
         **s3_settings,

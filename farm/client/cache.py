@@ -1,6 +1,7 @@
 """The client's cache: downloads, converted models, canonical data and fetched artifacts, bounded in size.
 
-`~/.cache/migraphx-farm/<shelf>/<entry>`: an entry is a file, or a folder that comes and goes as a whole.
+`~/.cache/migraphx-farm/<shelf>/<entry>` (or below `$XDG_CACHE_HOME`): an entry is a file, or a folder that comes and
+goes as a whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 LIMIT = 20 * 10**9
 """Bytes to which the cache is kept."""
 
@@ -21,7 +24,7 @@ IN_USE = 86_400.0
 
 def default_cache() -> Path:
     """Return the folder of the user's cache."""
-    return Path.home() / ".cache" / "migraphx-farm"
+    return user_cache_path("migraphx-farm")
 
 
 def adopt(made: Path, place: Path, whole: Path) -> None:

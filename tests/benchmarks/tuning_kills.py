@@ -131,7 +131,7 @@ def storage_of_its_own() -> Iterator[Settings]:
         server = servers.start_weed(Path(name) / "s3", access, secret, bucket="farm")
         try:
             yield load_settings(
-                {"XDG_CONFIG_HOME": name},
+                {},
                 data_dir=Path(name),
                 s3_endpoint=server.url,
                 s3_access_key=access,

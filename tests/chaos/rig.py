@@ -57,7 +57,7 @@ class Rig:
         self.folder = folder
         self.valkey = servers.start_valkey(folder / "valkey", secrets.token_hex(8))
         self.settings = load_settings(
-            {"XDG_CONFIG_HOME": str(folder)},
+            {},
             **{
                 "data_dir": folder / "data",
                 "redis_url": self.valkey.url,

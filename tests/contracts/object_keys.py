@@ -154,10 +154,7 @@ def _asked_by_builds() -> dict[str, list[str]]:
         store.workers.pools.return_value = []
         store.workers.pool_names.return_value = {POOL}
         store.history.builds.return_value = []
-        return _asked_by(
-            lambda artifacts: do(BuildService(store, artifacts, load_settings({"XDG_CONFIG_HOME": "/nowhere"}))),
-            **there,
-        )
+        return _asked_by(lambda artifacts: do(BuildService(store, artifacts, load_settings({}))), **there)
 
     return {
         "report": asked(lambda builds: builds.report("pr-7", BUILD)),

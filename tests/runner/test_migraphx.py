@@ -385,7 +385,7 @@ def test_a_program_as_json(case: NewCase) -> None:
 
 def test_node_finds_its_targets(folder: str, tmp_path: Path) -> None:
     """The pools carry one toolchain id, which says the version and depends on the libraries' builds."""
-    settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_path=folder)
+    settings = load_settings({}, migraphx_path=folder)
     pools = {str(pool.target): pool for pool in survey(settings).pools}
     assert {"migraphx/cpu", "migraphx/ref", "onnxruntime/cpu"} <= set(pools)
     toolchain = pools["migraphx/cpu"].toolchain
@@ -406,7 +406,7 @@ def test_placeholder_package_is_not_taken_for_migraphx(tmp_path: Path) -> None:
     """PyPI has a placeholder of that name: it is named, not used."""
     (tmp_path / "migraphx").mkdir()
     (tmp_path / "migraphx" / "__init__.py").write_text("")
-    settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_path=str(tmp_path))
+    settings = load_settings({}, migraphx_path=str(tmp_path))
     findings = survey(settings)
     assert [str(pool.target) for pool in findings.pools] == ["onnxruntime/cpu"]
     assert any("placeholder without parse_onnx" in str(note) for note in findings.notes)
@@ -416,12 +416,12 @@ def test_module_for_another_python_is_named(tmp_path: Path) -> None:
     """Where the module is there, but for another Python, the note says which."""
     (tmp_path / "migraphx.cpython-36m-x86_64-linux-gnu.so").touch()
     (tmp_path / "migraphx").mkdir()
-    settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_path=str(tmp_path))
+    settings = load_settings({}, migraphx_path=str(tmp_path))
     assert any("there is migraphx.cpython-36m" in str(note) for note in survey(settings).notes)
 
 
 def test_interpreter_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """A wrong `migraphx_python` is a note, not an accident."""
-    settings = load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, migraphx_python=str(tmp_path / "python"))
+    settings = load_settings({}, migraphx_python=str(tmp_path / "python"))
     assert any("cannot start" in str(note) for note in survey(settings).notes)
     assert sys.executable not in "".join(map(str, survey(settings).notes))

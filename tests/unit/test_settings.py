@@ -9,9 +9,16 @@ from farm.settings import Settings, load_settings
 
 
 def test_every_setting_has_its_default_in_the_shipped_file() -> None:
-    settings = load_settings({"XDG_CONFIG_HOME": "/nonexistent"})
+    settings = load_settings({})
     assert settings.lease_seconds == 20.0
     assert settings.slots >= 1
+
+
+def test_the_users_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "farm").mkdir()
+    (tmp_path / "farm" / "farm.toml").write_text("lease_seconds = 7\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert load_settings({}).lease_seconds == 7.0
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Run:
 
 
 def settings_for(folder: Path, **changes: Any) -> Settings:
-    return load_settings({"XDG_CONFIG_HOME": str(folder)}, data_dir=folder, cpu_slots=1, **changes)
+    return load_settings({}, data_dir=folder, cpu_slots=1, **changes)
 
 
 def bearer(settings: Settings) -> dict[str, str]:

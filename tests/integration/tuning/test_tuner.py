@@ -40,7 +40,7 @@ OPERATIONS = [f"conv-{index}" for index in range(10)]
 
 @pytest.fixture
 def farm_settings(s3_settings: dict[str, str], tmp_path: Path) -> Settings:
-    return load_settings({"XDG_CONFIG_HOME": str(tmp_path)}, data_dir=tmp_path, **s3_settings)
+    return load_settings({}, data_dir=tmp_path, **s3_settings)
 
 
 @pytest.fixture

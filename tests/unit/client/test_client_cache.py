@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from farm.client.cache import adopt, note_use, trim
+from farm.client.cache import adopt, default_cache, note_use, trim
+
+
+def test_it_is_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_cache() == tmp_path / ".cache" / "migraphx-farm"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert default_cache() == tmp_path / "elsewhere" / "migraphx-farm"
 
 
 def keep(path: Path, size: int, days: float) -> Path:

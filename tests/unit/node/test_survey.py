@@ -246,7 +246,7 @@ NEVER = threading.Event()
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load_settings({"XDG_CONFIG_HOME": str(tmp_path)})
+    return load_settings({})
 
 
 def pools(gpus: list[Gpu]) -> list[Pool]:
