@@ -1,8 +1,11 @@
 """YAML 1.2 as the farm reads it: plain data, the place of everything in it, and nothing that can blow up.
 
 Built on ruamel's events rather than its constructor, so that depth, size and aliases are bounded before anything
-is built, and every problem of a document is found in one pass. Tags are refused; scalars follow YAML's core
-schema (`on`, `no` and dates are text); two equal keys in one mapping are an error.
+is built, and every problem of a document is found in one pass. Its nodes (`compose`) do not do: they do not say whether
+a tag was written, and a deep document ends them in a RecursionError, without its place.
+
+Tags are refused; scalars follow YAML's core schema (`on`, `no` and dates are text); two equal keys in one mapping are
+an error.
 """
 
 from __future__ import annotations
