@@ -20,10 +20,10 @@ NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
 
 OFF = "off"
+"""The tuning mode that looks for nothing: what the compiler does by itself, and the baseline of all others."""
 
 TUNING_MODES = (OFF, "quick", "exhaustive", "full")
 """Each tries more than those before it."""
-"""The tuning mode that looks for nothing: what the compiler does by itself, and the baseline of all others."""
 
 TOLERANCES: Mapping[str, float] = {
     "native": 3e-2,
