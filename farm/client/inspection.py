@@ -27,7 +27,7 @@ def inspect_program(path: Path) -> Document:
     """
     try:
         return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
-    except mxr.TooLarge as error:
+    except mxr.ProgramTooLarge as error:
         hint = "MIGraphX loads it all the same; a .mxr of any size can be looked into"
         raise TooLarge(f"{path} is too large to look into: {error}", hint=hint) from None
     except mxr.MalformedProgram as error:

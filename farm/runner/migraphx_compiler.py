@@ -226,7 +226,7 @@ def _refuse_broken(path: str, device: str) -> None:
     """Read the finished program back, and refuse what MIGraphX saves without an error and nobody can run."""
     try:
         found = mxr.read(path)
-    except mxr.TooLarge:
+    except mxr.ProgramTooLarge:
         return  # Verification finds what does not run; whoever needs to know before takes msgpack.
     except mxr.MalformedProgram as error:
         raise RequestFailed("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
@@ -654,7 +654,7 @@ def load(request: Request) -> _MigraphxProgram:
     """Load a compiled program from its file, which is read here first: MIGraphX's own reader trusts what it reads."""
     try:
         mxr.read(request["program"])
-    except mxr.TooLarge:
+    except mxr.ProgramTooLarge:
         pass  # Then MIGraphX's reader has to do; what it does to this process harms nobody else.
     except mxr.MalformedProgram as error:
         raise RequestFailed("bad_model", f"the program is damaged: {error}") from None

@@ -6,8 +6,8 @@ with their nodes. Weights and kernels lie in the nodes as binary values: arrays 
 
 The reader of msgpack is written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before
 it lets go of it, and children have no such package. The file is not trusted: whatever it holds ends in an answer, in
-`MalformedProgram` or in `TooLarge`, after at most `MAX_VALUES` values, and with one node of msgpack or `MAX_JSON` in
-memory.
+`MalformedProgram` or in `ProgramTooLarge`, after at most `MAX_VALUES` values, and with one node of msgpack or
+`MAX_JSON` in memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MalformedProgram(Exception):
     """The file is no MIGraphX program, or a damaged one; the message says where."""
 
 
-class TooLarge(Exception):
+class ProgramTooLarge(Exception):
     """The file may be a program, but is too large to look into."""
 
 
@@ -78,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     "count"}`) and `weights` (bytes by dtype); `offload_copy` (None where there is no GPU to copy to); `left_over`
     (count of undecided operators), `unknown` (operators that the parser did not know).
 
-    Raises Malformed, TooLarge, OSError.
+    Raises MalformedProgram, ProgramTooLarge, OSError.
     """
     with open(path, "rb") as file:  # noqa: PTH123
         reader = _reader(file)
@@ -270,7 +270,7 @@ class _Json(_ProgramReader):
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         if self.size > MAX_JSON:
-            raise TooLarge(f"it is JSON of {self.size >> 20} MiB, and at most {MAX_JSON >> 20} MiB are read")
+            raise ProgramTooLarge(f"it is JSON of {self.size >> 20} MiB, and at most {MAX_JSON >> 20} MiB are read")
         try:
             self.next: Any = json.loads(file.read(), object_hook=_binary)
         except RecursionError:

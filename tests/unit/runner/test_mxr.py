@@ -14,8 +14,8 @@ import pytest
 from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
-from farm.runner.mxr import MalformedProgram, TooLarge, foreign_arches, read
-from farm.runner.protocol import Failure
+from farm.runner.mxr import MalformedProgram, ProgramTooLarge, foreign_arches, read
+from farm.runner.protocol import RequestFailed
 from tests.support.gpu_programs import GFX942, bundle, elf, pack, program, sidecar_of, write_mxr
 from tests.support.places import ROOT
 
@@ -81,10 +81,10 @@ def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) ->
 def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
     """MIGraphX saves these without an error."""
     _refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
-    with pytest.raises(Failure, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
+    with pytest.raises(RequestFailed, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
         _refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
     broken = write_mxr(tmp_path / "broken.mxr", program(left_over=True))
-    with pytest.raises(Failure, match="gpu::precompile_op is left over"):
+    with pytest.raises(RequestFailed, match="gpu::precompile_op is left over"):
         _refuse_broken(str(broken), "gfx942")
     assert "1 undecided gpu::precompile_op" in faults(inspect_program(broken))[0]
 
@@ -232,7 +232,7 @@ def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("farm.runner.mxr.MAX_JSON", path.stat().st_size)
     assert read(path)["compiled"]
     monkeypatch.setattr("farm.runner.mxr.MAX_JSON", path.stat().st_size - 1)
-    with pytest.raises(TooLarge, match="it is JSON of"):
+    with pytest.raises(ProgramTooLarge, match="it is JSON of"):
         read(path)
     _refuse_broken(str(path), "gfx90a")
 
