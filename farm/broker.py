@@ -82,8 +82,8 @@ def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> Non
             )
             if number > 1:
                 # From the end where Kombu puts messages to the one where workers take them. A worker may have been
-                # faster: then another message is first, or none. Kombu's own priorities are lists of their own, which
-                # workers of an older release would not look into.
+                # faster: then another message is first, or none. Kombu's own priorities would be further lists, to be
+                # added up by all who count what is queued.
                 queue = PREFIX + pool
                 producer.connection.default_channel.client.lmove(queue, queue, "LEFT", "RIGHT")
 

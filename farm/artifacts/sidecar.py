@@ -255,7 +255,7 @@ class Sidecar(_SidecarPart):
     quantized: dict[str, int] = {}
     """How many operators of each type were quantized; with int4 how many weights."""
     model_size: int = 0
-    """Bytes of the model as it was submitted, with its external data; 0 where an older farm did not say."""
+    """Bytes of the model as it was submitted, with its external data; 0 if not known."""
     emulated: list[str] = []
     """Parts of the precision that the device rounds to and computes in a wider type."""
     tuning: TuningFacts = TuningFacts()
@@ -332,7 +332,7 @@ def _processes(sidecar: Sidecar) -> dict[str, int] | None:
 
 
 def _work(sidecar: Sidecar) -> dict[str, Any] | None:
-    """Return what others estimate their durations by; None of one that an older farm wrote, which says too little."""
+    """Return what others estimate their durations by; None if it says too little."""
     spec = sidecar.spec
     if not sidecar.model_size or not {"model", "compiler", "device", "precision", "tuning"} <= spec.keys():
         return None

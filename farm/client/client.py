@@ -35,7 +35,7 @@ from farm.client.fetching import (
     write_artifact,
     write_family,
 )
-from farm.client.transport import Document, Transport, older_farm
+from farm.client.transport import Document, Transport
 from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def freeze(
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
     from farm import matrix
-    from farm.client import freezing
+    from farm.client.client import freezing
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)
@@ -189,12 +189,8 @@ class FarmClient:
             self._bring(frozen, plan["missing_blobs"], progress)
         try:
             return self._create(frozen)
-        except UsageError as error:
-            # Something may have gone since the plan, too. A farm older than this client refuses in the same way, and
-            # only its plan says what is missing.
-            missing = error.blobs if isinstance(error, InputsMissing) else self.plan(frozen)["missing_blobs"]
-            if not missing:
-                raise
+        except InputsMissing as error:  # Something may have gone since the plan, too.
+            missing = error.blobs
         self._bring(frozen, missing, progress)
         return self._create(frozen)
 
@@ -216,8 +212,6 @@ class FarmClient:
         for start in range(0, len(names), BLOBS_AT_ONCE):
             lot = [{"digest": digest, "size": sizes[digest]} for digest in names[start : start + BLOBS_AT_ONCE]]
             uploads += self._transport.post("/v1/blobs", {"blobs": lot})["missing"]
-        if not all("puts" in upload for upload in uploads):
-            raise older_farm(self.url, "it does not tell how a blob is sent in parts")
         puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
         total, sent, lock = sum(int(put["size"]) for put, _ in puts), 0, Lock()
 
@@ -494,10 +488,7 @@ class FarmClient:
 
     def ref(self, tag: str) -> Document:
         """Return a ref: `generation`, `snapshot`, `previous`, `moved`, and the `cells` it names. Raises NotFound."""
-        found = self._transport.get(f"/v1/refs/{_named('ref', tag)}")
-        if "generation" not in found:
-            raise older_farm(self.url, "its refs do not tell their generation")
-        return found
+        return self._transport.get(f"/v1/refs/{_named('ref', tag)}")
 
     def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Document:
         """Let a ref point to what `source` names, or with `previous` named before its last move; return it.

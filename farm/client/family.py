@@ -100,7 +100,7 @@ def _member(cell: Mapping[str, Any], sidecar: Mapping[str, Any]) -> Document:
     folder, program = cell["shape"], sidecar["blobs"]["program"]
     return {
         "shape": cell["shape"],
-        "sizes": cell.get("sizes", {}),
+        "sizes": cell["sizes"],
         "batch": _batch(cell),
         "program": f"{folder}/{program['path']}",
         "sidecar": f"{folder}/artifact.json",
@@ -115,5 +115,5 @@ def _member(cell: Mapping[str, Any], sidecar: Mapping[str, Any]) -> Document:
 
 def _batch(cell: Mapping[str, Any]) -> Document:
     """Return the batches that a cell's program takes, `{"min", "max"}`; 1 where its model names no batch."""
-    size = cell.get("sizes", {}).get(BATCH, 1)
+    size = cell["sizes"].get(BATCH, 1)
     return {name: size[name] for name in ("min", "max")} if isinstance(size, Mapping) else {"min": size, "max": size}

@@ -342,6 +342,5 @@ def as_submission(found: FrozenInputs) -> dict[str, Mapping[str, object]]:
     return {
         "models": {name: model.as_dict() for name, model in found.models.items()},
         "data": {name: data.as_dict() for name, data in found.data.items()},
-        # A farm that is older than its client does not know the field.
-        **({"files": found.env_files} if found.env_files else {}),
+        "files": found.env_files,
     }

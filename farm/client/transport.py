@@ -206,7 +206,11 @@ def _checked(response: httpx.Response) -> httpx.Response:
         document, detail = {}, f"{response.url} answers {response.status_code} {response.reason_phrase}"
     if response.status_code in (404, 405) and document.get("type") == "about:blank":
         # Our servers name an error's class, but for a route that they do not have.
-        raise older_farm(response.url.join("/"), f"it does not know {response.request.method} {response.url.path}")
+        route = f"{response.request.method} {response.url.path}"
+        raise UsageError(
+            f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
+            hint="upgrade the farm, or install the client that came with it: /v1/health tells the farm's version",
+        )
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
     if kind is errors.ManifestError:
         raise errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
@@ -214,14 +218,6 @@ def _checked(response: httpx.Response) -> httpx.Response:
     if kind is errors.InputsMissing:
         raise errors.InputsMissing(detail, document["missing_blobs"], hint=hint)
     raise kind(detail, hint=hint)
-
-
-def older_farm(url: Any, lacks: str) -> UsageError:
-    """Return the error for a farm that lacks what this client was written for."""
-    return UsageError(
-        f"the farm at {url} is older than this client ({__version__}): {lacks}",
-        hint="upgrade the farm, or install the client that came with it: /v1/health tells the farm's version",
-    )
 
 
 def _tree(kind: type[FarmError]) -> dict[str, type[FarmError]]:

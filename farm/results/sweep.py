@@ -21,7 +21,7 @@ def sweeps_of(cells: Iterable[Mapping[str, Any]]) -> list[Document]:
     """
     groups: dict[tuple[str, ...], Document] = {}
     for cell in cells:
-        asked, size = cell.get("sweep"), cell["sizes"].get(BATCH)
+        asked, size = cell["sweep"], cell["sizes"].get(BATCH)
         if not asked or size is None:
             continue
         rest = {name: value for name, value in cell["sizes"].items() if name != BATCH}

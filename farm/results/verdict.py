@@ -25,9 +25,8 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
     }
     gates = planned["gates"]
     cell |= {
-        # A plan of an older farm does not have these.
-        "sizes": planned.get("sizes", {}),
-        "sweep": planned.get("sweep"),
+        "sizes": planned["sizes"],
+        "sweep": planned["sweep"],
         "state": row.get("state", State.QUEUED),
         "hit": bool(row.get("hit")),
         "kind": row.get("kind") or None,

@@ -207,8 +207,7 @@ def _evaluate(request: Request, messages: Messages) -> Result:
     from .samples import load_runs
 
     runs, references, meta = load_runs(request["reference"])
-    # A reference that was made before programs could be dynamic has one point.
-    points = meta.get("points") or [{"batch": meta["batch"], "runs": len(runs), "samples": meta["samples"]}]
+    points = meta["points"]
     parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
     total = sum(len(part) for part in parts)
     messages.phase("verifying", 0.0)

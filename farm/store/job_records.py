@@ -150,11 +150,8 @@ class JobRecords:
         """Return those job keys (`farm.spec.job_key`) for which a job is queued or running."""
         found: set[str] = set()
         for lot in lots(job_keys, LOT):
-            named = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
-            jobs = {job_key: job for job_key, job in zip(lot, named, strict=True) if job}
-            # A worker of an older release ends a job without taking away its name.
-            states = self._link.ask_many(["HGET", key("job", job), "state"] for job in jobs.values())
-            found |= {job_key for job_key, state in zip(jobs, states, strict=True) if state in ("queued", "running")}
+            jobs = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
+            found |= {job_key for job_key, job in zip(lot, jobs, strict=True) if job}
         return found
 
     def log_tail(self, job_id: str) -> bytes | None:

@@ -78,10 +78,8 @@ class Pool:
         return f"{self.target.slug}{units}.{self.toolchain}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the pool as plain JSON, without what is at its default: a release before it knows no such field."""
-        said = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        document = {name: value for name, value in asdict(self).items() if name in said}
-        return {**document, "features": list(self.features), "name": self.name}
+        """Return the pool as plain JSON."""
+        return {**asdict(self), "features": list(self.features), "name": self.name}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Pool:

@@ -34,7 +34,6 @@ local function read(job)
   local found = {id = job}
   for i, name in ipairs(FIELDS) do found[name] = values[i] end
   found.charged, found.losses = tonumber(found.charged), tonumber(found.losses)
-  found.job_key = found.job_key or found.key  -- a release without budgets in job keys made it
   return found
 end
 

@@ -128,16 +128,6 @@ def test_namespaces_do_not_share_jobs(store: Store) -> None:
     assert store.jobs.unfinished("main", ["a" * 64, "b" * 64]) == {"a" * 64}
 
 
-def test_a_name_that_outlives_its_job_is_no_unfinished_job(store: Store, redis_url: str) -> None:
-    """A worker of an older release ends a job without taking away the name of its key with a budget."""
-    join_pool(store)
-    submit(store, new_cell("a" * 64))
-    name = f"{{farm}}:active:main:{'a' * 64}:600"
-    with redis.Redis.from_url(redis_url) as raw:
-        raw.set(name, run_next(store, SUCCESS))
-    assert store.jobs.unfinished("main", [f"{'a' * 64}:600"]) == set()
-
-
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,8 @@ def planned(tolerance: float = 0.1, on_fail: str = "fail", expected: dict[str, A
         "target": "onnxruntime/cpu",
         "precision": "int8",
         "shape": "b1",
+        "sizes": {"batch": 1},
+        "sweep": None,
         "key": KEY,
         "pool": "onnxruntime-cpu.x",
         "line": 7,
