@@ -41,7 +41,7 @@ class History:
 
 
 def _member(facts: Mapping[str, Any]) -> str:
-    """As `remember` in `_farm.lua` writes it."""
+    """As `remember` in `_attempts.lua` writes it."""
     work = facts["work"]
     return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
 

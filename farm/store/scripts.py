@@ -11,7 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
-_COMMON = "_farm"
+_SHARED = ("_base", "_builds", "_lanes", "_jobs", "_workers", "_attempts")
+"""Files that go in front of every script, in this order: each uses only what those before it define."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,17 @@ class Script:
 def load_scripts(constants: str) -> dict[str, Script]:
     """Return every script by its name; `constants` is Lua text that goes in front of all of them."""
     sources = _sources()
+    shared = "\n".join([constants, *(sources[name] for name in _SHARED)])
     scripts = {}
     for name, source in sources.items():
+        if name in _SHARED:
+            continue
         found = _ARGUMENTS.search(source)
         arguments = tuple(found[1].split(", ")) if found else ()
         bound = f"local {', '.join(arguments)} = unpack(ARGV)\n" if arguments else ""
-        text = f"{constants}\n{sources[_COMMON]}\n{bound}{source}"
+        text = f"{shared}\n{bound}{source}"
         # The server names scripts by SHA-1; nothing is proved by it.
         scripts[name] = Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), arguments)
-    del scripts[_COMMON]
     return scripts
 
 

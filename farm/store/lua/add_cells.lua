@@ -1,12 +1,13 @@
 -- Take one lot of a build's cells: born ended, joined to the unfinished job of their job key, or with a new job.
 -- Cells that are there already are skipped, so a lot may come again.
--- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>, job:<job> with :cells,
---   pool:<pool>:waiting :lanes :ready:<lane> :turns, turn, incomplete, stopping, unreported, wake:pools, wake:builds
+-- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>,
+--   job:<job> with :cells, pool:<pool>:waiting :lanes :ready:<lane> :turns, turn, incomplete, stopping, unreported,
+--   wake:pools, wake:builds
 -- arguments: build, cells
---   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order, job, job key]
---   (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or "cancelled",
---   the cell as JSON, its work order as JSON, the id of its job should it need a new one, what it has
---   in common with the cells that may share its job
+--   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order,
+--   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or
+--   "cancelled", the cell as JSON, its work order as JSON, the id of its job should it need a new one, what it has in
+--   common with the cells that may share its job
 -- answer: how many cells of the build are in the store; -1 when there is no such build
 local record = key("build", build)
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
@@ -50,8 +51,9 @@ for _, cell in ipairs(cjson.decode(cells)) do
         job = {id = job_id, pool = pool, priority = priority, number = 1,
                rank = -math.floor(tonumber(cell[8])) * 1e6 + accepted + added}
         call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key,
-             "job_key", job_key, "pool", pool, "priority", priority, "rank", job.rank, "number", 1, "charged", 0, "losses", 0, "created_at", NOW,
-             "queued_at", NOW, "excluded", "{}", "expected", cell[8], "build", build, "order", cell[11])
+             "job_key", job_key, "pool", pool, "priority", priority, "rank", job.rank, "number", 1, "charged", 0,
+             "losses", 0, "created_at", NOW, "queued_at", NOW, "excluded", "{}", "expected", cell[8], "build", build,
+             "order", cell[11])
         call("HSET", key("job", job_id, "cells"), build .. "|" .. identifier, limits)
         call("SET", key("active", namespace, job_key), job_id)
         call("ZADD", key("pool", pool, "waiting"), NOW, job_id)

@@ -1,6 +1,6 @@
 -- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
--- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, delayed, pool:<pool>:waiting :handed :running
---   :ready:<lane>, build:<build>:states :live
+-- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, delayed, pool:<pool>:waiting :handed
+--   :running :ready:<lane>, build:<build>:states :live
 -- arguments: job
 -- answer: list of sentences
 local id = job
@@ -43,7 +43,8 @@ end
 
 local published, attempts = 0, call("HGETALL", key("job", id, "attempts"))
 for i = 1, #attempts, 2 do
-  if attempts[i]:match(":end$") and cjson.decode(attempts[i + 1])["end"] == "succeeded" then published = published + 1 end
+  local over = attempts[i]:match(":end$") and cjson.decode(attempts[i + 1])
+  if over and over["end"] == "succeeded" then published = published + 1 end
 end
 if published > 1 then wrong("succeeded %d times", published) end
 return problems

@@ -1,11 +1,17 @@
 -- A worker asks for the attempt that a message names.
--- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers, worker:<worker>,
---   node:<node>, build:<build> with :states :flying :events, wake:pools, paused
+-- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers,
+--   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced, rests or drains; the
---   worker runs another that may be what kills workers; or the job is paused)
+--   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced, rests or
+--   drains; the worker runs another that may be what kills workers; or the job is paused)
+
+local AGAIN = 250   -- how long a job waits after it met a node that must not have it: often the one with a free slot
+local LONE = 1000   -- how long at most, where few wait
+local CROWDED = 50  -- how long for each job that waits, where many do: they are offered twenty times a second in all
+local APART = 5000  -- how long a job that may be what kills workers waits at most until it is offered again
+
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
@@ -19,8 +25,8 @@ local function paused(job, cells)
   return any_live(cells)
 end
 
--- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it time
--- for others; but not longer than that needs, since the node that may have the job can be free at any moment.
+-- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it
+-- time for others; but not longer than that needs, since the node that may have the job can be free at any moment.
 local function refusal(job, most)
   local crowd = math.max(LONE, CROWDED * call("ZCARD", key("delayed")))
   return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), crowd, most)
@@ -80,8 +86,8 @@ for _, cell in ipairs(cells) do
 end
 job.time, job.memory = tostring(time or 0), string.format("%.0f", memory or 0)
 job.token, job.worker, job.node = token, worker, node
-call("HSET", key("job", id), "state", "running", "where", "running", "token", token, "nonce", nonce, "worker", worker, "node", node,
-     "started_at", NOW, "time", job.time, "memory", job.memory)
+call("HSET", key("job", id), "state", "running", "where", "running", "token", token, "nonce", nonce, "worker", worker,
+     "node", node, "started_at", NOW, "time", job.time, "memory", job.memory)
 call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.number .. ":start",
      cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
 place(job, "running", cells)

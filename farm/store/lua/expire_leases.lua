@@ -1,7 +1,7 @@
 -- Take the attempts away whose leases ended; a lost attempt is charged.
 -- Nothing expires until this reaper has itself written here for one whole lease without a gap: after an outage every
--- worker gets a lease's time to renew. A gap is half a lease: whoever renewed before it still holds a quarter. A server whose
--- clock was set back makes one, too.
+-- worker gets a lease's time to renew. A gap is half a lease: whoever renewed before it still holds a quarter. A server
+-- whose clock was set back makes one, too.
 -- keys: reaper:<reaper>, leases, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, stopping, wake:…
 -- arguments: reaper, limit
 -- answer: ids of the jobs whose attempts were lost

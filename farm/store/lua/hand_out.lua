@@ -27,7 +27,8 @@ while true do
   again = again ~= ""
   local bound = call("HMGET", key("build", build), "max_parallel", "stop", "paused")
   local parallel = tonumber(bound[1] or "0")
-  if bound[2] == "1" or bound[3] == "1" or (parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel) then
+  local full = parallel > 0 and call("SCARD", key("build", build, "flying")) >= parallel
+  if bound[2] == "1" or bound[3] == "1" or full then
     passed = passed + 1
   elseif again and (spare <= 0 or tonumber(priority) < urgent) then
     passed = passed + 1

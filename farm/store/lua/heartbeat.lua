@@ -2,8 +2,9 @@
 -- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>, node:<node>, wake:pools
 -- arguments: worker, draining, resting
 --   draining: 1 when it takes no more work; resting: why it takes none for now, "" = it does
--- answer: ["ok" or "drain" or "unknown" (register again), attempts it runs, milliseconds that it has left a job unclaimed
---   which was handed out to its pools, why its node is fenced or "", jobs that failed there in a row and may be its doing]
+-- answer: ["ok" or "drain" or "unknown" (register again), attempts it runs, milliseconds that it has left a job
+--   unclaimed which was handed out to its pools, why its node is fenced or "", jobs that failed there in a row and may
+--   be its doing]
 local record = key("worker", worker)
 local found = call("HMGET", record, "ttl", "pools", "drain", "node", "resting", "busy_at")
 if not found[1] then return {"unknown", 0, 0, "", 0} end

@@ -1,5 +1,7 @@
--- A worker is gone for good. What it could not end, nor give back itself, is given back: it was stopped, so none is charged.
--- keys: worker:<worker>, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…, build:…, wake:…
+-- A worker is gone for good. What it could not end, nor give back itself, is given back: it was stopped, so none is
+-- charged.
+-- keys: worker:<worker>, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…, build:…,
+--   wake:…
 -- arguments: worker
 -- answer: ids of the jobs that were given back
 local back = {}

@@ -2,7 +2,8 @@
 -- keys: worker:<worker>, workers, pools, pool:<pool>:workers, unserved, wake:pools, node:<node> with :passed
 -- arguments: worker, node, slots, ttl, document, pools, resting, fenced
 --   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON];
---   resting: why it takes no jobs yet, "" = it does; fenced: why its node was fenced when it was last heard of here, or ""
+--   resting: why it takes no jobs yet, "" = it does; fenced: why its node was fenced when it was last heard of here,
+--   or ""
 -- answer: 1
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do

@@ -302,6 +302,12 @@ def test_every_script_says_what_it_takes_and_answers() -> None:
         assert all(f"\n-- {part}: " in header for part in ("keys", "arguments", "answer")), path.name
 
 
+def test_lines_of_scripts_are_no_longer_than_those_of_python() -> None:
+    folder = Path(__file__).parent.parent.parent / "farm" / "store" / "lua"
+    lines = [(path.name, line) for path in sorted(folder.glob("*.lua")) for line in path.read_text().splitlines()]
+    assert [(name, line) for name, line in lines if len(line) > 120] == []
+
+
 def test_a_script_refuses_arguments_that_its_header_does_not_name() -> None:
     claim = load_scripts("")["claim"]
     with pytest.raises(TypeError, match=r"claim.lua takes job, attempt, nonce"):

@@ -1,0 +1,49 @@
+-- Builds and their cells.
+
+-- End a build whose last cell ended and whose lots are all there.
+local function close(build)
+  if call("EXISTS", key("build", build, "live")) == 1 then return end
+  local record = key("build", build)
+  local found = call("HMGET", record, "state", "cells", "accepted")
+  if found[1] ~= "open" or tonumber(found[3]) < tonumber(found[2]) then return end
+  call("HSET", record, "state", "ended", "ended_at", NOW)
+  call("SADD", key("unreported"), build)
+  call("SREM", key("stopping"), build)
+  event(build, {"type", "build", "state", "ended"})
+  wake_build(build)
+end
+
+-- A cell failed: a build with fail_fast ends the others (the control plane does, in lots).
+local function failed(build)
+  if call("HGET", key("build", build), "fail_fast") == "1" then
+    call("HSET", key("build", build), "stop", "1")
+    call("SADD", key("stopping"), build)
+    wake_build(build)
+  end
+end
+
+-- What is kept of a cell or an attempt that ended: `about` (a table) and the outcome (JSON text, as it is).
+local function ending(about, outcome)
+  about.at = NOW
+  return cjson.encode(about):sub(1, -2) .. ',"outcome":' .. outcome .. "}"
+end
+
+local function end_cell(build, identifier, from, to, job, document, kind)
+  local record = key("build", build)
+  call("SREM", key("build", build, "live"), identifier)
+  call("HSET", key("build", build, "states"), identifier, to)
+  call("HSET", key("build", build, "ends"), identifier, document)
+  call("HINCRBY", record, "n:" .. from, -1)
+  call("HINCRBY", record, "n:" .. to, 1)
+  event(build, {"type", "cell", "identifier", identifier, "state", to, "job", job.id, "attempt", job.number,
+                "worker", job.worker or "", "kind", kind or ""})
+  if to == "failed" then failed(build) end
+  close(build)
+end
+
+-- A build has one job less under way: where that is bounded, its pools may have another for it.
+local function landed(build)
+  if (tonumber(call("HGET", key("build", build), "max_parallel") or 0)) > 0 then
+    for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end
+  end
+end

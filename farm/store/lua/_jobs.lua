@@ -1,0 +1,119 @@
+-- Jobs: their records, the cells that joined them, and the list of their pool that they are in.
+
+local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priority", "rank", "number", "charged",
+                "losses", "token", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling",
+                "excluded", "time", "memory", "phase", "spent"}
+
+-- A job's fields but its order, or nil where there is no such job.
+local function read(job)
+  local values = call("HMGET", key("job", job), unpack(FIELDS))
+  if not values[1] then return nil end
+  local found = {id = job}
+  for i, name in ipairs(FIELDS) do found[name] = values[i] end
+  found.charged, found.losses = tonumber(found.charged), tonumber(found.losses)
+  return found
+end
+
+-- Every cell that joined a job: {build, identifier, time, memory, priority, live}.
+local function cells_of(job)
+  local flat, found = call("HGETALL", key("job", job.id, "cells")), {}
+  for i = 1, #flat, 2 do
+    local build, identifier = flat[i]:match("^([^|]+)|(.*)$")
+    local time, memory, priority = flat[i + 1]:match("^(%S+) (%S+) (%S+)$")
+    local live = call("SISMEMBER", key("build", build, "live"), identifier) == 1
+    found[#found + 1] = {build = build, identifier = identifier, time = tonumber(time), memory = tonumber(memory),
+                         priority = tonumber(priority), live = live}
+  end
+  return found
+end
+
+local function any_live(cells)
+  for _, cell in ipairs(cells) do if cell.live then return true end end
+  return false
+end
+
+-- The larger of two limits: 0 means none, so it is the largest.
+local function larger(a, b)
+  if a == 0 or b == 0 then return 0 end
+  return math.max(a, b)
+end
+
+-- The live cells of a job follow it from one state to another.
+local function move_cells(cells, job, from, to, kind)
+  for _, cell in ipairs(cells) do
+    if cell.live then
+      local record = key("build", cell.build)
+      call("HSET", key("build", cell.build, "states"), cell.identifier, to)
+      call("HINCRBY", record, "n:" .. from, -1)
+      call("HINCRBY", record, "n:" .. to, 1)
+      event(cell.build, {"type", "cell", "identifier", cell.identifier, "state", to, "job", job.id,
+                         "attempt", job.number, "worker", to == "running" and job.worker or "", "kind", kind or ""})
+    end
+  end
+end
+
+-- Move a job in its pool: "waiting" (to be handed out), "handed" (to the broker), "running", "" (ended).
+-- Callers write `where` with the job's other fields; it says the same.
+local function place(job, where, cells)
+  if job.where ~= "" then call("ZREM", key("pool", job.pool, job.where), job.id) end
+  if where ~= "" then
+    call("ZADD", key("pool", job.pool, where), where == "waiting" and job.queued_at or NOW, job.id)
+  end
+  if job.where == "running" then call("ZREM", key("leases"), job.id) end
+  if where == "running" then call("ZADD", key("leases"), NOW + LEASE, job.id) end
+  for _, cell in ipairs(cells) do
+    if where == "handed" and cell.live then
+      call("SADD", key("build", cell.build, "flying"), job.id)
+    elseif (where == "waiting" or where == "") and call("SREM", key("build", cell.build, "flying"), job.id) == 1 then
+      landed(cell.build)
+    end
+  end
+  job.where = where
+end
+
+-- Put a job back to waiting, until `delay` has passed where there is one.
+local function put_back(job, cells, delay)
+  place(job, "waiting", cells)
+  call("HSET", key("job", job.id), "where", "waiting")
+  if delay > 0 then
+    call("ZADD", key("delayed"), NOW + delay, job.id)
+  else
+    offer(job, cells)
+  end
+end
+
+-- A job's priority is the largest among its live cells.
+local function set_priority(job, cells)
+  local priority = nil
+  for _, cell in ipairs(cells) do
+    if cell.live and (not priority or cell.priority > priority) then priority = cell.priority end
+  end
+  if not priority or priority == tonumber(job.priority) then return end
+  local offered = job.where == "waiting" and not call("ZSCORE", key("delayed"), job.id)
+  if offered then withdraw(job, cells) end
+  job.priority = string.format("%d", priority)
+  call("HSET", key("job", job.id), "priority", job.priority)
+  if offered then offer(job, cells) end
+end
+
+-- End a job and its live cells, and let all that belongs to it expire.
+local function end_job(job, cells, to, outcome, kind)
+  local from = job.state
+  if job.where == "waiting" then
+    withdraw(job, cells)
+    call("ZREM", key("delayed"), job.id)
+  end
+  place(job, "", cells)
+  call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome)
+  local active = key("active", job.namespace, job.job_key)
+  if call("GET", active) == job.id then call("DEL", active) end
+  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
+                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
+  local document = ending(about, outcome)
+  for _, cell in ipairs(cells) do
+    if cell.live then end_cell(cell.build, cell.identifier, from, to, job, document, kind) end
+  end
+  for _, part in ipairs({"", ":cells", ":attempts", ":log"}) do
+    call("PEXPIRE", key("job", job.id) .. part, KEEP)
+  end
+end

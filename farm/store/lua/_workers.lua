@@ -1,0 +1,95 @@
+-- Workers and their nodes.
+
+local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
+local COUNTS = 86400000 -- how long each of them counts
+local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
+
+-- A worker began or ended an attempt. One whose registration has expired comes back with a new one.
+local function note_busy(worker)
+  local record = key("worker", worker)
+  if call("EXISTS", record) == 1 then call("HSET", record, "busy_at", NOW) end
+end
+
+-- The jobs whose attempts a worker runs.
+local function running_of(worker)
+  local found = {}
+  for _, id in ipairs(call("ZRANGE", key("leases"), 0, -1)) do
+    if call("HGET", key("job", id), "worker") == worker then found[#found + 1] = read(id) end
+  end
+  return found
+end
+
+-- Why a worker on a node takes no jobs for now, or "".
+local function rests(worker, node)
+  local reason = call("HGET", key("worker", worker), "resting") or ""
+  return reason ~= "" and reason or call("HGET", key("node", node), "fenced") or ""
+end
+
+-- Slots of the workers of a pool that take jobs, and their nodes; those that drain take nothing more.
+local function live_slots(pool)
+  local slots, nodes = 0, {}
+  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
+    local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
+    if found[1] and found[3] ~= "1" and rests(worker, found[2]) == "" then
+      slots = slots + tonumber(found[1])
+      nodes[found[2]] = true
+    end
+  end
+  return slots, nodes
+end
+
+-- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
+local function fence(node, reason)
+  local record = key("node", node)
+  if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
+  call("HSET", record, "fenced", reason)
+  call("HDEL", record, "row", "let_back")
+  call("DEL", key("node", node, "passed"))
+  call("PEXPIRE", record, KEEP)
+end
+
+local function unfence(node)
+  local record = key("node", node)
+  call("HDEL", record, "fenced", "fenced_at", "row")
+  call("HSET", record, "let_back", NOW)
+  call("PEXPIRE", record, KEEP)
+  call("DEL", key("node", node, "passed"), key("node", node, "blamed"))
+  for _, worker in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
+    local found = call("HMGET", key("worker", worker), "node", "pools")
+    if found[1] == node then
+      for _, pool in ipairs(cjson.decode(found[2])) do wake(pool) end
+    end
+  end
+end
+
+-- A job failed in a way that may be its node's doing: how often in a row, and when last in this way.
+local function note_failure(job, kind)
+  if not BLAMES_NODE[kind] then return end
+  local record = key("node", job.node)
+  call("HINCRBY", record, "row", 1)
+  call("HSET", record, "failed:" .. kind, NOW)
+  call("PEXPIRE", record, KEEP)
+end
+
+-- A job was made on its node: it counts against the nodes where it had failed, unless this one had the same trouble
+-- then (what failed everywhere for a while, such as object storage, was no node's doing).
+local function note_success(job)
+  local record = key("node", job.node)
+  call("HDEL", record, "row")
+  for number = 1, job.number - 1 do
+    local past = call("HMGET", key("job", job.id, "attempts"), number .. ":start", number .. ":end")
+    local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
+    local kind = over and over["end"] == "failed" and over.outcome.kind
+    if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
+       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE then
+      local blamed = key("node", start.node, "blamed")
+      call("ZADD", blamed, NOW, job.id)
+      call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
+      call("PEXPIRE", blamed, COUNTS)
+      local jobs = call("ZCARD", blamed)
+      if jobs >= FENCING then
+        fence(start.node, jobs .. " jobs failed on it and then succeeded elsewhere, the last by " .. kind)
+      end
+    end
+  end
+end
