@@ -576,9 +576,10 @@ class BuildService:
         if len(rows) < row["accepted"]:
             return None  # The store lost them since it told of the build.
         cells = [judge_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
-        queued = [cell for cell in cells if cell["state"] == State.QUEUED]
-        for cell in queued[:EXPLAINED]:
-            cell["waiting"] = self._waiting(cell)
+        queued = [cell for cell in cells if cell["state"] == State.QUEUED][:EXPLAINED]
+        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
+        for cell, facts in zip(queued, explained, strict=True):
+            cell["waiting"] = self._waiting(cell, facts)
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live, "followed_by": self._follower(build_id)})
@@ -611,9 +612,8 @@ class BuildService:
         document: Document = json.loads(found.data)
         return document
 
-    def _waiting(self, cell: Mapping[str, Any]) -> str:
+    def _waiting(self, cell: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
         """Say in one sentence why a queued cell waits, and how its last attempt ended, if there was one."""
-        facts = self._store.jobs.explain(cell["job"]) if cell["job"] else None
         if facts is None:
             return "the farm is taking the build in"
         pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]

@@ -13,9 +13,6 @@ from farm.store.link import Link, key, lots
 
 LOT = 500
 
-AGAIN = "|again"
-"""How the lanes of jobs that were started before end."""
-
 Handed = list[tuple[str, int]]
 """Job ids with the numbers of the attempts that were handed out."""
 
@@ -192,95 +189,16 @@ class JobRecords:
             "cells": [dict(zip(("build", "identifier"), cell.split("|", 1), strict=True)) for cell in cells],
         }
 
-    def explain(self, job_id: str) -> dict[str, Any] | None:
-        """Return the facts that say why a queued job waits.
+    def explain(self, job_ids: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Return for each job the facts that say why it waits while it is queued; None for one that is not there.
 
-        `{"pool", "live_workers", "slots" (of those that take jobs), "resting" (why none of them does, or None),
-        "running", "waiting", "ahead", "handed_out", "delayed_until", "excluded" (node to Unix seconds), "bounded_by"
+        `{"live_workers" (of its pool), "slots" (of those that take jobs), "resting" (why none of them does, or None),
+        "ahead" (about how many jobs go first), "handed_out", "delayed_until" (Unix seconds, or None), "bounded_by"
         (build at its max_parallel, or None), "paused" (the pool, or the build, that rests, or None), "before" (the
-        attempt that ended last, or None)}`.
+        attempt before this one, or None)}`.
         """
-        job = self.get(job_id)
-        if job is None:
-            return None
-        pool = job["pool"]
-        names = ("waiting", "handed", "running")
-        waiting, handed, running = self._link.ask_many(["ZCARD", key("pool", pool, name)] for name in names)
-        is_handed, delayed, excluded, lanes, ids = self._link.ask_many(
-            [
-                ["ZSCORE", key("pool", pool, "handed"), job_id],
-                ["ZSCORE", key("delayed"), job_id],
-                ["HGET", key("job", job_id), "excluded"],
-                ["ZRANGE", key("pool", pool, "lanes"), 0, -1],
-                ["ZRANGE", key("workers"), 0, -1],
-            ]
-        )
-        workers = self._link.ask_many(["HMGET", key("worker", one), "slots", "pools", "node", "resting"] for one in ids)
-        serving = [
-            (int(slots), node, resting)
-            for slots, pools, node, resting in workers
-            if slots and pool in json.loads(pools)
-        ]
-        fenced = self._link.ask_many(["HGET", key("node", node), "fenced"] for _, node, _ in serving)
-        resting = [
-            f"node {node} is fenced: {reason}" if reason else f"node {node} takes no jobs: {rest}" if rest else ""
-            for (_, node, rest), reason in zip(serving, fenced, strict=True)
-        ]
-        return {
-            "pool": pool,
-            "live_workers": len(serving),
-            "slots": sum(slots for (slots, _, _), rest in zip(serving, resting, strict=True) if not rest),
-            "resting": resting[0] if resting and all(resting) else None,
-            "running": running,
-            "waiting": waiting + handed,
-            "ahead": self._ahead(pool, job, lanes, handed) if is_handed is None else 0,
-            "handed_out": is_handed is not None,
-            "delayed_until": _seconds(delayed),
-            "excluded": {node: until / 1000 for node, until in json.loads(excluded or "{}").items()},
-            "bounded_by": self._bounded_by(job),
-            "paused": self._paused(job),
-            "before": job["attempts"][-1] if job["attempts"] else None,
-        }
-
-    def _ahead(self, pool: str, job: Mapping[str, Any], lanes: Sequence[str], handed: int) -> int:
-        """About how many jobs go first: all of higher priority, and at most our rank in the other lanes of ours.
-
-        One that was started before goes ahead of those that were not, and of what lies in the broker.
-        """
-        again = job["attempt"] > 1
-        builds = {cell["build"] for cell in job["cells"]}
-        mine = [lane for lane in lanes if lane in {_lane(job["priority"], build, again=again) for build in builds}]
-        if not mine:
-            return 0
-        lane_key = [key("pool", pool, "ready", lane) for lane in lanes]
-        sizes = self._link.ask_many(["ZCARD", name] for name in lane_key)
-        ranks = self._link.ask_many(["ZRANK", key("pool", pool, "ready", lane), job["id"]] for lane in mine)
-        rank = min((rank for rank in ranks if rank is not None), default=0)
-        ahead = rank if again else rank + handed
-        for lane, size in zip(lanes, sizes, strict=True):
-            level = (int(lane.partition("|")[0]), lane.endswith(AGAIN))
-            if level > (job["priority"], again):
-                ahead += size
-            elif level == (job["priority"], again) and lane not in mine:
-                ahead += min(size, rank + 1)
-        return ahead
-
-    def _paused(self, job: Mapping[str, Any]) -> str | None:
-        """The paused pool of a job, or one of its builds where all of them are paused."""
-        if self._link.ask("SISMEMBER", key("paused"), job["pool"]):
-            return str(job["pool"])
-        builds = list(dict.fromkeys(cell["build"] for cell in job["cells"]))
-        resting = self._link.ask_many(["HGET", key("build", build), "paused"] for build in builds)
-        return str(builds[0]) if builds and all(paused == "1" for paused in resting) else None
-
-    def _bounded_by(self, job: Mapping[str, Any]) -> str | None:
-        for build in dict.fromkeys(cell["build"] for cell in job["cells"]):
-            most, flying = self._link.ask_many(
-                [["HGET", key("build", build), "max_parallel"], ["SCARD", key("build", build, "flying")]]
-            )
-            if int(most or 0) and flying >= int(most):
-                return str(build)
-        return None
+        answers = self._link.run("explain", jobs=json.dumps(list(job_ids))) if job_ids else []
+        return [_explained(json.loads(answer)) if answer else None for answer in answers]
 
 
 def _text(document: Mapping[str, Any]) -> bytes:
@@ -288,13 +206,17 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode(errors="replace")
 
 
-def _lane(priority: int, build: str, *, again: bool) -> str:
-    """The name of a lane, as `_farm.lua: lanes_of` writes it."""
-    return f"{priority}|{build}{AGAIN if again else ''}"
-
-
 def _pairs(flat: Sequence[str]) -> Handed:
     return [(job, int(number)) for job, number in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _explained(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in ("live_workers", "slots", "ahead", "handed_out")},
+        **{name: row.get(name) for name in ("resting", "bounded_by", "paused")},
+        "delayed_until": _seconds(row.get("delayed_until")),
+        "before": next(_attempts(row["before"]), None),
+    }
 
 
 def _attempts(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:

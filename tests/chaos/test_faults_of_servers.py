@@ -416,7 +416,7 @@ def test_what_stays_after_retention(fault: Fault, rig: Rigs) -> None:
 
     wait_until(expired, timeout=60, message="what ended is forgotten")
     left = [key for key in raw.scan_iter(count=1000) if raw.ttl(key) == -1]
-    lists = ("pools", "pool:", "turn", "wake:", "worker", "namespaces", "builds:", "index:", "unreported")
+    lists = ("pools", "pool:", "wake:", "worker", "namespaces", "builds:", "index:", "unreported")
     known = tuple(f"{{farm}}:{name}" for name in lists)
     unknown = [key for key in left if not key.startswith(known)]
     fault.measured(baseline=baseline, most=most, after=raw.dbsize(), without_expiry=len(left), unaccounted=unknown)

@@ -70,6 +70,13 @@ def run_next(store: Store, outcome: Outcome, **where: str) -> str:
     return job_id
 
 
+def explain(store: Store, job_id: str) -> dict[str, Any]:
+    """Why a queued job waits."""
+    (facts,) = store.jobs.explain([job_id])
+    assert facts
+    return facts
+
+
 class Reports:
     """Takes the place of `farm.builds.service`: notes which builds ended, and marks them reported."""
 

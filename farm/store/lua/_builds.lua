@@ -41,6 +41,12 @@ local function end_cell(build, identifier, from, to, job, document, kind)
   close(build)
 end
 
+-- Whether a build has as many jobs under way as it may have.
+local function is_full(build)
+  local most = tonumber(call("HGET", key("build", build), "max_parallel") or 0)
+  return most > 0 and call("SCARD", key("build", build, "flying")) >= most
+end
+
 -- A build has one job less under way: where that is bounded, its pools may have another for it.
 local function landed(build)
   if (tonumber(call("HGET", key("build", build), "max_parallel") or 0)) > 0 then

@@ -32,6 +32,19 @@ local function any_live(cells)
   return false
 end
 
+-- What is paused so that a job rests: its pool, or every build that wants it (the first of them); else nil.
+local function paused_by(job, cells)
+  if call("SISMEMBER", key("paused"), job.pool) == 1 then return job.pool end
+  local first = nil
+  for _, cell in ipairs(cells) do
+    if cell.live then
+      if call("HGET", key("build", cell.build), "paused") ~= "1" then return nil end
+      first = first or cell.build
+    end
+  end
+  return first
+end
+
 -- The larger of two limits: 0 means none, so it is the largest.
 local function larger(a, b)
   if a == 0 or b == 0 then return 0 end

@@ -1,8 +1,8 @@
 -- Take one lot of a build's cells: born ended, joined to the unfinished job of their job key, or with a new job.
 -- Cells that are there already are skipped, so a lot may come again.
 -- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>,
---   job:<job> with :cells, pool:<pool>:waiting :lanes :ready:<lane> :turns, turn, incomplete, stopping, unreported,
---   wake:pools, wake:builds
+--   job:<job> with :cells, pool:<pool>:waiting :levels :firsts:<level> :turns:<level> :row :ready:<level>:<build>,
+--   incomplete, stopping, unreported, wake:pools, wake:builds
 -- arguments: build, cells
 --   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order,
 --   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or

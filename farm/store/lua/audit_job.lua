@@ -1,6 +1,6 @@
 -- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
 -- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, delayed, pool:<pool>:waiting :handed
---   :running :ready:<lane>, build:<build>:states :live
+--   :running :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
 -- arguments: job
 -- answer: list of sentences
 local id = job
@@ -19,15 +19,21 @@ end
 local leased = call("ZSCORE", key("leases"), id) and true or false
 if leased ~= (job.state == "running") then wrong("is %s %s a lease", job.state, leased and "with" or "without") end
 
+-- Whether a lane of the job's level will have its turn.
+local level = level_of(job)
+local function queued(build)
+  return call("ZSCORE", key("pool", job.pool, "levels"), level)
+    and (call("ZSCORE", key("pool", job.pool, "firsts", level), build)
+         or call("ZSCORE", key("pool", job.pool, "turns", level), build))
+end
+
 local cells, lanes = cells_of(job), 0
 for _, cell in ipairs(cells) do
   local state = call("HGET", key("build", cell.build, "states"), cell.identifier)
   if cell.live and state ~= job.state then
     wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
   end
-  for _, lane in ipairs(lanes_of(job, cell.build)) do
-    if call("ZSCORE", key("pool", job.pool, "ready", lane), id) then lanes = lanes + 1 end
-  end
+  if call("ZSCORE", lane_of(job.pool, level, cell.build), id) and queued(cell.build) then lanes = lanes + 1 end
 end
 local named = call("GET", key("active", job.namespace, job.job_key)) == id
 if job.state == "queued" or job.state == "running" then

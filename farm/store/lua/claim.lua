@@ -1,5 +1,5 @@
 -- A worker asks for the attempt that a message names.
--- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :lanes :workers,
+-- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :levels :workers,
 --   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
@@ -15,15 +15,6 @@ local APART = 5000  -- how long a job that may be what kills workers waits at mo
 local id = job
 local job = read(id)
 if not job then return {"stale"} end
-
--- Whether its pool is paused since it was handed out, or every build that wants it.
-local function paused(job, cells)
-  if call("SISMEMBER", key("paused"), job.pool) == 1 then return true end
-  for _, cell in ipairs(cells) do
-    if cell.live and call("HGET", key("build", cell.build), "paused") ~= "1" then return false end
-  end
-  return any_live(cells)
-end
 
 -- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it
 -- time for others; but not longer than that needs, since the node that may have the job can be free at any moment.
@@ -47,7 +38,7 @@ if job.state == "running" and job.nonce == nonce then return run() end
 if job.where ~= "handed" or tonumber(job.number) ~= tonumber(attempt) then return {"stale"} end
 
 local cells = cells_of(job)
-if paused(job, cells) then
+if paused_by(job, cells) then  -- since it was handed out
   put_back(job, cells, 0)
   return {"elsewhere"}
 end
@@ -94,8 +85,8 @@ place(job, "running", cells)
 note_busy(worker)
 move_cells(cells, job, "queued", "running")
 -- Jobs that were started before may have waited for this one to be taken.
-local first = call("ZRANGE", key("pool", job.pool, "lanes"), 0, 0)[1]
-if first and (first:match("|again$")
+local first = levels_of(job.pool)[1]
+if first and (is_again(first)
    or call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)) then
   wake(job.pool)
 end

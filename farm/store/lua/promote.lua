@@ -1,5 +1,6 @@
 -- Offer the jobs whose delay has passed.
--- keys: delayed, job:<job> with :cells, pool:<pool>:lanes :ready:<lane> :turns, turn, wake:pools
+-- keys: delayed, job:<job> with :cells, pool:<pool>:levels :firsts:<level> :turns:<level> :ready:<level>:<build>,
+--   wake:pools
 -- arguments: limit
 -- answer: how many were offered
 local due = call("ZRANGEBYSCORE", key("delayed"), "-inf", NOW, "LIMIT", 0, limit)

@@ -22,7 +22,7 @@ from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, alive, control_plane, join_pool, new_cell, running_worker, submit, take
+from tests.support.jobs import POOL, alive, control_plane, explain, join_pool, new_cell, running_worker, submit, take
 
 GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
 
@@ -131,8 +131,7 @@ def test_a_fenced_node_gets_nothing_and_its_jobs_say_why(store: Store) -> None:
     assert store.jobs.claim(job, number, nonce="n", worker="bad-1", node="bad").answer == "elsewhere"
     wait_until(store.jobs.promote)
     assert store.jobs.hand_out(POOL.name, 1) == []
-    explained = store.jobs.explain(job)
-    assert explained
+    explained = explain(store, job)
     assert explained["resting"] == "node bad is fenced: its health probe failed: GPU 0: gpu_fault"
     assert (explained["live_workers"], explained["slots"]) == (1, 0)
     assert store.workers.unfence("bad")
@@ -361,7 +360,7 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
         wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
         build = submit(store, new_cell())
         job = store.builds.cells(build)[0]["job"]
-        assert "node n1 takes no jobs: its disk is full" in store.jobs.explain(job)["resting"]
+        assert "node n1 takes no jobs: its disk is full" in explain(store, job)["resting"]
         filler.unlink()
         assert reports.wait(build)["counts"]["succeeded"] == 1
         assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"

@@ -16,7 +16,18 @@ from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, Reports, Worker, alive, control_plane, join_pool, new_cell, running_worker, submit
+from tests.support.jobs import (
+    POOL,
+    Reports,
+    Worker,
+    alive,
+    control_plane,
+    explain,
+    join_pool,
+    new_cell,
+    running_worker,
+    submit,
+)
 
 LEASE = 3.0
 
@@ -127,7 +138,7 @@ def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
     first = store.builds.cells(build_id)[0]["job"]
     with running_worker(farm_settings, store, slots=1):
         wait_until(lambda: store.jobs.get(first)["attempt"] == 2)
-        wait_until(lambda: store.jobs.explain(first)["handed_out"])
+        wait_until(lambda: explain(store, first)["handed_out"])
         done.touch()
         reports.wait(build_id)
     started = {cell["job"]: cell["started_at"] for cell in store.builds.cells(build_id)}

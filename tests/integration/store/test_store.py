@@ -13,7 +13,7 @@ from farm.settings import Settings, load_settings
 from farm.store import Store
 from farm.store.link import key
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, join_pool, new_cell, run_next, submit, take
+from tests.support.jobs import POOL, explain, join_pool, new_cell, run_next, submit, take
 
 SUCCESS = Outcome.success({"latency": 0.01})
 
@@ -248,7 +248,7 @@ def test_the_delay_before_another_attempt_grows(redis_url: str) -> None:
     delays = []
     for _ in range(2):
         job_id = run_next(store, Outcome.failure(FailureKind.STORAGE, "down"))
-        facts = store.jobs.explain(job_id)
+        facts = explain(store, job_id)
         delays.append(facts["delayed_until"] - store.jobs.get(job_id)["queued_at"])
         with redis.Redis.from_url(redis_url) as raw:
             raw.zadd("{farm}:delayed", {job_id: 0})

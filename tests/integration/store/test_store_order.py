@@ -12,7 +12,7 @@ from farm.settings import load_settings
 from farm.store import Claim, Store
 from farm.store.link import key
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, join_pool, new_cell, run_next, submit, take
+from tests.support.jobs import POOL, explain, join_pool, new_cell, run_next, submit, take
 
 SUCCESS = Outcome.success({})
 
@@ -128,24 +128,24 @@ def test_a_stream_of_small_builds_leaves_a_large_one_every_fourth_turn(store: St
     assert "".join(turns) == "abca" + "bcba" + "cbca" + "bcba" + "cbca" + "b"
 
 
+def test_first_turns_go_on_while_the_others_may_not_have_theirs(store: Store) -> None:
+    join_pool(store)
+    paused = submit(store, *cells("aaa"))
+    assert order(store, 1) == ["a"]
+    store.builds.pause(paused, paused=True)
+    for letter in "bcdef":
+        submit(store, *cells(letter))
+    assert order(store, 4) == ["b", "c", "d", "e"]
+    store.builds.pause(paused, paused=False)
+    assert order(store, 3) == ["a", "f", "a"], "its turn was due"
+
+
 def test_many_builds_at_once_have_their_first_turns_in_order(store: Store) -> None:
     """Three of them between two turns of those that had some, and no build two turns before another has one."""
     join_pool(store)
     for letter in "abcdef":
         submit(store, *cells(letter * 3))
     assert "".join(order(store, 18)) == "abcadefbcadefbcdef"
-
-
-def test_what_an_older_release_queued_keeps_its_place(store: Store) -> None:
-    """It drew the places of all pools from one counter."""
-    join_pool(store)
-    lanes = f"{{farm}}:pool:{POOL.name}:lanes"
-    old = submit(store, *cells("aaa"))
-    store._link.ask("ZADD", lanes, 4000e11 + 70000, f"0|{old}")
-    store._link.ask("SET", "{farm}:turn", 70001)
-    store._link.ask("DEL", f"{{farm}}:pool:{POOL.name}:turns")
-    submit(store, *cells("bbb"))
-    assert order(store, 6) == ["a", "b", "a", "b", "a", "b"]
 
 
 def test_a_pool_gets_so_much_for_each_slot_and_no_more(store: Store) -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
     assert len(store.jobs.hand_out(POOL.name, 2)) == 1
     (cell,) = store.builds.cells(build_id)
     join_pool(store, ttl=0.1)
-    wait_until(lambda: store.jobs.explain(cell["job"])["live_workers"] == 0)
+    wait_until(lambda: explain(store, cell["job"])["live_workers"] == 0)
 
 
 def test_what_was_started_before_does_not_queue_up_again(store: Store) -> None:
@@ -180,7 +180,7 @@ def test_what_was_started_before_does_not_queue_up_again(store: Store) -> None:
     urgent = submit(store, new_cell(priority=9))
     assert store.jobs.hand_out(POOL.name, 2) == []
     store.jobs.finish(lost[0], claim.token, Outcome.released())
-    assert store.jobs.explain(lost[0])["ahead"] == 1, "the urgent one, and nothing of what the broker has"
+    assert explain(store, lost[0])["ahead"] == 1, "the urgent one, and nothing of what the broker has"
     assert store.jobs.hand_out(POOL.name, 2) == [], "who is more urgent waits as well"
     store.builds.cancel(urgent)
     assert store.jobs.hand_out(POOL.name, 2) == [(lost[0], 2)]
@@ -258,25 +258,9 @@ def test_a_job_waits_longer_each_time_a_node_must_not_have_it_but_a_second_at_mo
         (attempt,) = store.jobs.hand_out(POOL.name, 1)
         before = store.now() - 0.01  # Times are rounded.
         assert start(store, attempt)[0].answer == "elsewhere"
-        assert before + delay <= store.jobs.explain(attempt[0])["delayed_until"] <= store.now() + delay + 0.01
+        assert before + delay <= explain(store, attempt[0])["delayed_until"] <= store.now() + delay + 0.01
         wait_until(store.jobs.promote)
     assert start(store, *store.jobs.hand_out(POOL.name, 1), node="n2")[0].answer == "run"
-
-
-def test_what_an_older_release_put_among_the_new_jobs_is_found_there(store: Store) -> None:
-    """It had one lane for a build's new jobs and for those that were started before."""
-    join_pool(store)
-    build_id = submit(store, *cells("aa"))
-    end_all(store, Outcome.released())
-    lane = f"{{farm}}:pool:{POOL.name}:ready:0|{build_id}"
-    store._link.ask("RENAME", f"{lane}|again", lane)
-    store._link.ask("DEL", f"{{farm}}:pool:{POOL.name}:lanes")
-    store._link.ask("ZADD", f"{{farm}}:pool:{POOL.name}:lanes", 4000e11, f"0|{build_id}")
-    assert list(store.audit.jobs()) == []
-    submit(store, *cells("aa", priority=3))
-    assert store._link.ask("EXISTS", lane) == 0, "they moved with their priority"
-    assert order(store, 2) == ["a", "a"]
-    assert store.jobs.hand_out(POOL.name, 1) == []
 
 
 def test_max_parallel_bounds_a_build(store: Store) -> None:
@@ -290,7 +274,7 @@ def test_max_parallel_bounds_a_build(store: Store) -> None:
         for job in (cell["job"] for cell in store.builds.cells(store.builds.list("main")[1]["id"]))
         if job not in dict(handed)
     )
-    assert store.jobs.explain(waiting)["bounded_by"] == store.builds.list("main")[1]["id"]
+    assert explain(store, waiting)["bounded_by"] == store.builds.list("main")[1]["id"]
     job_id, attempt = handed[0]
     claim = store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
     assert store.jobs.hand_out(POOL.name, 1) == []
@@ -331,9 +315,30 @@ def test_a_waiting_job_says_why(store: Store) -> None:
     build_id = submit(store, *cells("aaaa"))
     submit(store, *cells("b", priority=3))
     jobs = [cell["job"] for cell in store.builds.cells(build_id)]
-    facts = store.jobs.explain(jobs[2])
-    assert (facts["live_workers"], facts["slots"], facts["waiting"], facts["ahead"]) == (1, 2, 5, 3)
-    assert not facts["handed_out"]
+    facts = explain(store, jobs[2])
+    assert (facts["live_workers"], facts["slots"], facts["ahead"], facts["handed_out"]) == (1, 2, 3, False)
+
+
+def test_jobs_of_several_builds_and_priorities_are_explained_at_once(store: Store) -> None:
+    join_pool(store)
+    first, second = submit(store, *cells("aaa")), submit(store, *cells("bb"))
+    urgent = submit(store, *cells("c", priority=3))
+    ((handed, _),) = store.jobs.hand_out(POOL.name, 1)
+    waiting = [cell["job"] for build in (urgent, first, second) for cell in store.builds.cells(build)]
+    assert waiting[0] == handed
+    *found, gone = store.jobs.explain([*waiting, "j-gone"])
+    assert [facts["handed_out"] for facts in found] == [True] + [False] * 5
+    assert [facts["ahead"] for facts in found] == [0, 2, 4, 5, 2, 4], "what the broker has, and the others' turns"
+    assert gone is None
+
+
+def test_the_last_attempt_is_part_of_why_a_job_waits(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("a"))
+    job = run_next(store, Outcome.failure(FailureKind.STORAGE, "no answer"))
+    store.jobs.promote()
+    before = explain(store, job)["before"]
+    assert (before["number"], before["end"], before["kind"], before["node"]) == (1, "failed", "storage", "n1")
 
 
 def test_what_lies_in_the_broker_does_not_start_while_it_is_paused(store: Store) -> None:
@@ -364,7 +369,7 @@ def test_a_paused_build_hands_out_nothing_and_others_go_on(store: Store) -> None
     assert order(store, 2) == ["b", "b"]
     assert store.jobs.hand_out(POOL.name, 2) == []
     job = store.builds.cells(paused)[0]["job"]
-    assert store.jobs.explain(job)["paused"] == paused
+    assert explain(store, job)["paused"] == paused
     store.builds.pause(paused, paused=False)
     assert order(store, 2) == ["a", "a"]
 
@@ -382,6 +387,6 @@ def test_a_paused_pool_hands_out_nothing(store: Store) -> None:
     build = submit(store, *cells("a"))
     store.workers.pause_pool(POOL.name, paused=True)
     assert store.jobs.hand_out(POOL.name, 2) == []
-    assert store.jobs.explain(store.builds.cells(build)[0]["job"])["paused"] == POOL.name
+    assert explain(store, store.builds.cells(build)[0]["job"])["paused"] == POOL.name
     store.workers.pause_pool(POOL.name, paused=False)
     assert order(store, 1) == ["a"]

@@ -247,7 +247,6 @@ def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) 
     immortal = {key for key in raw.scan_iter() if raw.ttl(key) < 0}
     allowed = {
         f"pool:{POOL.name}:low",
-        f"pool:{POOL.name}:turns",
         "epoch",
         "pools",
         "namespaces",
