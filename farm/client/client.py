@@ -95,7 +95,7 @@ def freeze(
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
     from farm import matrix
-    from farm.client.client import freezing
+    from farm.client import freezing
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)

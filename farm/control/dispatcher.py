@@ -2,7 +2,7 @@
 
 Order: the highest priority first; then one job of each build in turn, where a build's first turn comes before those of
 builds that had some; in a build the longest first, else in the order of its manifest. The store keeps that order as it
-changes (`lua/_farm.lua: offer`, `lua/hand_out.lua`), because only there can a choice and its record be one step.
+changes (`lua/_lanes.lua`, `lua/hand_out.lua`), because only there can a choice and its record be one step.
 """
 
 from __future__ import annotations

@@ -434,11 +434,7 @@ OLD = "5d02861"
 """The commit of the last release, with which this one shares a store. Until 0.1.0 is out: one shortly before it."""
 
 OLD_START = (
-    "from farm.logging import configure; from farm.settings import load_settings;"
-    "from farm.node.supervisor import run_worker;"
-    "from tests.support.jobs import POOL; configure(load_settings());"
-    "raise SystemExit(run_worker(load_settings(), [POOL], slots={slots}, node={node!r}, app={app!r}))"
-    "from tests.support.jobs import START; exec(START.format(slots={slots}, node={node!r}, app={app!r}, wrong={wrong!r}))"
+    "from tests.jobs import START; exec(START.format(slots={slots}, node={node!r}, app={app!r}, wrong={wrong!r}))"
 )
 """How the old side starts a worker: as its own tests do."""
 

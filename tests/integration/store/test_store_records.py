@@ -302,7 +302,7 @@ def test_every_script_says_what_it_takes_and_answers() -> None:
 
 
 def test_lines_of_scripts_are_no_longer_than_those_of_python() -> None:
-    folder = Path(__file__).parent.parent.parent / "farm" / "store" / "lua"
+    folder = ROOT / "farm" / "store" / "lua"
     lines = [(path.name, line) for path in sorted(folder.glob("*.lua")) for line in path.read_text().splitlines()]
     assert [(name, line) for name, line in lines if len(line) > 120] == []
 
