@@ -373,3 +373,15 @@ def test_no_name_of_a_file_or_class_means_two_things() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in (files + classes).items() if count > 1] == []
+
+
+def test_init_files_hold_a_docstring_and_names() -> None:
+    """But for the version, and the client's names, which are imported when first used."""
+    kinds = (ast.Expr, ast.ImportFrom, ast.Import)
+    for path in ROOT.glob("farm/*/__init__.py"):
+        code = [
+            node
+            for node in ast.parse(path.read_text()).body
+            if not isinstance(node, kinds) and not (isinstance(node, ast.Assign) and "__all__" in ast.unparse(node))
+        ]
+        assert not code or path.parent.name == "client", path

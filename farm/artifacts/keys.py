@@ -1,0 +1,50 @@
+"""Keys: how objects in object storage are called; `docs/object-storage.md` describes the layout."""
+
+from __future__ import annotations
+
+MAIN = "main"
+"""The namespace of trusted submitters; every other one reads through to it and can never write there."""
+
+
+BLOBS = "blobs/sha256/"
+"""Prefix of all blobs."""
+
+
+UPLOADS = "uploads/"
+"""Prefix of large uploads that are not yet hashed into blobs."""
+
+
+QUARANTINE = "quarantine/sha256/"
+"""Prefix under which blobs are kept whose bytes did not match their name."""
+
+
+def blob_key(digest: str) -> str:
+    """Object key of a blob. Raises ValueError for anything but 64 lower-case hex digits."""
+    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise ValueError(f"{digest!r} is not a SHA-256 in hex")
+    return f"{BLOBS}{digest[:2]}/{digest}"
+
+
+def upload_key(namespace: str, digest: str) -> str:
+    """Object key under which the parts of a large blob are put together, until its bytes are known to be right."""
+    return f"{UPLOADS}{namespace}/{digest}"
+
+
+def readable(namespace: str) -> list[str]:
+    """Namespaces whose artifacts a namespace may use, in the order in which they are asked."""
+    return [MAIN] if namespace == MAIN else [MAIN, namespace]
+
+
+def artifacts_prefix(namespace: str) -> str:
+    """Prefix of all sidecars of a namespace."""
+    return f"ns/{namespace}/artifacts/"
+
+
+def sidecar_key(namespace: str, key: str) -> str:
+    """Object key of the sidecar of a cache key in a namespace."""
+    return f"{artifacts_prefix(namespace)}{key[:2]}/{key}.json"
+
+
+def reference_key(namespace: str, recipe: str) -> str:
+    """Object key of the record that leads to reference outputs, by the digest of how they are made."""
+    return f"ns/{namespace}/references/{recipe[:2]}/{recipe}.json"
