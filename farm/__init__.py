@@ -27,4 +27,4 @@ A folder says who runs it; below lie what is asked and what is kept. Each room i
     app.py builds the rooms of a process; broker.py is Celery; spec.py has the cache key; errors.py the exit codes.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

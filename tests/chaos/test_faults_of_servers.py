@@ -430,11 +430,12 @@ def run_all(store: Store) -> None:
             store.jobs.finish(job_id, claim.token, SUCCESS)
 
 
-OLD = "5d02861"
-"""The commit of the last release, with which this one shares a store. Until 0.1.0 is out: one shortly before it."""
+OLD = "12dbf90"
+"""The commit of release 0.1.0, the only place that names it: one release back shares a store with this one."""
 
 OLD_START = (
-    "from tests.jobs import START; exec(START.format(slots={slots}, node={node!r}, app={app!r}, wrong={wrong!r}))"
+    "from tests.support.jobs import START;"
+    "exec(START.format(slots={slots}, node={node!r}, app={app!r}, wrong={wrong!r}))"
 )
 """How the old side starts a worker: as its own tests do."""
 
