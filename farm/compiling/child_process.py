@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.cgroups import limited
+from farm.compiling.outputs import sweep
+from farm.files import remove_tree
 from farm.jobs.state import Phase
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
@@ -96,6 +97,7 @@ class EndedBy(StrEnum):
     LOG_LIMIT = "log_limit"
     HANG = "hang"
     NONSENSE = "nonsense"
+    STRAY_FILES = "stray_files"
     CANCELLED = "cancelled"
 
 
@@ -122,6 +124,8 @@ class ChildEnd:
     phase: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     log_tail: str = ""
+    left: Sequence[str] = ()
+    """What was removed from its folders, since it was no plain file; such a child has failed."""
 
     @property
     def ok(self) -> bool:
@@ -162,9 +166,14 @@ def run_child(
                 run.follow()
             finally:
                 run.end()
+                run.left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
         return run.outcome(_tail(log_path, start))
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
+
+
+def _swept(place: Path) -> list[str]:
+    return sweep(place) if place.is_dir() and not place.is_symlink() else []
 
 
 def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dict[str, list[str]] | None:
@@ -240,6 +249,7 @@ class _ChildProcess:
         self.phases: dict[str, float] = {}
         self.cpu = 0.0
         self.memory = 0
+        self.left: Sequence[str] = ()
 
     def start(self, command: list[str], environment: Mapping[str, str], log: int) -> None:
         path = self.scratch / "request.json"
@@ -397,7 +407,8 @@ class _ChildProcess:
         ended = self.ended or {}
         killed = bool(ended.get("killed"))
         return ChildEnd(
-            by=self.by,
+            by=EndedBy.STRAY_FILES if self.left and self.by is EndedBy.ITSELF else self.by,
+            left=self.left,
             limits=self.limits,
             result=self.result,
             error=self.error,

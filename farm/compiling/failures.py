@@ -127,6 +127,10 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             f"it wrote more than {_bytes(end.limits.log)} of log",
         ),
         EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it told the worker what is no message"),
+        EndedBy.STRAY_FILES: (
+            FailureKind.COMPILER_ERROR,
+            f"it left what is no plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",
+        ),
     }[end.by]
     return Failure(kind, sentence + _during(end), detail)
 

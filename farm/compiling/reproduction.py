@@ -33,7 +33,7 @@ Bring = Callable[[Mapping[str, Any], Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "compiling", "jobs", "runner", "spec.py", "targets/__init__.py", "targets/compilers.py",
+    "__init__.py", "compiling", "files.py", "jobs", "runner", "spec.py", "targets/__init__.py", "targets/compilers.py",
     "targets/environment.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another and the standard library."""

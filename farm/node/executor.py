@@ -27,6 +27,7 @@ from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.requests import after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
+from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
@@ -70,7 +71,7 @@ class Executor:
         except OSError as error:
             return _disk_failed(error)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
 
 def _own_folder(work: Path) -> Path:
@@ -79,7 +80,7 @@ def _own_folder(work: Path) -> Path:
     ours = work / socket.gethostname()
     for folder in ours.glob("*"):
         if not _is_alive(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
     return ours / str(os.getpid())
 
 

@@ -16,6 +16,7 @@ what they drop. Formats, from the sources of these libraries:
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sqlite3
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.files import replacing
+from farm.files import is_plain, read_plain, replacing
 from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
 PROBLEM_CACHE = "problem_cache.json"
@@ -276,8 +277,9 @@ def _salvaged(text: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
-    if not path.exists():
-        raise FileNotFoundError(path)
+    if not is_plain(path.lstat()):
+        dropped.files[path.name] = "it is no plain file"
+        return []
     found: list[tuple[str, Any, Any]] = []
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
@@ -401,10 +403,17 @@ def _miopen_text(store: RecordStore, table: Table) -> str:
 
 
 def _bytes(path: Path, dropped: Dropped) -> bytes | None:
-    if path.stat().st_size > FILE_LIMIT:
-        dropped.files[path.name] = f"it has more than {FILE_LIMIT >> 20} MiB"
+    try:
+        return read_plain(path, FILE_LIMIT)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        dropped.files[path.name] = (
+            f"it has more than {FILE_LIMIT >> 20} MiB"
+            if error.errno == errno.EFBIG
+            else f"it is no plain file: {error}"
+        )
         return None
-    return path.read_bytes()
 
 
 def check_place(place: Place) -> str:

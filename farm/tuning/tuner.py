@@ -10,7 +10,6 @@ The untuned program is measured beside the tuned one, and the faster is made.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from farm.compiling.children import StepEnded
 from farm.compiling.requests import bench_request, compile_request
 from farm.compiling.slots import FreeSlots
 from farm.compiling.steps import Steps, inputs_of, is_shared
+from farm.files import remove_tree
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
@@ -107,7 +107,7 @@ class Tuner:
         turns = self.children.look("after the turns of measuring")
         if not is_faster:
             # With what lies beside it: its texts, where they are asked for.
-            shutil.rmtree(self.steps.program.parent)
+            remove_tree(self.steps.program.parent)
             self.untuned.parent.rename(self.steps.program.parent)
             record = evaluate(self.untuned_compiled, None)
         record["tuning"] |= self.report(published=is_faster)

@@ -103,6 +103,25 @@ def test_what_compilers_say_has_its_kind(hostile: Run, message: str, kind: Failu
     assert failure.kind is kind
 
 
+@needs_seal
+def test_links_and_pipes_that_a_child_leaves_fail_it_and_are_gone(hostile: Run, tmp_path: Path) -> None:
+    """Whoever collects, hashes or uploads its files must meet neither the worker's own files nor a pipe to wait on."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    end = hostile("stray", folder=str(folder), seal=Seal(read=[HOSTILE.parent], write=[folder]))
+    failure = classify(end)
+    assert failure is not None
+    assert failure.kind is FailureKind.COMPILER_ERROR
+    assert "it left what is no plain file" in failure.message
+    assert "before.txt (a link)" in end.left
+    assert [path.name for path in folder.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())] == []
+
+
+def test_a_child_cannot_leave_folders_that_its_worker_cannot_remove(hostile: Run, tmp_path: Path) -> None:
+    assert hostile("deep_scratch").ok
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
 def test_log_is_kept_and_its_last_lines_are_the_detail(hostile: Run, tmp_path: Path) -> None:
     """The detail is readable: colours are gone, the useful lines are there."""
     failure = classify(hostile("gpu_fault"))

@@ -53,6 +53,28 @@ def do_answer(request, messages):
     return {"answer": 42}
 
 
+def do_stray(request, messages):
+    """Answer as if all were well, and leave what would lead the worker astray."""
+    folder = Path(request["folder"])
+    (folder / "program.mxr").write_bytes(b"a program")
+    (folder / "before.txt").symlink_to("/proc/self/environ")
+    (folder / "everything").symlink_to("/")
+    os.mkfifo(folder / "after.txt")
+    os.chdir(folder)
+    for _ in range(1500):
+        Path("deep").mkdir()
+        os.chdir("deep")
+    return {"program": str(folder / "program.mxr")}
+
+
+def do_deep_scratch(request, messages):
+    """Leave more folders below each other than a clean-up that calls itself can take."""
+    for _ in range(1500):
+        Path("deep").mkdir()
+        os.chdir("deep")
+    return {}
+
+
 def do_environment(request, messages):
     return {
         "environment": dict(os.environ),

@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.matrix": {"farm.errors", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
     "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets"},
     # what compiles
-    "farm.compiling": {"farm", "farm.jobs", "farm.spec", "farm.targets"},
+    "farm.compiling": {"farm", "farm.files", "farm.jobs", "farm.spec", "farm.targets"},
     # what is kept
     "farm.artifacts": {"farm.errors", "farm.files", "farm.jobs", "farm.logging", "farm.settings"},
     "farm.tuning": {
