@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,12 @@ from farm.manifest.entries import Entry, Manifest
 from farm.manifest.values import SCHEMA_ID
 
 
+@cache
 def manifest_schema(*, draft7: bool = False) -> dict[str, Any]:
     """Return the manifest's JSON Schema: draft 2020-12, or draft-07 for the editors that know no other.
 
     It accepts what `parse_manifest` accepts, but for what one entry says about another (unknown names, selectors).
+    It takes half a second to make, and is made once: who changes it changes it for all.
     """
     schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
     schema["title"] = "Compile farm manifest"
