@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,8 @@ from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, S
 from farm.files import replacing
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 T = TypeVar("T")
@@ -28,6 +31,14 @@ RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0)
 """Seconds between tries of one request. Every verb may be repeated, so every verb is."""
 
 CHUNK = 1 << 20
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Return the certificates that this process trusts; to read them takes longer than all else in a client."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 class Transport:
@@ -47,9 +58,12 @@ class Transport:
             headers["Farm-Namespace"] = namespace
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._api = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
+        verify = _trusted()
+        self._api = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=verify
+        )
         # Presigned URLs carry their own permission: they never see the farm's token.
-        self._storage = httpx.Client(timeout=httpx.Timeout(timeout, write=300.0, read=300.0))
+        self._storage = httpx.Client(timeout=httpx.Timeout(timeout, write=300.0, read=300.0), verify=verify)
 
     def close(self) -> None:
         """Close the connections."""
