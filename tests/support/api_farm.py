@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 import uvicorn
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from farm.api.application import create_app
@@ -19,7 +20,7 @@ from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import Outcome
-from farm.settings import Settings
+from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 from tests.support.helpers import wait_until
@@ -51,9 +52,9 @@ OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
 
 @contextmanager
-def serving(farm: Farm, **options: Any) -> Iterator[str]:
+def serving(app: FastAPI) -> Iterator[str]:
     """Serve the API of a farm on a free port."""
-    server = uvicorn.Server(uvicorn.Config(create_app(farm, **options), port=0, log_config=None, lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     server.config.timeout_graceful_shutdown = 1
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -66,18 +67,17 @@ def serving(farm: Farm, **options: Any) -> Iterator[str]:
 
 
 @contextmanager
-def commands(farm: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let commands run in a folder, and find this farm."""
+def commands(farm: Farm, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let commands run in a folder, and find this farm, which is served at `url`."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     # The server is in this process: its log lines must not be taken for what a command prints.
     structlog.reset_defaults()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with serving(farm) as url:
-        monkeypatch.setenv("FARM_API_URL", url)
-        monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
-        yield
+    monkeypatch.setenv("FARM_API_URL", url)
+    monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
+    yield
     structlog.reset_defaults()
 
 
@@ -89,10 +89,19 @@ def farm(settings: Settings) -> Farm:
     return farm
 
 
+@pytest.fixture(scope="session")
+def api() -> Iterator[tuple[FastAPI, str]]:
+    """The session's API server: it serves one farm after the other, since to start and to end it takes time."""
+    app = create_app(Farm(load_settings({}, api_token="of no farm")))
+    with serving(app) as url:
+        yield app, url
+
+
 @pytest.fixture
-def url(farm: Farm) -> Iterator[str]:
-    with serving(farm) as url:
-        yield url
+def url(api: tuple[FastAPI, str], farm: Farm) -> str:
+    app, url = api
+    app.state.farm = farm
+    return url
 
 
 @pytest.fixture

@@ -37,18 +37,18 @@ from tests.support.places import ROOT
 
 
 def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
-    document = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()
     open_to_all = {"/v1/health", "/v1/schema/manifest"}
-    for path, methods in document["paths"].items():
-        filled = path.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
-        filled = filled.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32)
-        for method in methods:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic c2VzYW1l"}):
-                answer = httpx.request(method, url + filled, headers=headers, timeout=60)
-                assert answer.status_code == (200 if path in open_to_all else 401), (method, path)
-                if path not in open_to_all:
-                    assert answer.headers["WWW-Authenticate"] == "Bearer"
-                    assert answer.json()["title"] == "Unauthenticated"
+    with httpx.Client(base_url=url, timeout=60) as anybody:
+        for path, methods in anybody.get("/v1/openapi.json").json()["paths"].items():
+            filled = path.replace("{build_id}", "@latest").replace("{job_id}", "j-1").replace("{tag}", "latest")
+            filled = filled.replace("{key}", "ab" * 32).replace("{digest}", "ab" * 32)
+            for method in methods:
+                for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic c2VzYW1l"}):
+                    answer = anybody.request(method, filled, headers=headers)
+                    assert answer.status_code == (200 if path in open_to_all else 401), (method, path)
+                    if path not in open_to_all:
+                        assert answer.headers["WWW-Authenticate"] == "Bearer"
+                        assert answer.json()["title"] == "Unauthenticated"
 
 
 def test_the_client_says_not_allowed(url: str) -> None:
@@ -62,7 +62,7 @@ def test_without_a_token_there_is_no_app_for_everybody(settings: Settings) -> No
 
 
 def test_without_a_token_loopback_serves_its_own_names_only(settings: Settings) -> None:
-    with serving(Farm(settings), loopback=True) as url:
+    with serving(create_app(Farm(settings), loopback=True)) as url:
         assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
         rebound = httpx.get(f"{url}/v1/builds", headers={"Host": "evil.example"}, timeout=60)
         assert rebound.status_code == 400
@@ -162,7 +162,7 @@ def test_manifest_errors_reach_the_client_with_their_places(client: FarmClient, 
 
 def test_a_store_that_is_away_is_503_and_says_when_to_come_back(settings: Settings) -> None:
     away = settings.model_copy(update={"redis_url": SecretStr("redis://127.0.0.1:9/0")})
-    with serving(Farm(away), loopback=True) as url:
+    with serving(create_app(Farm(away), loopback=True)) as url:
         answer = httpx.get(f"{url}/v1/health", timeout=30)
         assert answer.status_code == 503
         assert answer.headers["Retry-After"]
@@ -196,7 +196,8 @@ def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tm
     store = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
     assert store.pid
     try:
-        with serving(Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)})), loopback=True) as url:
+        farm = Farm(settings.model_copy(update={"redis_url": SecretStr(store.url)}))
+        with serving(create_app(farm, loopback=True)) as url:
             assert httpx.get(f"{url}/v1/builds", timeout=60).json() == {"items": []}
             os.kill(store.pid, signal.SIGSTOP)
             answer = httpx.get(f"{url}/v1/builds", timeout=10)
@@ -211,7 +212,7 @@ def test_a_store_that_hangs_is_503_before_callers_give_up(settings: Settings, tm
 
 def test_health_says_which_server_is_away(settings: Settings) -> None:
     away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
-    with serving(Farm(away), loopback=True) as url:
+    with serving(create_app(Farm(away), loopback=True)) as url:
         answer = httpx.get(f"{url}/v1/health", timeout=30)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert answer.json()["type"] == "urn:farm:error:StorageUnavailable"

@@ -39,13 +39,14 @@ def routes(url: str) -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize("role", ["reader", "submitter", "admin"])
 def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, role: str) -> None:
     secret = client.create_token("somebody", role, "team")
-    for method, pattern, path in routes(url):
-        needed = "admin" if pattern in ADMINS_ONLY else "reader" if method == "get" else "submitter"
-        enough = ["reader", "submitter", "admin"].index(role) >= ["reader", "submitter", "admin"].index(needed)
-        answer = httpx.request(method, url + path, headers={"Authorization": f"Bearer {secret}"}, timeout=30)
-        allowed = answer.status_code != 403
-        assert allowed is (enough or pattern in OPEN_TO_ALL), (method, pattern, answer.status_code)
-        assert answer.status_code < 500, (method, pattern)
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=30) as somebody:
+        for method, pattern, path in routes(url):
+            needed = "admin" if pattern in ADMINS_ONLY else "reader" if method == "get" else "submitter"
+            enough = ["reader", "submitter", "admin"].index(role) >= ["reader", "submitter", "admin"].index(needed)
+            answer = somebody.request(method, path)
+            allowed = answer.status_code != 403
+            assert allowed is (enough or pattern in OPEN_TO_ALL), (method, pattern, answer.status_code)
+            assert answer.status_code < 500, (method, pattern)
 
 
 def test_a_token_is_for_its_namespace_alone(url: str, client: FarmClient, frozen: Frozen) -> None:

@@ -27,10 +27,10 @@ from tests.support.helpers import wait_until
 
 
 @pytest.fixture
-def manifest(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def manifest(farm: Farm, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A manifest in the current folder, and a farm that commands find."""
     freeze_manifest(tmp_path, MANIFEST)
-    with commands(farm, tmp_path, monkeypatch):
+    with commands(farm, url, tmp_path, monkeypatch):
         yield "farm.yaml"
 
 

@@ -32,11 +32,11 @@ CONV = {"name": "gpu::mlir_op", "problem": "gfx942:sramecc+:xnack-\t304\t8\tconv
 
 
 @pytest.fixture(autouse=True)
-def _commands_find_the_farm(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _commands_find_the_farm(farm: Farm, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     farm.store.workers.register(
         {"id": "w2", "node": "n2", "pid": 1, "host": "n2", "slots": 1, "pools": [GPU.as_dict()]}, ttl=600
     )
-    with commands(farm, tmp_path, monkeypatch):
+    with commands(farm, url, tmp_path, monkeypatch):
         yield
 
 
