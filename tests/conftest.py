@@ -8,9 +8,11 @@ import secrets
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import botocore.session
 import httpx
 import pytest
 
@@ -29,6 +31,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # As pip does where it installs: hundreds of processes that tests start import these sources.
     compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
+    # Each store in each test has a session of botocore, which would read the description of S3 again: 0.1 s.
+    botocore.session.create_loader = cache(botocore.session.create_loader)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
