@@ -150,6 +150,7 @@ class Supervisor:
             try:
                 for worker in self._workers:
                     worker.start()
+                    worker.look(self._signals)  # Its first probe waits for no heartbeat.
                 while working := [worker for worker in self._workers if not worker.done]:
                     self._wait(
                         min(self._settings.renew_seconds, *(worker.patience for worker in working)),

@@ -262,7 +262,7 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
 def test_a_worker_whose_first_probe_has_passed_takes_jobs_before_its_next_heartbeat(
     farm_settings: Settings, store: Store
 ) -> None:
-    settings = farm_settings.model_copy(update={"renew_seconds": 60.0, "lease_seconds": 240.0})
+    settings = farm_settings.model_copy(update={"renew_seconds": 600.0, "lease_seconds": 2400.0})
     with control_plane(farm_settings, store) as reports, running_worker(settings, store):
         assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
 
