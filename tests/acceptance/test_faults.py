@@ -26,10 +26,12 @@ models:
 
 def compiling(farm: Command) -> list[psutil.Process]:
     """Processes of compilers at work on a job: the runner started by path, its request in the attempt's folder."""
+    work = str(farm.folder / "data" / "work")
     return [
         process
-        for process in farm.processes()
-        if any("runner/child.py" in word for word in words(process)) and any("/j-" in word for word in words(process))
+        for process in psutil.process_iter()
+        if any("runner/child.py" in word for word in words(process))
+        and any(word.startswith(work) and "/j-" in word for word in words(process))
     ]
 
 
