@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,8 +177,19 @@ class Worker:
 
     def celery(self) -> int:
         """Process id of the Celery process."""
-        children = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")
-        return wait_until(lambda: int((children.read_text().split() or ["0"])[0]), message="a Celery process")
+        return wait_until(lambda: children_of(self.supervisor.pid), message="a Celery process")[0]
+
+    def kill(self) -> None:
+        """End both processes now, where they have not ended: what a test needs no more need not drain."""
+        if self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGSTOP)  # It starts no other.
+            children = children_of(self.supervisor.pid)
+            self.supervisor.kill()
+            for pid in children:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not any(alive(pid) for pid in children))
+        self.supervisor.wait()
 
     def stop(self) -> int:
         """SIGTERM, and wait for the end."""
@@ -209,11 +220,12 @@ def running_workers(
         yield workers
     finally:
         for worker in workers:
-            if worker.supervisor.poll() is None:
-                worker.supervisor.terminate()
-                worker.supervisor.send_signal(signal.SIGTERM)
-        for worker in workers:
-            worker.supervisor.wait(60)
+            worker.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of a process' main thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
