@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import json
+import logging
 import secrets
 import shutil
 import signal
@@ -49,6 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that a test calls in this process logs to its own standard error, which pytest closes after it."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # Those of pytest are of classes of their own.
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session", autouse=True)
