@@ -94,7 +94,14 @@ def test_ten_thousand_cells_are_taken(store: Store, facts) -> None:
 
 
 def test_builds_are_listed_newest_first(store: Store) -> None:
-    ids = [submit(store, new_cell(facts={})) for _ in range(3)]
+    ids = []
+    for _ in range(3):
+        ids.append(submit(store, new_cell(facts={})))
+        made = int(store.now() * 1000)
+        wait_until(
+            lambda made=made: int(store.now() * 1000) > made,
+            message="the millisecond is over: its builds have no order",
+        )
     assert [build["id"] for build in store.builds.list("main")] == ids[::-1]
     assert store.builds.list("other") == []
 
