@@ -5,16 +5,24 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test chaos lint bench schemas clean
+.PHONY: demo test test-faults test-noise chaos lint bench schemas clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
 	@# One slot, so that every program is measured alone.
 	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
-# All tests, in two processes, since many of them wait for others; `make test PYTEST="-k name"` runs some, in one.
+# In two processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest $(or $(PYTEST),-n 2 --dist loadfile --no-loadscope-reorder)
+	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 2 --dist loadgroup)
+
+# A slice of the faults; `make chaos` does all.
+test-faults: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/chaos $(or $(PYTEST),-n 2 --dist loadgroup)
+
+# What is measured for real: alone, and better on a machine that does nothing else.
+test-noise: $(VENV)/.dev
+	$(RUN)/python -m pytest -m noise $(PYTEST)
 
 # Every fault at full counts, about 70 minutes; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev

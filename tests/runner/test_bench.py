@@ -77,6 +77,7 @@ def bench(run: Run, *arguments: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.noise
 def test_two_programs_take_turns_and_the_faster_is_named(run: Run, slow: Path, fast: Path) -> None:
     found = bench(run, str(fast), "--against", str(slow), "--picture", "turns.svg")
     latency, other = found["latency"], found["against"]["latency"]
@@ -144,6 +145,7 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
     assert code == 39
 
 
+@pytest.mark.noise
 @pytest.mark.migraphx
 @pytest.mark.parametrize("python", ["", "own"])
 def test_migraphx_beside_onnxruntime(

@@ -216,6 +216,7 @@ def test_hang(hostile: Run) -> None:
     assert end.seconds < 30, "half of its time limit"
 
 
+@pytest.mark.noise
 def test_cpu_time_is_progress_beyond_that_of_waiting(hostile: Run) -> None:
     """A long quiet compile that computes is not hung; on a GPU, where waiting keeps a core busy, one core is none."""
     assert hostile("spin", seconds=4, limits=ChildLimits(time=60, hang=2)).ok
