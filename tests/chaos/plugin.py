@@ -20,6 +20,7 @@ FAULTS = pytest.StashKey[list[Fault]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos", type=float, default=0.0, metavar="SHARE", help="share of the full counts; 0: a slice")
     parser.addoption("--chaos-report", type=Path, metavar="FOLDER", help="where to write what was measured")
+    parser.addoption("--chaos-seed", type=int, default=0, metavar="N", help="seed of the random walk; 0: a new one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
