@@ -145,10 +145,10 @@ PRINTED = (
     "\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "\x1bPq#0;2;0;0;0\x1b\\sixel", "\x1b]0;without an end",
     "\x1bcreset", "\x1b(0lqk", "\x9b31mof one byte", "over\rwritten", "back\b\b\bspace", "bell\x07 nul\x00",
     "re\u202eversed", "::set-output name=a::b", "::stop-commands::x", "##vso[task.setvariable variable=a]b",
-    "##teamcity[buildStatus text='a']", "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>',
-    "]]></failure><testcase name='a'/>", "&lt;!ENTITY % a&gt;",
+    "##teamcity[buildStatus text='a']", '"><img src=x onerror=alert(1)>',
+    "]]></failure><testcase name='a'/>", "&lt;!ENTITY % a&gt;", "<script>alert(1)</script>",
 )  # fmt: skip
-"""What a hostile model may make a compiler print."""
+"""What a hostile model may make a compiler print. A smaller sample has the last of them."""
 
 DRIVES = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|^\s*::\w|##(vso|teamcity)?\[", re.MULTILINE
@@ -186,7 +186,7 @@ def test_what_compilers_print_is_inert(
     (suite,) = junitparser.JUnitXml.fromfile(str(junit))
     fault.measured(texts=len(texts), commands=len(commands), kilobytes=len(shown) // 1000, active=len(drives))
     assert all(text.encode() in log.content for text, log in zip(texts, raw, strict=True)), "they did print it"
-    assert "cleared" in shown or "<script>" in shown
+    assert "<script>" in shown, "a sample of any size has it"
     assert drives == []
     assert (suite.tests, suite.failures + suite.errors) == (len(cells), len(cells))
     for log in raw:
