@@ -92,10 +92,10 @@ class Walk:
         self.planes.append((farm, stop, thread))
 
     def stop_plane(self) -> None:
-        farm, stop, thread = self.planes.pop(0)
+        """Its farm is left alone: hands may still submit by it."""
+        _, stop, thread = self.planes.pop(0)
         stop.set()
         thread.join()
-        farm.store.close()
 
     # --- steps --------------------------------------------------------------------------------------------------
 
