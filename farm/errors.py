@@ -14,6 +14,7 @@
     └── FarmFault           6   503   the farm's fault: trying again helps
         ├── StoreUnavailable          Redis cannot be reached, or refuses
         └── StorageUnavailable        object storage cannot be reached, or refuses
+            └── StorageAway           … in a way that passes by itself
 
 A message says what happened; `hint` says what to do.
 """
@@ -175,6 +176,17 @@ class StoreUnavailable(FarmFault):
 
 class StorageUnavailable(FarmFault):
     """Object storage cannot be reached, or refuses the request."""
+
+
+class StorageAway(StorageUnavailable):
+    """Object storage cannot be reached, or answers as a server in trouble does: the same request succeeds later.
+
+    `since` is when it was first sent (`time.monotonic`).
+    """
+
+    def __init__(self, message: str, *, hint: str = "", since: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
+        self.since = since
 
 
 def shown(value: object) -> str:

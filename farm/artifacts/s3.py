@@ -4,6 +4,7 @@ boto3."""
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import os
 import random
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnection
 
 from farm.artifacts import (
     BLOBS,
@@ -37,7 +39,7 @@ from farm.artifacts import (
 )
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.moves import until_moved
-from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 from farm.files import replacing
 from farm.logging import get_logger
 from farm.settings import Settings
@@ -70,6 +72,11 @@ CLIENT_PART = 128 << 20
 
 MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
+
+HINT = "`farm doctor` checks address, bucket and credentials"
+
+UNREACHABLE_SECONDS = 5.0
+"""How long a request is repeated at most while not even a connection is made: somebody may wait for the answer."""
 
 RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
@@ -105,6 +112,7 @@ class S3Store:
         self._bucket = bucket
         self._endpoint = endpoint or f"AWS {region}"
         self._patience = patience
+        self._wait: Callable[[StorageAway], object] = _give_up
         session = boto3.Session(
             aws_access_key_id=access_key or None, aws_secret_access_key=secret_key or None, region_name=region
         )
@@ -138,6 +146,16 @@ class S3Store:
             access_key=settings.s3_access_key.get_secret_value(),
             secret_key=settings.s3_secret_key.get_secret_value(),
         )
+
+    def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> S3Store:
+        """Return the same storage for a caller who repeats requests for so many seconds while it is away.
+
+        After them `wait` is called, from any thread: the request is repeated when it returns, again and again, and ends
+        with what it raises. Without one, StorageAway is raised.
+        """
+        other = copy.copy(self)
+        other._patience, other._wait = seconds, wait or _give_up
+        return other
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
@@ -617,12 +635,16 @@ class S3Store:
         with suppress(ClientError):
             self._ask("make", "", lambda: self._s3.create_bucket(Bucket=self._bucket), final={409})
 
+    def reach(self) -> None:
+        """Ask for a sign of life. Raises StorageUnavailable with the reason where there is none."""
+        self._ask("reach", "", lambda: self._s3.head_bucket(Bucket=self._bucket))
+
     def check(self) -> None:
         """Refuse a server that would lose work. Leaves nothing behind.
 
         Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions.
         """
-        self._ask("reach", "", lambda: self._s3.head_bucket(Bucket=self._bucket))
+        self.reach()
         key = f"config/check-{secrets.token_hex(8)}"
         try:
             etag = self.put_object(key, b"1", create=True)
@@ -650,12 +672,12 @@ class S3Store:
     def _ask(self, action: str, key: str, request: Callable[[], T], *, final: Collection[int] = ()) -> T:
         """Send a request, again and again while it fails in a way that may pass and our patience lasts.
 
-        Raises ClientError for the statuses in `final`, which mean something to the caller, and
-        StorageUnavailable for every other failure.
+        Raises ClientError for the statuses in `final`, which mean something to the caller, StorageAway (or what our
+        `wait` raises) for what may pass and did not in time, and StorageUnavailable for every other failure.
         """
-        deadline = time.monotonic() + self._patience
-        pause = 0.05
+        began, pause = time.monotonic(), 0.05
         while True:
+            patience = self._patience
             try:
                 return request()
             except ClientError as error:
@@ -663,11 +685,17 @@ class S3Store:
                     raise
                 failure: ClientError | BotoCoreError = error
                 may_pass = _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
+            except NoConnection as error:
+                failure, may_pass = error, True
+                patience = min(patience, UNREACHABLE_SECONDS)
             except BotoCoreError as error:
                 failure = error
                 may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
-            if not may_pass or time.monotonic() + pause > deadline:
+            if not may_pass:
                 raise self._unavailable(action, key, failure) from None
+            if time.monotonic() + pause > began + patience:
+                self._wait(StorageAway(self._said(action, key, failure), hint=HINT, since=began))
+                continue
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
             pause = min(pause * 2, 5.0)
 
@@ -688,13 +716,19 @@ class S3Store:
         return f"s3://{self._bucket}/{key} at {self._endpoint}"
 
     def _unavailable(self, action: str, key: str, error: ClientError | BotoCoreError) -> StorageUnavailable:
+        return StorageUnavailable(self._said(action, key, error), hint=HINT)
+
+    def _said(self, action: str, key: str, error: ClientError | BotoCoreError) -> str:
         if isinstance(error, ClientError):
             said = error.response["Error"]
             reason = f"{_status(error)} {said.get('Code', '')} {said.get('Message', '')}".strip()
         else:
             reason = str(error)
-        hint = "`farm doctor` checks address, bucket and credentials"
-        return StorageUnavailable(f"cannot {action} {self._place(key)}: {reason}", hint=hint)
+        return f"cannot {action} {self._place(key)}: {reason}"
+
+
+def _give_up(away: StorageAway) -> None:
+    raise away
 
 
 def _status(error: ClientError) -> int:

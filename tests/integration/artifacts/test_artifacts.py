@@ -21,11 +21,20 @@ from typing import TYPE_CHECKING, Any
 import botocore.awsrequest
 import httpx
 import pytest
-from botocore.exceptions import ConnectionClosedError
+from botocore.exceptions import (
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+    SSLError,
+)
 
 from farm.artifacts import Published, blob_key, sidecar_key
 from farm.artifacts.s3 import PART, S3Store
-from farm.errors import ArtifactGone, Conflict, StorageUnavailable, UsageError
+from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -532,14 +541,14 @@ class Faults:
     """Stands between a store and its server, and fails chosen requests.
 
     `before(request)` and `after(request)` return what to do to a request: None (nothing), an error code with
-    its HTTP status, or "drop"; what is done after has happened on the server.
+    its HTTP status, an error to raise, or "drop"; what is done after has happened on the server.
     """
 
     def __init__(self, store: S3Store) -> None:
         session = store._s3._endpoint.http_session  # type: ignore[attr-defined]
         self._send = session.send
         session.send = self.send
-        self.before: Callable[[Any], str | tuple[int, str] | None] = lambda _: None
+        self.before: Callable[[Any], Exception | str | tuple[int, str] | None] = lambda _: None
         self.after = self.before
         self.count = 0
 
@@ -551,8 +560,10 @@ class Faults:
         self._fail(request, self.after(request))
         return answer
 
-    def _fail(self, request: Any, what: str | tuple[int, str] | None) -> None:
+    def _fail(self, request: Any, what: Exception | str | tuple[int, str] | None) -> None:
         self.count += what is not None
+        if isinstance(what, Exception):
+            raise what
         if what == "drop":
             raise ConnectionClosedError(endpoint_url=request.url)
 
@@ -650,6 +661,59 @@ def test_a_storage_that_is_not_there_is_an_error_in_time(s3_settings: dict[str, 
     store = make_store(s3_settings, endpoint="http://127.0.0.1:9", patience=0.2)
     with pytest.raises(StorageUnavailable, match=r"http://127\.0\.0\.1:9"):
         store.get_object("config/a.json")
+
+
+AWAY = [
+    EndpointConnectionError(endpoint_url="u"),
+    ConnectTimeoutError(endpoint_url="u"),
+    ProxyConnectionError(proxy_url="u"),
+    SSLError(endpoint_url="u", error="unexpected end"),
+    ConnectionClosedError(endpoint_url="u"),
+    ReadTimeoutError(endpoint_url="u"),
+    ResponseStreamingError(error="cut"),
+    HTTPClientError(error="whatever"),
+]
+"""Everything that botocore raises where a server does not answer."""
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+def test_a_server_that_does_not_answer_is_asked_again(store: S3Store, faults: Faults, error: Exception) -> None:
+    failures = [error] * 3
+    faults.before = lambda _: failures.pop() if failures else None
+    digest, _ = store.put_blob_bytes(b"x")
+    assert not failures
+    assert store.has_blob(digest)
+
+
+@pytest.mark.parametrize("error", [*AWAY, (503, "SlowDown"), (500, "InternalError")], ids=str)
+def test_who_waits_for_a_storage_that_is_away_is_asked_before_each_try(
+    s3_settings: dict[str, str], error: Exception | tuple[int, str]
+) -> None:
+    store = make_store(s3_settings, patience=0.1)
+    faults = Faults(store)
+    faults.before = lambda _: error
+    asked: list[StorageAway] = []
+
+    def wait(away: StorageAway) -> None:
+        asked.append(away)
+        if len(asked) == 3:
+            faults.before = lambda _: None
+
+    digest, _ = store.with_patience(0.1, wait).put_blob_bytes(b"x")
+    assert len(asked) == 3
+    assert len({away.since for away in asked}) == 1, "from when it was first sent"
+    assert store.has_blob(digest), "and everybody else has the patience of before"
+    faults.before = lambda _: error
+    with pytest.raises(StorageAway, match="cannot write"):
+        store.put_blob_bytes(b"y")
+
+
+def test_what_does_not_pass_is_not_waited_for(s3_settings: dict[str, str]) -> None:
+    for wrong in ({"secret_key": "not the secret"}, {"bucket": "no-such-bucket"}):
+        store = make_store(s3_settings, **wrong).with_patience(0.1, lambda _: pytest.fail("it waits"))
+        with pytest.raises(StorageUnavailable) as raised:
+            store.put_blob_bytes(b"x")
+        assert not isinstance(raised.value, StorageAway)
 
 
 def test_wrong_credentials_are_an_error_at_once(s3_settings: dict[str, str]) -> None:
