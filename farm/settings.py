@@ -69,6 +69,8 @@ class Settings(BaseModel):
     measure_seconds: float = Field(gt=0)
     cache_bytes: int = Field(gt=0)
     min_free_bytes: int = Field(ge=0)
+    outbox_bytes: int = Field(gt=0)
+    outbox_hours: float = Field(gt=0)
     probe_pause: float = Field(gt=0)
     health_port: int = Field(ge=0, le=65535)
     log_level: str = Field(pattern="^(debug|info|warning|error)$")

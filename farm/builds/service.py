@@ -36,7 +36,7 @@ from farm.errors import (
     UsageError,
 )
 from farm.jobs.estimate import comparable
-from farm.jobs.state import AttemptEnd, State
+from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import Cell, expand
@@ -580,6 +580,9 @@ class BuildService:
         explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
         for cell, facts in zip(queued, explained, strict=True):
             cell["waiting"] = self._waiting(cell, facts)
+        for cell in cells:
+            if cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
+                cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
         verdict = verdict_of(cells)
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live, "followed_by": self._follower(build_id)})
@@ -636,7 +639,7 @@ def _after(attempt: Mapping[str, Any] | None) -> str:
         return ""
     how = {
         AttemptEnd.FAILED: f"failed: {attempt['kind']}: {attempt['message']}",
-        AttemptEnd.RELEASED: f"was given back by {attempt['worker']}, which stops",
+        AttemptEnd.RELEASED: f"was given back: {attempt['message'] or attempt['worker'] + ' stops'}",
     }.get(attempt["end"], f"was lost: {attempt['message'] or attempt['worker']}")
     return f"; attempt {attempt['number']} {how}"
 

@@ -502,8 +502,8 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
 
 
 def waiting(cells: Sequence[Document]) -> list[str]:
-    """Return why queued cells wait, one sentence for each reason; how many are ahead as a range."""
-    queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued"]
+    """Return why cells wait, queued or running, one sentence for each reason; how many are ahead as a range."""
+    queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued" or cell.get("waiting")]
     reasons: dict[str, list[int]] = {}
     for text in filter(None, queued):
         number = re.match(r"(\d+) jobs? (?=ahead)", text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,4 +59,7 @@ class Attempt:
     previous: tuple[str, ...] = ()
     slot: Slot = ANYWHERE
     free: FreeSlots = field(default_factory=FreeSlots, compare=False)
+    on_away: Callable[[bool], None] = field(default=lambda kept: None, compare=False)
+    """To be called, from any thread, whenever object storage is found away; says whether the finished program is kept
+    on the node's disk, so that it outlives this attempt."""
     tail: LogTail = field(default_factory=LogTail, compare=False)

@@ -18,8 +18,9 @@ from typing import Any
 LOOK_SECONDS = 0.5
 """Between two looks for a free slot; a GPU's holder may be a process of another worker."""
 
-CONSUME, CONSUMING, RELEASE = b"g", b"c", b"r"
-"""The words between a worker and its Celery process: take messages; they are taken; give the attempts back."""
+CONSUME, CONSUMING, RELEASE, AWAY = b"g", b"c", b"r", b"a"
+"""The words between a worker and its Celery process: take messages; they are taken; give the attempts back; object
+storage is away."""
 
 
 @dataclass(frozen=True, slots=True)

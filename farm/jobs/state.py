@@ -49,7 +49,7 @@ class AttemptEnd(StrEnum):
     LOST = "lost"
     """Its lease ended: the worker is gone, or could not reach the store."""
     RELEASED = "released"
-    """Given back by a worker that is draining; not charged."""
+    """Given back by a worker that is draining, or could not go on without object storage; not charged."""
     SUPERSEDED = "superseded"
     """It came to finish after losing its lease."""
 
@@ -64,6 +64,10 @@ class Phase(StrEnum):
     VERIFYING = "verifying"
     MEASURING = "measuring"
     UPLOADING = "uploading"
+
+
+WAITS_FOR_STORAGE = "waits for object storage, which is away"
+"""How the detail of an attempt begins that cannot go on without it."""
 
 
 class Fault(StrEnum):
@@ -243,9 +247,9 @@ class Outcome:
         return cls(AttemptEnd.CANCELLED)
 
     @classmethod
-    def released(cls) -> Outcome:
-        """Given back by a draining worker; not charged."""
-        return cls(AttemptEnd.RELEASED)
+    def released(cls, message: str = "") -> Outcome:
+        """Given back by a draining worker, or for what `message` says; not charged."""
+        return cls(AttemptEnd.RELEASED, message=message)
 
 
 class AttemptLimits(TypedDict):

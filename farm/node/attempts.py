@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
-from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
-from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
+from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings
 from farm.store import Claim, Store
@@ -164,7 +166,7 @@ class Slots:
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
-                    attempt = replace(attempt, slot=slot, free=self._free)
+                    attempt = replace(attempt, slot=slot, free=self._free, on_away=partial(self._away, lease))
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
             log.exception("executor failed")
@@ -172,6 +174,13 @@ class Slots:
         if outcome.end is AttemptEnd.CANCELLED and not lease.unwanted:
             return Outcome.released()
         return outcome
+
+    def _away(self, lease: Lease, kept: bool, /) -> None:
+        """Tell the store and the supervisor that an attempt waits for object storage."""
+        lease.wait_for_storage(kept=kept)
+        if self._lifeline is not None:
+            with socket.socket(fileno=os.dup(self._lifeline)) as line, suppress(BlockingIOError, BrokenPipeError):
+                line.send(AWAY, socket.MSG_DONTWAIT)  # It hears the same again in a moment.
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Tell the store until it answers: an outcome is worth more than a free slot."""
@@ -202,6 +211,8 @@ class Lease:
         self.unwanted = False
         self.due = due
         self.doing: tuple[str, float | None, str] = ("", None, "")
+        self.kept = False
+        """Whether its program is finished, and lies on the node's disk until object storage has it."""
         self._news = news
 
     def note(self, phase: Phase, progress: float | None, detail: str, /) -> None:
@@ -209,9 +220,20 @@ class Lease:
         changed = phase.value != self.doing[0]
         self.doing = (phase.value, progress, detail)
         if changed:
-            with self._news:
-                self.due = 0.0
-                self._news.notify()
+            self._renew_now()
+
+    def wait_for_storage(self, *, kept: bool) -> None:
+        """Remember that the attempt cannot go on, and whether its program is kept."""
+        detail = f"{WAITS_FOR_STORAGE}; its program is finished" if kept else WAITS_FOR_STORAGE
+        changed = detail != self.doing[2]
+        self.doing, self.kept = (self.doing[0], None, detail), self.kept or kept
+        if changed:
+            self._renew_now()
+
+    def _renew_now(self) -> None:
+        with self._news:
+            self.due = 0.0
+            self._news.notify()
 
 
 class Leases:
@@ -266,6 +288,7 @@ class Leases:
                 progress=progress,
                 detail=detail,
                 log_tail=tail,
+                kept=lease.kept,
             )
         except StoreUnavailable as error:
             if self._reaches_store:

@@ -20,6 +20,10 @@ class NodeCache:
         self._limit = limit
         self._download = download
 
+    def through(self, download: Callable[[str, Path], object]) -> NodeCache:
+        """Return the same cache for a caller who has another way to bring blobs."""
+        return NodeCache(self._folder, limit=self._limit, download=download)
+
     def place(self, files: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
         """Copy files (`{"path", "digest", "size"}`) into `folder` and return their paths.
 

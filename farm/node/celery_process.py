@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from farm.compiling.slots import CONSUME, CONSUMING, RELEASE, Slot, as_text
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, RELEASE, Slot, as_text
 
 
 class CeleryProcess:
@@ -48,6 +48,7 @@ class CeleryProcess:
         """Readable when the process has ended."""
         self._started = time.monotonic()
         self._consuming: float | None = None
+        self._away = False
         self.may_consume = False
 
     @property
@@ -58,11 +59,21 @@ class CeleryProcess:
     @property
     def consuming_for(self) -> float | None:
         """Seconds since it said that it consumes; None where it has not."""
-        if self._consuming is None:
-            with suppress(BlockingIOError, ConnectionResetError):
-                if self._lifeline.recv(1) == CONSUMING:
-                    self._consuming = time.monotonic()
+        self._hear()
         return None if self._consuming is None else time.monotonic() - self._consuming
+
+    def met_outage(self) -> bool:
+        """Say whether an attempt of it has found object storage away since the last call."""
+        self._hear()
+        met, self._away = self._away, False
+        return met
+
+    def _hear(self) -> None:
+        with suppress(OSError):  # Nothing was said, or nobody is there any more.
+            words = self._lifeline.recv(4096)
+            if CONSUMING in words and self._consuming is None:
+                self._consuming = time.monotonic()
+            self._away = self._away or AWAY in words
 
     @property
     def ended(self) -> bool:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import random
 import shutil
 import socket
 import tempfile
 import threading
+import time
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +30,13 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.requests import after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
-from farm.errors import ArtifactGone, FarmFault, StorageUnavailable
+from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
 from farm.node.gpu_usage import conditions
+from farm.node.outbox import Outbox, Parcel
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF
@@ -39,6 +44,12 @@ from farm.tuning.database import TuningDatabase, device_name, mode_name
 from farm.tuning.tuner import PublishedProgram, Tuner
 
 log = get_logger(__name__)
+
+PATIENCE = 30.0
+"""Seconds for which a request is repeated before storage counts as away for its attempt."""
+
+AWAY_PAUSES = (1.0, 3.0)
+"""Between two tries while storage is away, in seconds; at random, since a whole farm waits for the same moment."""
 
 
 class Executor:
@@ -48,6 +59,7 @@ class Executor:
         self._artifacts = artifacts
         self._cache = cache
         self._settings = settings
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
         self._work = _own_folder(settings.data_dir.resolve() / "work")
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
@@ -67,7 +79,7 @@ class Executor:
                 folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
             )
             with ThreadPoolExecutor(1) as aside:
-                return _AttemptRun(attempt, children, self._artifacts, self._cache, aside).outcome()
+                return _AttemptRun(attempt, children, self._artifacts, self._cache, self._outbox, aside).outcome()
         except OSError as error:
             return _disk_failed(error)
         finally:
@@ -112,6 +124,7 @@ class _AttemptRun:
         children: Children,
         artifacts: S3Store,
         cache: NodeCache,
+        outbox: Outbox,
         aside: ThreadPoolExecutor,
     ) -> None:
         self.attempt = attempt
@@ -119,8 +132,18 @@ class _AttemptRun:
         self.children = children
         self.steps = Steps(attempt.order, children)
         self.folder = children.folder
-        self.artifacts = artifacts
-        self.cache = cache
+        self.impatient = artifacts
+        """Object storage for what can be done without."""
+        self.artifacts = artifacts.with_patience(PATIENCE, self._wait_for_storage)
+        """Object storage for what the attempt needs: it waits while that is away."""
+        self.cache = cache.through(self.artifacts.get_blob)
+        self.outbox = outbox
+        self.parcel: Parcel | None = None
+        """The finished program, until storage has it."""
+        self.waiting = threading.Lock()
+        """Held by who counts the time in which storage is away."""
+        self.waited = -math.inf
+        """Until when that is counted."""
         self.aside = aside
         """For what need not be waited for while the compiler works."""
         self.reference: dict[str, Any] | None = None
@@ -142,7 +165,9 @@ class _AttemptRun:
         except ArtifactGone as error:
             return self._with_log(Outcome.failure(FailureKind.STORAGE, f"an input is damaged or gone: {error.message}"))
         except FarmFault as error:
-            return self._with_log(Outcome.failure(FailureKind.STORAGE, error.message))
+            away = isinstance(error, StorageAway)
+            failure = Outcome.failure(FailureKind.STORAGE, error.message)
+            return Outcome.released(error.message) if away else self._with_log(failure)
         except OSError as error:
             return self._with_log(_disk_failed(error))
         except Exception as error:
@@ -228,14 +253,14 @@ class _AttemptRun:
     def _keep_reference(self, path: Path, recipe: Mapping[str, Any], record: str) -> None:
         """Upload a reference for other attempts; one that cannot be kept is made again by who needs it."""
         try:
-            reference = self._blob(path)
-            self.cache.put(reference["digest"], path)
-            kept = {"digest": reference["digest"], "size": reference["size"], "recipe": recipe}
-            self.artifacts.put_object(record, json.dumps(kept).encode())
+            digest, size = self.impatient.put_blob_file(path)
+            self.cache.put(digest, path)
+            kept = {"digest": digest, "size": size, "recipe": recipe}
+            self.impatient.put_object(record, json.dumps(kept).encode())
         except (StorageUnavailable, OSError) as error:
             log.warning("reference not kept", error=str(error))
         else:
-            self.reference = reference
+            self.reference = {"path": path.name, "digest": digest, "size": size}
 
     def _tuner(self) -> Tuner | None:
         """Return what tunes this cell; None where its mode is off."""
@@ -245,7 +270,7 @@ class _AttemptRun:
         device = device_name(Device(**spec["device"]))
         return Tuner(
             self.steps,
-            TuningDatabase(self.artifacts, attempt.namespace, self.order["pool"], device, mode_name(spec["tuning"])),
+            TuningDatabase(self.impatient, attempt.namespace, self.order["pool"], device, mode_name(spec["tuning"])),
             session=f"{attempt.job_id}-{attempt.number}",
             worker=attempt.worker,
             job=attempt.job_id,
@@ -313,32 +338,51 @@ class _AttemptRun:
             "log": self.children.log_path,
         }
         there = {name: path for name, path in files.items() if path and path.exists()}
-        # Side by side: on a line with a second of latency they would cost that each.
-        with ThreadPoolExecutor(len(there)) as threads:
-            blobs = dict(zip(there, threads.map(self._blob, there.values()), strict=True))
-        if self.children.cancelled.is_set():
-            raise StepEnded(None)
         attempt = self.attempt
         sidecar = {
             **record,
             "key": self.key,
             "namespace": attempt.namespace,
-            "blobs": blobs,
             "build": attempt.build,
             "job": attempt.job_id,
             "attempt": attempt.number,
             "worker": attempt.worker,
         }
-        published = self.artifacts.publish(attempt.namespace, sidecar)
-        return Outcome.success(
-            facts(published.sidecar), hit=published.adopted, log=blobs["log"]["digest"], phases=self.children.phases
-        )
+        if self.children.cancelled.is_set():
+            raise StepEnded(None)
+        with self.outbox.put(attempt, sidecar, there, self.children.phases) as parcel:
+            self.parcel, left = parcel, False
+            try:
+                outcome = parcel.publish(self.artifacts)
+                # Its job is kept for whoever publishes it, who has to be there until the store knows of the end.
+                left = parcel.settled
+            except StepEnded:
+                left = parcel.settled
+                raise
+            finally:
+                if not left:
+                    parcel.drop()
+                self.parcel = None
+            return replace(outcome, phases=self.children.phases)
+
+    def _wait_for_storage(self, away: StorageAway) -> None:
+        """Say that storage is away, and let the attempt's thread, one of them, wait a little. Raises StepEnded.
+
+        That time is not the attempt's: it does not count against its limit.
+        """
+        with self.waiting:
+            if self.parcel:
+                self.parcel.settle()
+            if away.since > self.waited:
+                log.warning("waiting for object storage", error=away.message, hint=away.hint)
+            now = time.monotonic()
+            self.children.began += now - max(away.since, self.waited)
+            self.waited = now
+        self.attempt.on_away(self.parcel is not None)
+        if self.children.cancelled.wait(random.uniform(*AWAY_PAUSES)):  # noqa: S311 - keeps no secret
+            raise StepEnded(None)
 
     # --- tools --------------------------------------------------------------------------------------------------
-
-    def _blob(self, path: Path) -> dict[str, Any]:
-        digest, size = self.artifacts.put_blob_file(path)
-        return {"path": path.name, "digest": digest, "size": size}
 
     def _keep_texts_in_log(self) -> None:
         """A failed attempt has no artifact that could hold the program's text."""
@@ -355,8 +399,8 @@ class _AttemptRun:
             return outcome
         try:
             self._keep_texts_in_log()
-            digest = self._blob(self.children.log_path)["digest"]
-        except (FarmFault, OSError) as error:
+            digest, _ = self.artifacts.put_blob_file(self.children.log_path)
+        except (FarmFault, OSError, StepEnded) as error:
             log.warning("log not uploaded", error=str(error))
             digest = ""
         return Outcome(

@@ -28,6 +28,7 @@ from farm.compiling import cgroups
 from farm.errors import StoreUnavailable
 from farm.logging import get_logger
 from farm.node.celery_process import CeleryProcess
+from farm.node.deliveries import Deliveries
 from farm.node.health_port import Health, serve_health
 from farm.node.health_probe import lacks_room
 from farm.node.health_probe import probe as health_probe
@@ -109,6 +110,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._store = Store.connect(settings)
+        self._deliveries = Deliveries(self._store, settings, self._nudge)
         self._workers = [
             Worker(
                 self._store,
@@ -121,6 +123,7 @@ class Supervisor:
                 probe=probe,
                 pause=self._wait,
                 nudge=self._nudge,
+                deliveries=self._deliveries,
             )
             for kind in kinds
         ]
@@ -148,6 +151,7 @@ class Supervisor:
             worker.register()
         with self._listening(), serve_health(self._settings.health_port, self._health):
             try:
+                self._deliveries.start()
                 for worker in self._workers:
                     worker.start()
                     worker.look(self._signals)  # Its first probe waits for no heartbeat.
@@ -208,7 +212,9 @@ class Worker:
         probe: Probe,
         pause: Callable[[float], bool],
         nudge: Callable[[], None],
+        deliveries: Deliveries,
     ) -> None:
+        self._deliveries = deliveries
         self._store = store
         self._settings = settings
         self._kind = kind
@@ -300,6 +306,8 @@ class Worker:
     def look(self, signals: int) -> None:
         """Send a heartbeat and do what has to be done, after so many signals in all."""
         assert self._process is not None
+        if self._process.met_outage():
+            self._deliveries.suspect()
         if self._draining or signals:
             if self._process.ended:
                 self.done = True
@@ -360,7 +368,7 @@ class Worker:
         suspect = wrong is None and beat.failed >= SUSPICIOUS
         if not full and (not self._probes.proven or (self._probes.due if fenced else suspect)):
             self._probes.start()
-        self._resting = full or ("" if self._probes.proven else UNPROVEN)
+        self._resting = full or self._deliveries.resting or ("" if self._probes.proven else UNPROVEN)
 
     def leave(self) -> None:
         """End its process, where it has not ended, and its registration."""
@@ -375,6 +383,7 @@ class Worker:
     def _give_up(self, why: str) -> None:
         """Its process is dead: its attempts are lost at once. Where the store is away, their leases will end."""
         try:
+            self._deliveries.keep_left()
             for job in self._store.workers.died(self._id, why):
                 log.warning("attempt lost with its worker process", job=job, worker=self._id)
         except StoreUnavailable as error:

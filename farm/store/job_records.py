@@ -70,9 +70,12 @@ class JobRecords:
         progress: float | None = None,
         detail: str = "",
         log_tail: bytes | None = None,
+        kept: bool = False,
     ) -> Literal["ok", "cancel", "lost"]:
         """Keep an attempt's lease and say what it is doing; `log_tail` is kept until the next one comes.
 
+        `kept`: its finished program lies on its node's disk. From now on the job waits for that node, `outbox_hours`
+        after each renewal, whatever happens to the worker.
         `cancel`: nobody wants it any more, end it and finish; `lost`: it is another attempt's now.
         """
         answer: Literal["ok", "cancel", "lost"] = self._link.run(
@@ -83,6 +86,7 @@ class JobRecords:
             progress="" if progress is None else progress,
             detail=detail,
             log=log_tail or b"",
+            kept=int(kept),
         )
         return answer
 
@@ -125,7 +129,7 @@ class JobRecords:
         return count
 
     def expire_leases(self, reaper: str) -> list[str]:
-        """Take away the attempts whose leases ended; return their jobs.
+        """Take away the attempts whose leases ended, or whose nodes did not bring a kept program; return their jobs.
 
         Nothing expires until `reaper` has called for one whole lease without a gap of half a lease.
         """

@@ -48,6 +48,7 @@ class Store:
         constants = {
             "LEASE": settings.lease_seconds * 1000,
             "KEEP": settings.keep_days * 86_400_000,
+            "HOLD": settings.outbox_hours * 3_600_000,
             "RETRY": settings.retry_delay * 1000,
             "EVENTS": EVENTS_KEPT,
             "HISTORY": KEPT,

@@ -159,7 +159,7 @@ class WorkerRecords:
         self._link.ask("ZREMRANGEBYSCORE", key("workers"), "-inf", now)
 
     def _running(self) -> dict[str, Names]:
-        jobs = self._link.ask("ZRANGE", key("leases"), 0, -1)
+        jobs = [job for name in ("leases", "kept") for job in self._link.ask("ZRANGE", key(name), 0, -1)]
         owners = self._link.ask_many(["HGET", key("job", job), "worker"] for job in jobs)
         running: dict[str, Names] = {}
         for job, owner in zip(jobs, owners, strict=True):

@@ -247,6 +247,11 @@ class Rig:
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line.split()[0] for line in lines if line.endswith(" new"))
 
+    def compiles(self) -> Counter[str]:
+        """How often each job was compiled, to the end or not."""
+        path = self.folder / "data" / "compiles"
+        return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
     def adopted(self) -> int:
         """How often a worker found another's artifact at its own publication."""
         path = self.folder / "data" / "published"

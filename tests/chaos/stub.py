@@ -22,10 +22,21 @@ from typing import Any
 from farm.compiling import child_process as child
 
 run_child = child.run_child
+
+
+def run_noted(request: Any, **options: Any) -> Any:
+    """Run a scripted child, and note each compile in the file `compiles`, a line with its job and attempt."""
+    if request["action"] == "compile":
+        with (farm.settings.data_dir / "compiles").open("a") as file:
+            file.write(f"{current.name}\n")
+    return run_child({**request, "step": current.step}, script=COMPILER, **options)
+
+
 # Before anybody else takes it from there; whichever module of a release that is.
-child.run_child = lambda request, **options: run_child({**request, "step": current.step}, script=COMPILER, **options)
+child.run_child = run_noted
 
 from farm.app import Farm
+from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
 from farm.jobs.state import Outcome, Phase
 from farm.node.blob_cache import NodeCache
@@ -39,7 +50,7 @@ current = threading.local()
 
 class ScriptedExecutor(Executor):
     def execute(self, attempt: Attempt, *, on_phase: Any, cancelled: threading.Event) -> Outcome:
-        current.step = step_of(attempt)
+        current.step, current.name = step_of(attempt), f"{attempt.job_id} {attempt.number}"
         if current.step.get("kill"):
             on_phase(Phase.COMPILING, None, "")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -58,15 +69,15 @@ def step_of(attempt: Attempt) -> dict[str, Any]:
     return step
 
 
-def publish(namespace: str, sidecar: Any, whole: Any = farm.artifacts.publish) -> Any:
-    published = whole(namespace, sidecar)
+def publish(store: S3Store, namespace: str, sidecar: Any, whole: Any = S3Store.publish) -> Any:
+    published = whole(store, namespace, sidecar)
     line = f"{sidecar['key']} {sidecar['job']} {sidecar['attempt']} {'adopted' if published.adopted else 'new'}\n"
     with (farm.settings.data_dir / "published").open("a") as file:
         file.write(line)
     return published
 
 
-farm.artifacts.publish = publish  # type: ignore[method-assign]
+S3Store.publish = publish  # type: ignore[method-assign]
 cache = NodeCache(farm.settings.data_dir / "cache", limit=1 << 30, download=farm.artifacts.get_blob)
 farm.__dict__["executor"] = ScriptedExecutor(farm.artifacts, cache, farm.settings)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +24,13 @@ from farm.artifacts.s3 import PART, S3Store
 from farm.control.audit import Auditor
 from farm.control.retention import tidy_storage
 from farm.errors import ArtifactGone
+from farm.jobs.state import WAITS_FOR_STORAGE
+from farm.local import servers
 from tests.chaos.conftest import Rigs
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
-from tests.chaos.rig import Rig
+from tests.chaos.rig import LEASE, Rig, pause
+from tests.support.helpers import wait_until
 
 SEED = 16
 
@@ -258,3 +263,121 @@ def test_damaged_artifacts(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
     assert rebuilt.total() == fault.count.damages
     for key in documents:
         client.download(client.artifact(key)["blobs"]["program"], tmp_path)
+
+
+OUTAGES = (20, 60, 600)
+"""Seconds for which storage is stopped, one after the other."""
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[tuple[servers.Server, dict[str, str]]]:
+    """A SeaweedFS that may be stopped, and the settings that name it."""
+    access, secret = secrets.token_hex(8), secrets.token_hex(16)
+    weed = servers.start_weed(tmp_path / "weed", access, secret, bucket="farm")
+    names = {"s3_endpoint": weed.url, "s3_bucket": "farm", "s3_access_key": access, "s3_secret_key": secret}
+    yield weed, names
+    weed.stop()
+
+
+def start(storage: servers.Server) -> None:
+    storage.spawn()
+    assert storage.wait_until_ready(), storage.last_words()
+
+
+def rests(farm: Rig) -> set[str]:
+    """Why workers rest, without what they were just asked for."""
+    return {one["resting"][:24] for one in farm.store.workers.list()}
+
+
+def nothing_wasted(fault: Fault, farm: Rig, build: str, jobs: int) -> list[dict[str, Any]]:
+    """Every job was compiled once and none of its attempts charged."""
+    cells = farm.wait(build, timeout=900)
+    charged = sum(farm.store.jobs.get(cell["job"])["charged"] for cell in cells)
+    ends = Counter(one["end"] for cell in cells for one in farm.attempts(cell))
+    compiles = farm.compiles()
+    twice = {job: count for job, count in compiles.items() if count > 1}
+    fault.measured(charged=charged, compiles=compiles.total(), compiled_twice=len(twice), ends=dict(ends))
+    fault.measured(**farm.ledger())
+    assert Counter(cell["state"] for cell in cells) == {"succeeded": jobs}
+    assert charged == 0
+    assert not twice
+    assert compiles.total() == jobs
+    return cells
+
+
+@pytest.mark.fault("26")
+def test_storage_stops(fault: Fault, rig: Rigs, storage: tuple[servers.Server, dict[str, str]], tmp_path: Path) -> None:
+    """Compiles of 3 s, so attempts are in every phase when it stops."""
+    weed, names = storage
+    farm = rig(**names)
+    client = farm.serve()
+    farm.script({"": [{"seconds": 3.0}]})
+    farm.workers("n1", "n2", slots=3)
+    build = farm.submit(client, fault.count.jobs)
+    recoveries, said = [], set()
+    for number, seconds in enumerate(OUTAGES[: fault.count.outages], 1):
+        enough = fault.count.jobs * number // (fault.count.outages + 1) // 2
+        wait_until(lambda enough=enough: farm.published().total() >= enough, 600, "some are done")
+        weed.stop()
+        began = time.monotonic()
+        wait_until(lambda: rests(farm) == {"object storage is away: "}, 60, "all workers rest")
+        fault.measured(**{f"rest_after_{seconds}": time.monotonic() - began})
+        while time.monotonic() < began + seconds:
+            said |= {cell["detail"] for cell in farm.store.builds.cells(build) if cell["state"] == "running"}
+            pause(0.5)
+        start(weed)
+        back, done = time.monotonic(), farm.published().total()
+        wait_until(lambda: rests(farm) == {""}, 60, "all workers take jobs")
+        wait_until(lambda done=done: farm.published().total() > done, 60, "programs are published")
+        recoveries.append(time.monotonic() - back)
+    nothing_wasted(fault, farm, build, fault.count.jobs)
+    fault.recovered(recoveries, 15.0)
+    assert WAITS_FOR_STORAGE in said or f"{WAITS_FOR_STORAGE}; its program is finished" in said
+
+
+@pytest.mark.fault("26-kill")
+def test_workers_die_while_their_programs_wait(
+    fault: Fault, rig: Rigs, storage: tuple[servers.Server, dict[str, str]], tmp_path: Path
+) -> None:
+    """The Celery process is killed, or the whole worker, or it is stopped as for an upgrade; leases end meanwhile."""
+    weed, names = storage
+    farm = rig(**names, grace_seconds=1.0)
+    client = farm.serve()
+    go = tmp_path / "go"
+    farm.script({"": [{"wait": str(go)}]})
+    ways = Counter[str]()
+    for _ in range(fault.count.times):
+        for way in ("process", "worker", "stop"):
+            go.unlink(missing_ok=True)
+            (worker,) = farm.workers("n1", slots=fault.count.jobs)
+            build = farm.submit(client, fault.count.jobs)
+            wait_until(lambda build=build: len(farm.compilers()) >= fault.count.jobs, 120, "all compile")
+            weed.stop()
+            go.touch()
+            wait_until(lambda: farm.raw.zcard("{farm}:kept") == fault.count.jobs, 60, "all programs wait")
+            cell = farm.running(build)[0]
+            assert cell["detail"] == f"{WAITS_FOR_STORAGE}; its program is finished"
+            if way == "process":
+                os.kill(worker.celery(), signal.SIGKILL)
+            elif way == "worker":
+                farm.stop_workers()
+            else:
+                assert worker.stop() == 0
+                farm.started.clear()
+            pause(2 * LEASE)
+            assert len(farm.running(build)) == fault.count.jobs, (
+                "a job was taken away from the disk that has its program"
+            )
+            start(weed)
+            if way != "process":
+                farm.workers("n1", slots=1)
+            farm.wait(build)
+            farm.stop_workers()
+            ways[way] += 1
+            fault.measured(builds=dict(ways))
+    charged = sum(farm.store.jobs.get(cell["job"])["charged"] for each in farm.builds for cell in farm.wait(each))
+    compiles = farm.compiles()
+    fault.measured(charged=charged, compiles=compiles.total(), **farm.ledger())
+    assert charged == 0
+    assert compiles.total() == len(compiles) == fault.count.jobs * len(farm.builds)
+    assert not list((farm.folder / "data" / "outbox").iterdir())

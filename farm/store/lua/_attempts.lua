@@ -18,7 +18,7 @@ local function requeue(job, cells, delay, node, kind)
   call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
   call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
-       "refused")
+       "refused", "kept")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
 end
@@ -67,4 +67,11 @@ local function lose(job, why)
   local outcome = cjson.encode({["end"] = "lost", kind = "worker_lost", message = message})
   end_attempt(job, "lost", outcome)
   charge(job, cells_of(job), "worker_lost", outcome)
+end
+
+-- Take a running attempt away from a worker that cannot end it, uncharged.
+local function give_back(job, message)
+  local cells, outcome = cells_of(job), cjson.encode({["end"] = "released", message = message})
+  end_attempt(job, "released", outcome)
+  if job.cancelling then end_job(job, cells, "cancelled", outcome) else requeue(job, cells, 0) end
 end

@@ -2,7 +2,7 @@
 
 local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priority", "rank", "number", "charged",
                 "losses", "token", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling",
-                "excluded", "time", "memory", "phase", "spent"}
+                "excluded", "time", "memory", "phase", "spent", "kept"}
 
 -- A job's fields but its order, or nil where there is no such job.
 local function read(job)
@@ -72,7 +72,10 @@ local function place(job, where, cells)
   if where ~= "" then
     call("ZADD", key("pool", job.pool, where), where == "waiting" and job.queued_at or NOW, job.id)
   end
-  if job.where == "running" then call("ZREM", key("leases"), job.id) end
+  if job.where == "running" then
+    call("ZREM", key("leases"), job.id)
+    call("ZREM", key("kept"), job.id)
+  end
   if where == "running" then call("ZADD", key("leases"), NOW + LEASE, job.id) end
   for _, cell in ipairs(cells) do
     if where == "handed" and cell.live then

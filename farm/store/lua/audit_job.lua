@@ -1,6 +1,6 @@
 -- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
--- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, delayed, pool:<pool>:waiting :handed
---   :running :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
+-- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, kept, delayed, pool:<pool>:waiting
+--   :handed :running :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
 -- arguments: job
 -- answer: list of sentences
 local id = job
@@ -16,7 +16,7 @@ for _, where in ipairs({"waiting", "handed", "running"}) do
           listed and "listed" or "not listed", where)
   end
 end
-local leased = call("ZSCORE", key("leases"), id) and true or false
+local leased = (call("ZSCORE", key("leases"), id) or call("ZSCORE", key("kept"), id)) and true or false
 if leased ~= (job.state == "running") then wrong("is %s %s a lease", job.state, leased and "with" or "without") end
 
 -- Whether a lane of the job's level will have its turn.

@@ -1,8 +1,10 @@
--- Take the attempts away whose leases ended; a lost attempt is charged.
+-- Take the attempts away whose leases ended; a lost attempt is charged. One whose node had its finished program and did
+-- not bring it is not.
 -- Nothing expires until this reaper has itself written here for one whole lease without a gap: after an outage every
 -- worker gets a lease's time to renew. A gap is half a lease: whoever renewed before it still holds a quarter. A server
 -- whose clock was set back makes one, too.
--- keys: reaper:<reaper>, leases, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, stopping, wake:…
+-- keys: reaper:<reaper>, leases, kept, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, stopping,
+--   wake:…
 -- arguments: reaper, limit
 -- answer: ids of the jobs whose attempts were lost
 local mark = key("reaper", reaper)
@@ -24,5 +26,16 @@ for _, id in ipairs(lost) do
   else
     lose(job, "stopped renewing its lease")
   end
+end
+local gone = call("ZRANGEBYSCORE", key("kept"), "-inf", NOW, "LIMIT", 0, limit)
+for _, id in ipairs(gone) do
+  local job = read(id)
+  if not job or job.state ~= "running" then
+    call("ZREM", key("kept"), id)
+  else
+    local hours = string.format("%g", HOLD / 3600000)
+    give_back(job, "node " .. job.node .. " did not bring the finished program within " .. hours .. " h")
+  end
+  lost[#lost + 1] = id
 end
 return lost

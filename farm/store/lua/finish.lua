@@ -1,6 +1,6 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
--- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, leases, delayed, pool:<pool>:…,
---   build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
+-- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, leases, kept, delayed,
+--   pool:<pool>:…, build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
 --   node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
@@ -21,6 +21,7 @@ if job.state ~= "running" or job.token ~= token then
   return "superseded"
 end
 
+if how == "released" and job.kept and not job.cancelling then return "ok" end  -- its program is yet to come
 local cells = cells_of(job)
 end_attempt(job, how, outcome)
 note_busy(job.worker)

@@ -6,10 +6,7 @@
 -- answer: ids of the jobs that were given back
 local back = {}
 for _, job in ipairs(running_of(worker)) do
-  local message = "worker " .. worker .. " on node " .. job.node .. " was stopped before the attempt had ended"
-  local cells, outcome = cells_of(job), cjson.encode({["end"] = "released", message = message})
-  end_attempt(job, "released", outcome)
-  if job.cancelling then end_job(job, cells, "cancelled", outcome) else requeue(job, cells, 0) end
+  give_back(job, "worker " .. worker .. " on node " .. job.node .. " was stopped before the attempt had ended")
   back[#back + 1] = job.id
 end
 local pools = call("HGET", key("worker", worker), "pools")

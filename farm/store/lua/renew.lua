@@ -1,12 +1,20 @@
 -- A worker says that its attempt lives, and what it is doing.
--- keys: job:<job> with :cells :log, leases, build:<build>:events
--- arguments: job, token, phase, progress, detail, log
---   progress: a number, or "" where it is not known; log: the last part of the attempt's log, "" = as before
+-- keys: job:<job> with :cells :log, leases, kept, build:<build>:events
+-- arguments: job, token, phase, progress, detail, log, kept
+--   progress: a number, or "" where it is not known; log: the last part of the attempt's log, "" = as before;
+--   kept: 1 when its finished program lies on the node's disk
 -- answer: "ok", "cancel" (nobody wants it any more: end it, then finish) or "lost" (it is somebody else's now)
 local id = job
 local job = read(id)
 if not job or job.state ~= "running" or job.token ~= token then return "lost" end
-call("ZADD", key("leases"), NOW + LEASE, id)
+if kept == "1" or job.kept then
+  -- It outlives the attempt and its worker: whoever finds it on that disk publishes it and ends the attempt.
+  call("ZREM", key("leases"), id)
+  call("ZADD", key("kept"), NOW + HOLD, id)
+  call("HSET", key("job", id), "kept", "1")
+else
+  call("ZADD", key("leases"), NOW + LEASE, id)
+end
 if log ~= "" then call("SET", key("job", id, "log"), log) end
 call("HSET", key("job", id), "phase", phase, "progress", progress, "detail", detail)
 if job.cancelling then return "cancel" end

@@ -10,7 +10,7 @@ import redis
 from farm.errors import NotFound, StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings, load_settings
-from farm.store import Store
+from farm.store import Claim, Store
 from farm.store.link import key
 from tests.support.helpers import wait_until
 from tests.support.jobs import POOL, explain, join_pool, new_cell, run_next, submit, take
@@ -605,3 +605,68 @@ def test_lost_calls_and_lost_answers_change_no_count(store: Store, monkeypatch: 
         ends = [event for event in store.events.read(build_id).items if event.get("state") == "succeeded"]
         assert len(ends) == 100
     assert finished["succeeded"] == 300
+
+
+# --- programs that wait for object storage ---------------------------------------------------------------------------
+
+
+def findings(store: Store, job_id: str) -> list[str]:
+    """What does not agree about a job."""
+    return list(store._link.run("audit_job", job=job_id))
+
+
+def kept(store: Store) -> tuple[str, Claim, str]:
+    """A job whose finished program lies on the disk of node n1, its attempt and its build."""
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    job_id, claim = take(store)
+    assert store.jobs.renew(claim.token, job_id, phase="uploading", kept=True) == "ok"
+    return job_id, claim, build_id
+
+
+@pytest.mark.parametrize("end", ["lease", "died", "stopped", "given back"])
+def test_a_finished_program_outlives_its_worker(store: Store, end: str) -> None:
+    """Whoever finds it on the node's disk ends the very attempt that made it; nobody compiles it meanwhile."""
+    job_id, claim, build_id = kept(store)
+    if end == "lease":
+        _, other = submit(store, new_cell()), take(store, "w2", "n2")
+        assert lose(store) == other[0], "only the attempt that has no finished program is lost"
+    elif end == "died":
+        assert store.workers.died("w1", "died") == []
+    elif end == "stopped":
+        assert store.workers.leave("w1") == []
+    else:
+        assert store.jobs.finish(job_id, claim.token, Outcome.released()) == "ok"
+    assert states(store, build_id) == ["running"]
+    assert not findings(store, job_id)
+    assert store.jobs.renew(claim.token, job_id, kept=True) == "ok"
+    assert store.jobs.finish(job_id, claim.token, SUCCESS) == "ok"
+    assert states(store, build_id) == ["succeeded"]
+    job = store.jobs.get(job_id)
+    assert ([one["end"] for one in job["attempts"]], job["charged"]) == (["succeeded"], 0)
+    assert not findings(store, job_id)
+    assert store._link.ask("EXISTS", key("kept")) == 0
+
+
+def test_a_node_that_does_not_bring_its_program_costs_no_attempt(store_settings: Settings) -> None:
+    store = Store.connect(store_settings.model_copy(update={"outbox_hours": 0.6 / 3600}))
+    job_id, claim, build_id = kept(store)
+    assert lose(store) == job_id
+    job = store.jobs.get(job_id)
+    assert states(store, build_id) == ["queued"]
+    assert (job["attempts"][0]["end"], job["charged"]) == ("released", 0)
+    assert job["attempts"][0]["message"].startswith("node n1 did not bring the finished program within")
+    assert store.jobs.renew(claim.token, job_id, kept=True) == "lost"
+    again, new = take(store)
+    assert (again, new.attempt) == (job_id, 2)
+    assert not findings(store, job_id)
+
+
+def test_a_program_that_nobody_wants_any_more_is_not_waited_for(store: Store) -> None:
+    job_id, claim, build_id = kept(store)
+    assert store.builds.cancel(build_id) == 1
+    assert states(store, build_id) == ["cancelled"]
+    assert store.jobs.renew(claim.token, job_id, kept=True) == "cancel"
+    assert store.jobs.finish(job_id, claim.token, Outcome.cancelled()) == "ok"
+    assert store._link.ask("EXISTS", key("kept")) == 0
+    assert not findings(store, job_id)

@@ -1,0 +1,101 @@
+"""Deliveries: watches object storage while it is away, and publishes what attempts left in the node's outbox."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from farm.artifacts.s3 import S3Store
+from farm.errors import FarmError, StorageAway, StorageUnavailable, StoreUnavailable
+from farm.jobs.state import FailureKind, Outcome, Phase
+from farm.logging import get_logger
+from farm.node.outbox import Outbox, Parcel
+from farm.settings import Settings
+from farm.store import Store
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two looks into the outbox."""
+
+AWAY_PAUSES = (0.5, 1.5)
+"""Between two questions whether storage is back, in seconds; at random, since all nodes ask."""
+
+
+class Deliveries:
+    """Looks after object storage for a node's supervisor, in a thread of its own."""
+
+    def __init__(self, store: Store, settings: Settings, nudge: Callable[[], None]) -> None:
+        self._store = store
+        self._settings = settings
+        self._nudge = nudge
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
+        self._wake = threading.Event()
+        self._suspected = True
+        self.resting = ""
+        """Why the node's workers take no jobs: storage is away, or the outbox is full."""
+
+    def start(self) -> None:
+        """Begin to watch, where there is an object storage."""
+        if self._settings.s3_bucket:
+            # A daemon: nobody waits for a storage that hangs when the worker ends.
+            threading.Thread(target=self._run, name="deliveries", daemon=True).start()
+
+    def suspect(self) -> None:
+        """An attempt found storage away: look now."""
+        self._suspected = True
+        self._wake.set()
+
+    def keep_left(self) -> None:
+        """Have the jobs of left programs wait for them: their worker process is dead. Raises StoreUnavailable."""
+        for parcel in self._outbox.left():
+            self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
+        self._wake.set()
+
+    def _run(self) -> None:
+        artifacts = S3Store.from_settings(self._settings)
+        while True:
+            try:
+                resting = self._look(artifacts)
+            except Exception:  # The next look may do better, and nobody else looks.
+                log.exception("cannot look after the outbox")
+                resting = ""
+            if resting != self.resting:
+                self.resting = resting
+                self._nudge()
+            self._wake.wait(random.uniform(*AWAY_PAUSES) if resting else LOOK_SECONDS)  # noqa: S311 - keeps no secret
+            self._wake.clear()
+
+    def _look(self, artifacts: S3Store) -> str:
+        """Deliver what is left; return why no jobs can be taken, or an empty text."""
+        try:
+            if self._suspected or self.resting:
+                self._suspected = False
+                artifacts.with_patience(0).reach()
+            for parcel in self._outbox.left():
+                self._deliver(parcel, artifacts)
+        except StorageUnavailable as error:
+            return f"object storage is away: {error.message}"
+        except StoreUnavailable as error:
+            log.info("what is left in the outbox waits for the store", error=error.message)
+        most = self._settings.outbox_bytes
+        if (size := self._outbox.size) > most:
+            return f"its outbox is full: {size / 1e9:.2f} GB of finished programs wait, {most / 1e9:g} GB may"
+        return ""
+
+    def _deliver(self, parcel: Parcel, artifacts: S3Store) -> None:
+        """Publish a program whose attempt has ended, and end the attempt. Nobody else compiles it meanwhile."""
+        self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
+        try:
+            # Whatever the answer was: for a job that is cancelled, or another attempt's by now, it is right, too,
+            # and the next who wants that need not compile it.
+            outcome = parcel.publish_left(artifacts)
+        except StorageAway:
+            raise
+        except (FarmError, OSError, ValueError) as error:
+            outcome = Outcome.failure(FailureKind.STORAGE, f"the finished program cannot be published: {error}")
+            log.error("a finished program cannot be published", job=parcel.job, error=str(error))
+        answer = self._store.jobs.finish(parcel.job, parcel.token, outcome)
+        log.info("finished program delivered", job=parcel.job, end=outcome.end.value, answer=answer)
+        parcel.drop()

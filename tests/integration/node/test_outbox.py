@@ -1,0 +1,235 @@
+"""The node's outbox, and what the supervisor delivers from it: on the real object storage and job store."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from farm.app import Farm
+from farm.compiling.attempt import Attempt
+from farm.jobs.state import AttemptEnd, Outcome
+from farm.node.deliveries import Deliveries
+from farm.node.outbox import Outbox
+from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
+from tests.support.helpers import wait_until
+
+CELL = (
+    MANIFEST
+    + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n    tuning: {mode: off}\n"
+)
+
+
+@pytest.fixture
+def box(farm: Farm) -> Outbox:
+    return Outbox(farm.settings.data_dir.resolve() / "outbox")
+
+
+def claimed(farm: Farm, folder: Path) -> Attempt:
+    """An attempt of a job of its own."""
+    frozen = freeze_manifest(folder, CELL, batch="N")
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.submit("main", frozen.submission, by="test")
+    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    named = (claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    return Attempt(job_id, number, *named, worker="w1")
+
+
+class Outage:
+    """Storage refuses every connection from when an attempt reaches a phase (at once where that is empty).
+
+    Notes what the attempt says of it.
+    """
+
+    def __init__(self, farm: Farm, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+        self._session = farm.artifacts._s3._endpoint.http_session  # type: ignore[attr-defined]
+        self._send = self._session.send
+        self._phase = phase
+        self.said: list[bool] = []
+        self.found = threading.Event()
+        monkeypatch.setattr("farm.artifacts.s3.UNREACHABLE_SECONDS", 0.1)
+        monkeypatch.setattr("farm.node.executor.AWAY_PAUSES", (0.01, 0.02))
+        self.on_phase("")
+
+    def on_phase(self, phase: str, *_: Any) -> None:
+        if phase == self._phase:
+            self._session.send = self._refuse
+
+    def on_away(self, kept: bool, /) -> None:
+        self.said.append(kept)
+        self.found.set()
+
+    def end(self) -> None:
+        self._phase, self._session.send = "over", self._send
+
+    def _refuse(self, request: Any) -> Any:
+        raise EndpointConnectionError(endpoint_url=request.url)
+
+
+@contextmanager
+def waiting(farm: Farm, attempt: Attempt, outage: Outage) -> Iterator[tuple[threading.Event, list[Outcome]]]:
+    """An attempt that has found storage away, from there to its end: what cancels it, and how it ends."""
+    outcomes: list[Outcome] = []
+    cancelled = threading.Event()
+
+    def work() -> None:
+        outcomes.append(farm.executor.execute(attempt, on_phase=outage.on_phase, cancelled=cancelled))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert outage.found.wait(60)
+        yield cancelled, outcomes
+    finally:
+        thread.join()
+
+
+def look(farm: Farm) -> str:
+    """Have the supervisor's thread look once, as it does when an attempt met an outage."""
+    watch = Deliveries(farm.store, farm.settings, lambda: None)
+    return watch._look(farm.artifacts)
+
+
+@pytest.mark.parametrize("phase", ["", "fetching", "verifying", "uploading"])
+def test_an_attempt_waits_in_each_phase_and_goes_on(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, phase)
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
+        outage.end()
+    (outcome,) = outcomes
+    assert (outcome.end, outcome.hit, bool(outcome.log)) == (AttemptEnd.SUCCEEDED, False, True)
+    assert set(outage.said) == {phase == "uploading"}, "it says whether its program is finished"
+    assert farm.artifacts.lookup(["main"], attempt.key)
+
+
+def test_waiting_does_not_count_against_the_time_limit(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    attempt.limits["time"] = 600.0
+    outage = Outage(farm, monkeypatch, "")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 3600)
+        tries = len(outage.said)
+        wait_until(lambda: len(outage.said) > tries + 1)
+        outage.end()
+    assert [one.end for one in outcomes] == [AttemptEnd.SUCCEEDED]
+
+
+def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
+        assert not list(box.left()), "its attempt holds it"
+        cancelled.set()
+    assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
+    Deliveries(farm.store, farm.settings, lambda: None).keep_left()
+    assert farm.store.workers.died("w1", "died") == [], "the job waits for its program"
+    assert look(farm).startswith("object storage is away: cannot reach s3://")
+    outage.end()
+    assert look(farm) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert (job["state"], job["charged"], [one["end"] for one in job["attempts"]]) == ("succeeded", 0, ["succeeded"])
+    assert "compiling" in job["attempts"][0]["phases"]
+    assert farm.artifacts.lookup(["main"], attempt.key)
+    assert box.size == 0
+
+
+def test_a_program_that_was_published_before_its_end_was_told_is_not_uploaded_again(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
+        outage.end()
+    monkeypatch.setattr(farm.artifacts, "put_blob_file", None)
+    assert look(farm) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert (job["state"], job["facts"], job["log"]) == ("succeeded", outcomes[0].facts, outcomes[0].log)
+    assert [cell["hit"] for cell in farm.store.builds.cells(job["cells"][0]["build"])] == [False]
+    assert box.size == 0
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["worker alive", "worker dead"])
+def test_a_program_that_nobody_wants_any_more_is_there_for_the_next_who_does(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, _):
+        (build,) = farm.store.builds.list("main")
+        farm.store.builds.cancel(build["id"])
+        cancelled.set()
+    if told:
+        assert farm.store.jobs.finish(attempt.job_id, attempt.token, Outcome.cancelled()) == "ok"
+    outage.end()
+    assert look(farm) == ""
+    assert farm.artifacts.lookup(["main"], attempt.key)
+    assert [cell["state"] for cell in farm.store.builds.cells(build["id"])] == ["cancelled"]
+    assert box.size == 0
+
+
+def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
+    attempt = claimed(farm, tmp_path)
+    (tmp_path / "program").write_bytes(b"x" * 1000)
+    with box.put(attempt, {}, {"program": tmp_path / "program"}, {}):
+        assert look(farm) == ""
+        farm.settings = farm.settings.model_copy(update={"outbox_bytes": 1000})
+        assert look(farm).startswith("its outbox is full: ")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from farm.compiling.attempt import Attempt
+from farm.node.outbox import Outbox
+parcel = Outbox(Path(sys.argv[1])).put(
+    Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"), {}, {"log": Path(sys.argv[2])}, {}
+)
+if sys.argv[3] == "settled":
+    parcel.settle()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("how", "after", "left"), [("", 1, 1), ("", 2, 0), ("settled", 2, 1)])
+def test_a_parcel_outlives_its_process_and_a_loss_of_power_once_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, after: int, left: int
+) -> None:
+    """After a loss of power the machine runs for the second time: what it may have lost of a file is not published."""
+    (tmp_path / "log").write_text("log")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "box"), str(tmp_path / "log"), how]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    if after == 2:
+        (tmp_path / "boot").write_text("the second")
+        monkeypatch.setattr("farm.node.outbox.BOOT", tmp_path / "boot")
+    assert [parcel.job for parcel in Outbox(tmp_path / "box").left()] == ["j"] * left
+
+
+def test_what_is_not_whole_goes(tmp_path: Path) -> None:
+    """Whoever was killed while he put a parcel there, or removed it, leaves a folder that is none."""
+    for name in (".begun", "broken"):
+        (tmp_path / "box" / name).mkdir(parents=True)
+        (tmp_path / "box" / name / "parcel.json").write_text("{")
+    box = Outbox(tmp_path / "box")
+    assert not list(box.left())
+    assert not list((tmp_path / "box").iterdir())
