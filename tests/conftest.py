@@ -165,6 +165,12 @@ def s3_settings(weed: WeedServer, s3_client: S3Client) -> Iterator[dict[str, str
 
 
 @pytest.fixture
+def s3_connection(s3_settings: dict[str, str]) -> dict[str, str]:
+    """What a store in the test's bucket is made with."""
+    return {name: s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")}
+
+
+@pytest.fixture
 def settings(redis_url: str, s3_settings: dict[str, str], tmp_path: Path) -> Settings:
     """Settings for the session's servers, an empty data folder and leases short enough to wait for."""
     return load_settings(

@@ -43,21 +43,6 @@ KEY = "ab" * 32
 MISSING = "0" * 64
 
 
-def make_store(s3_settings: dict[str, str], **changes: Any) -> S3Store:
-    names = {
-        "endpoint": "s3_endpoint",
-        "bucket": "s3_bucket",
-        "access_key": "s3_access_key",
-        "secret_key": "s3_secret_key",
-    }
-    return S3Store(**{name: s3_settings[setting] for name, setting in names.items()} | changes)
-
-
-@pytest.fixture
-def store(s3_settings: dict[str, str]) -> S3Store:
-    return make_store(s3_settings)
-
-
 def make_sidecar(store: S3Store, key: str = KEY, **fields: Any) -> dict[str, Any]:
     """A valid sidecar whose blobs are uploaded."""
     digest, size = store.put_blob_bytes(f"program of {key}".encode())
@@ -95,8 +80,8 @@ class Overwriter:
 
 
 @pytest.fixture
-def outside(s3_client: S3Client, s3_settings: dict[str, str]) -> Overwriter:
-    return Overwriter(s3_client, s3_settings["s3_bucket"])
+def outside(s3_client: S3Client, s3_connection: dict[str, str]) -> Overwriter:
+    return Overwriter(s3_client, s3_connection["bucket"])
 
 
 # --- blobs --------------------------------------------------------------------------------------------------
@@ -127,13 +112,13 @@ def test_a_large_blob_goes_up_in_parts(store: S3Store, outside: Overwriter, tmp_
     assert outside.head(blob_key(digest))["ETag"].endswith('-3"')
 
 
-def test_a_missing_blob_is_named_in_the_error(store: S3Store, s3_settings: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_blob_is_named_in_the_error(store: S3Store, s3_connection: dict[str, str], tmp_path: Path) -> None:
     """With bucket, key and endpoint, and without credentials; nothing is left where the file should be."""
     with pytest.raises(ArtifactGone) as error:
         store.get_blob(MISSING, tmp_path / "file")
-    for word in (s3_settings["s3_bucket"], blob_key(MISSING), s3_settings["s3_endpoint"]):
+    for word in (s3_connection["bucket"], blob_key(MISSING), s3_connection["endpoint"]):
         assert word in str(error.value)
-    assert s3_settings["s3_secret_key"] not in str(error.value)
+    assert s3_connection["secret_key"] not in str(error.value)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ArtifactGone):
         store.read_blob(MISSING, limit=10)
@@ -255,9 +240,9 @@ print(rss("VmHWM") - idle)
 """
 
 
-def test_memory_does_not_grow_with_a_blob(s3_settings: dict[str, str], tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_a_blob(s3_connection: dict[str, str], tmp_path: Path) -> None:
     """256 MiB go up and come down in less than 150 MiB above what the idle process holds."""
-    arguments = [s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")]
+    arguments = s3_connection.values()
     run = subprocess.run(
         [sys.executable, "-c", MEMORY, *arguments, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -424,10 +409,10 @@ store.publish("main", {
 
 @pytest.mark.parametrize("step", ["first part", "all parts", "program", "log", "sidecar sent"])
 def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
-    store: S3Store, s3_settings: dict[str, str], tmp_path: Path, step: str
+    store: S3Store, s3_connection: dict[str, str], tmp_path: Path, step: str
 ) -> None:
     """And nothing that a retry trips over; multipart uploads that were left open can be ended."""
-    arguments = [s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")]
+    arguments = s3_connection.values()
     run = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments, str(tmp_path), step], capture_output=True, text=True, check=False
     )
@@ -523,9 +508,9 @@ def test_a_presigned_get_downloads_under_a_name(store: S3Store) -> None:
     assert httpx.get(store.presign_get(blob_key(digest)) + "0", timeout=60).status_code == 403
 
 
-def test_presigned_urls_name_the_public_address(s3_settings: dict[str, str]) -> None:
-    store = make_store(s3_settings, public_endpoint="https://artifacts.example.org")
-    assert store.presign_get("a").startswith(f"https://artifacts.example.org/{s3_settings['s3_bucket']}/a?")
+def test_presigned_urls_name_the_public_address(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**s3_connection, public_endpoint="https://artifacts.example.org")
+    assert store.presign_get("a").startswith(f"https://artifacts.example.org/{s3_connection['bucket']}/a?")
     assert store.presign_put(MISSING, 1).url.startswith("https://artifacts.example.org/")
 
 
@@ -611,8 +596,8 @@ def test_a_large_blob_whose_last_answer_was_lost_is_there(store: S3Store, faults
     assert store.verify_blob(digest, size)
 
 
-def test_a_failed_large_upload_leaves_no_parts_behind(s3_settings: dict[str, str], tmp_path: Path) -> None:
-    store = make_store(s3_settings, patience=0.1)
+def test_a_failed_large_upload_leaves_no_parts_behind(s3_connection: dict[str, str], tmp_path: Path) -> None:
+    store = S3Store(**s3_connection, patience=0.1)
     faults = Faults(store)
     path = tmp_path / "file"
     path.write_bytes(os.urandom(2 * PART + 1))
@@ -622,10 +607,10 @@ def test_a_failed_large_upload_leaves_no_parts_behind(s3_settings: dict[str, str
     assert store.abort_uploads(timedelta(0)) == 0
 
 
-def test_every_verb_works_on_a_bad_day(s3_settings: dict[str, str], tmp_path: Path) -> None:
+def test_every_verb_works_on_a_bad_day(s3_connection: dict[str, str], tmp_path: Path) -> None:
     """A fifth of all requests are refused with 503, one in twenty is dropped before and one after it was
     done."""
-    store = make_store(s3_settings)
+    store = S3Store(**s3_connection)
     faults = Faults(store)
     dice = random.Random(18)
     faults.before = lambda _: (503, "SlowDown") if dice.random() < 0.2 else "drop" if dice.random() < 0.05 else None
@@ -657,8 +642,8 @@ def test_bytes_damaged_on_the_way_are_read_again(store: S3Store, tmp_path: Path)
     assert store.has_blob(digest)
 
 
-def test_a_storage_that_is_not_there_is_an_error_in_time(s3_settings: dict[str, str]) -> None:
-    store = make_store(s3_settings, endpoint="http://127.0.0.1:9", patience=0.2)
+def test_a_storage_that_is_not_there_is_an_error_in_time(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**{**s3_connection, "endpoint": "http://127.0.0.1:9"}, patience=0.2)
     with pytest.raises(StorageUnavailable, match=r"http://127\.0\.0\.1:9"):
         store.get_object("config/a.json")
 
@@ -687,9 +672,9 @@ def test_a_server_that_does_not_answer_is_asked_again(store: S3Store, faults: Fa
 
 @pytest.mark.parametrize("error", [*AWAY, (503, "SlowDown"), (500, "InternalError")], ids=str)
 def test_who_waits_for_a_storage_that_is_away_is_asked_before_each_try(
-    s3_settings: dict[str, str], error: Exception | tuple[int, str]
+    s3_connection: dict[str, str], error: Exception | tuple[int, str]
 ) -> None:
-    store = make_store(s3_settings, patience=0.1)
+    store = S3Store(**{**s3_connection, "patience": 0.1})
     faults = Faults(store)
     faults.before = lambda _: error
     asked: list[StorageAway] = []
@@ -708,24 +693,24 @@ def test_who_waits_for_a_storage_that_is_away_is_asked_before_each_try(
         store.put_blob_bytes(b"y")
 
 
-def test_what_does_not_pass_is_not_waited_for(s3_settings: dict[str, str]) -> None:
+def test_what_does_not_pass_is_not_waited_for(s3_connection: dict[str, str]) -> None:
     for wrong in ({"secret_key": "not the secret"}, {"bucket": "no-such-bucket"}):
-        store = make_store(s3_settings, **wrong).with_patience(0.1, lambda _: pytest.fail("it waits"))
+        store = S3Store(**{**s3_connection, **wrong}).with_patience(0.1, lambda _: pytest.fail("it waits"))
         with pytest.raises(StorageUnavailable) as raised:
             store.put_blob_bytes(b"x")
         assert not isinstance(raised.value, StorageAway)
 
 
-def test_wrong_credentials_are_an_error_at_once(s3_settings: dict[str, str]) -> None:
-    store = make_store(s3_settings, secret_key="not the secret")
+def test_wrong_credentials_are_an_error_at_once(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**{**s3_connection, "secret_key": "not the secret"})
     for ask in (store.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
         with pytest.raises(StorageUnavailable, match="403") as error:
             ask()
         assert "not the secret" not in str(error.value)
 
 
-def test_a_missing_bucket_is_an_error_and_not_a_miss(s3_settings: dict[str, str]) -> None:
-    store = make_store(s3_settings, bucket="no-such-bucket")
+def test_a_missing_bucket_is_an_error_and_not_a_miss(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**{**s3_connection, "bucket": "no-such-bucket"})
     with pytest.raises(StorageUnavailable, match="no-such-bucket"):
         store.check()
     with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
@@ -753,7 +738,7 @@ def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: 
     assert list(store.list_objects("")) == []
 
 
-def test_our_own_bucket_can_be_made_twice(s3_settings: dict[str, str]) -> None:
-    store = make_store(s3_settings)
+def test_our_own_bucket_can_be_made_twice(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**s3_connection)
     store.create_bucket()
     store.check()

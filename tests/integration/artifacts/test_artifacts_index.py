@@ -26,9 +26,8 @@ class CountingStore(S3Store):
 
 
 @pytest.fixture
-def store(s3_settings: dict[str, str]) -> CountingStore:
-    names = ("endpoint", "bucket", "access_key", "secret_key")
-    return CountingStore(**{name: s3_settings[f"s3_{name}"] for name in names})
+def store(s3_connection: dict[str, str]) -> CountingStore:
+    return CountingStore(**s3_connection)
 
 
 def key_of(number: int) -> str:

@@ -16,12 +16,6 @@ from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, Us
 
 
 @pytest.fixture
-def store(s3_settings: dict[str, str]) -> S3Store:
-    names = ("endpoint", "bucket", "access_key", "secret_key")
-    return S3Store(**{name: s3_settings[f"s3_{name}"] for name in names})
-
-
-@pytest.fixture
 def refs(store: S3Store) -> Refs:
     return Refs(store)
 

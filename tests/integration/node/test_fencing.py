@@ -27,21 +27,6 @@ from tests.support.jobs import POOL, alive, control_plane, explain, join_pool, n
 GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
 
 
-def settings_for(url: str, **changes: Any) -> Settings:
-    fast = {"renew_seconds": 0.2, "retry_delay": 0.0, "probe_pause": 0.2, "log_level": "error"}
-    return load_settings({}, redis_url=url, **{**fast, **changes})
-
-
-@pytest.fixture
-def farm_settings(redis_url: str) -> Settings:
-    return settings_for(redis_url)
-
-
-@pytest.fixture
-def store(farm_settings: Settings) -> Store:
-    return Store.connect(farm_settings)
-
-
 def fenced(store: Store, node: str) -> str:
     return next((worker["fenced"] for worker in store.workers.list() if worker["node"] == node), "")
 

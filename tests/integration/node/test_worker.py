@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from farm import broker
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.local import servers
-from farm.settings import Settings, load_settings
+from farm.settings import Settings
 from farm.store import Store
 from tests.support.helpers import wait_until
 from tests.support.jobs import (
@@ -28,33 +29,6 @@ from tests.support.jobs import (
     running_worker,
     submit,
 )
-
-LEASE = 3.0
-
-
-def settings_for(url: str, **changes) -> Settings:
-    return load_settings(
-        {},
-        redis_url=url,
-        **{
-            "lease_seconds": LEASE,
-            "renew_seconds": 0.25,
-            "retry_delay": 0.1,
-            "grace_seconds": 5.0,
-            "log_level": "error",
-            **changes,
-        },
-    )
-
-
-@pytest.fixture
-def farm_settings(redis_url: str) -> Settings:
-    return settings_for(redis_url)
-
-
-@pytest.fixture
-def store(farm_settings: Settings) -> Store:
-    return Store.connect(farm_settings)
 
 
 @pytest.fixture
@@ -133,10 +107,11 @@ def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
     farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
+    settings = farm_settings.model_copy(update={"retry_delay": 0.1})  # The next job has its turn meanwhile.
     scripts = [[{"do": "raise"}, {"do": "succeed"}], [{"do": "wait", "until": str(done)}], *[[{"do": "succeed"}]] * 4]
     build_id = submit(store, *[new_cell(script=script) for script in scripts])
     first = store.builds.cells(build_id)[0]["job"]
-    with running_worker(farm_settings, store, slots=1):
+    with running_worker(settings, store, slots=1):
         wait_until(lambda: store.jobs.get(first)["attempt"] == 2)
         wait_until(lambda: explain(store, first)["handed_out"])
         done.touch()
@@ -178,11 +153,11 @@ def test_a_killed_worker_leaves_nothing_behind_and_its_job_runs_again(
 
 
 def test_draining_lets_jobs_end_and_gives_the_rest_back(
-    redis_url: str, store: Store, reports: Reports, tmp_path: Path
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
 ) -> None:
     """Short of the grace period a job ends as ever; what is longer is given back, uncharged, and runs elsewhere."""
-    settings, done = settings_for(redis_url, grace_seconds=5.0), tmp_path / "done"
-    with running_worker(settings, store, "n1") as first:
+    done = tmp_path / "done"
+    with running_worker(farm_settings, store, "n1") as first:
         short = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
         long = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))
         wait_until_running(store, short)
@@ -194,7 +169,7 @@ def test_draining_lets_jobs_end_and_gives_the_rest_back(
         assert first.supervisor.wait(60) == 0
         assert store.workers.list() == []
         assert attempts(store, short) == [("succeeded", "n1")]
-        with running_worker(settings, store, "n2"):
+        with running_worker(farm_settings, store, "n2"):
             for build_id in (short, long, waiting):
                 reports.wait(build_id)
     assert attempts(store, long) == [("released", "n1"), ("succeeded", "n2")]
@@ -214,8 +189,10 @@ def test_a_message_that_a_worker_gives_back_lies_in_the_queue_again(farm_setting
     assert broker.queued(app, POOL.name) == {("j-1", 1)}
 
 
-def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, reports: Reports, redis_url: str) -> None:
-    with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
+def test_a_second_signal_does_not_wait_for_the_grace_period(
+    farm_settings: Settings, store: Store, reports: Reports
+) -> None:
+    with running_worker(farm_settings.model_copy(update={"grace_seconds": 60.0}), store) as worker:
         build_id = submit(store, new_cell(script=[{"do": "hang"}]))
         wait_until_running(store, build_id)
         worker.supervisor.terminate()
@@ -227,9 +204,9 @@ def test_a_second_signal_does_not_wait_for_the_grace_period(store: Store, report
 
 
 def test_a_worker_that_is_stopped_before_it_can_give_back_costs_no_attempt(
-    store: Store, reports: Reports, redis_url: str
+    farm_settings: Settings, store: Store, reports: Reports
 ) -> None:
-    with running_worker(settings_for(redis_url, grace_seconds=60.0), store) as worker:
+    with running_worker(farm_settings.model_copy(update={"grace_seconds": 60.0}), store) as worker:
         build_id = submit(store, new_cell(script=[{"do": "hang"}]))
         wait_until_running(store, build_id)
         os.kill(worker.celery(), signal.SIGSTOP)
@@ -276,7 +253,7 @@ def test_what_was_handed_out_is_sent_again_when_the_queue_is_lost(
     farm_settings: Settings, store: Store, reports: Reports, redis_url: str
 ) -> None:
     """The broker's keys may go: what they carried is in the store."""
-    join_pool(store, ttl=LEASE)
+    join_pool(store, ttl=farm_settings.lease_seconds)
     build_id = submit(store, new_cell())
     app = broker.make_celery(farm_settings)
     wait_until(lambda: broker.queued(app, POOL.name))
@@ -286,10 +263,10 @@ def test_what_was_handed_out_is_sent_again_when_the_queue_is_lost(
         reports.wait(build_id)
 
 
-def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path) -> None:
+def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(farm_settings: Settings, tmp_path: Path) -> None:
     """The worker keeps its child running and finishes when the store is back; whatever was queued runs."""
     server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
-    settings, done = settings_for(server.url), tmp_path / "done"
+    settings, done = farm_settings.model_copy(update={"redis_url": SecretStr(server.url)}), tmp_path / "done"
     store = Store.connect(settings)
     try:
         with control_plane(settings, store) as reports, running_worker(settings, store, slots=2):
@@ -313,11 +290,14 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(tmp_path: Path)
 
 
 def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_for_messages(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One slot runs an attempt, the other waits for a message as the server becomes a replica, then is full."""
     server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
-    settings, done = settings_for(server.url, log_level="warning"), tmp_path / "done"
+    settings, done = (
+        farm_settings.model_copy(update={"redis_url": SecretStr(server.url), "log_level": "warning"}),
+        tmp_path / "done",
+    )
     store = Store.connect(settings)
     lines = []
 

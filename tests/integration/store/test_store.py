@@ -19,13 +19,8 @@ SUCCESS = Outcome.success({"latency": 0.01})
 
 
 @pytest.fixture
-def store_settings(redis_url: str) -> Settings:
+def farm_settings(redis_url: str) -> Settings:
     return load_settings({}, redis_url=redis_url, lease_seconds=0.4, renew_seconds=0.1, retry_delay=0.05)
-
-
-@pytest.fixture
-def store(store_settings: Settings) -> Store:
-    return Store.connect(store_settings)
 
 
 def states(store: Store, build_id: str) -> list[str]:

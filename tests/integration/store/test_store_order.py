@@ -8,18 +8,12 @@ from farm.control.dispatcher import hand_out
 from farm.control.endings import settle_left
 from farm.control.pool_timeout import fail_unserved
 from farm.jobs.state import FailureKind, Outcome
-from farm.settings import load_settings
 from farm.store import Claim, Store
 from farm.store.link import key
 from tests.support.helpers import wait_until
 from tests.support.jobs import POOL, explain, join_pool, new_cell, run_next, submit, take
 
 SUCCESS = Outcome.success({})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Store:
-    return Store.connect(load_settings({}, redis_url=redis_url, retry_delay=0.0))
 
 
 def order(store: Store, count: int) -> list[str]:

@@ -25,11 +25,6 @@ DOCUMENT = ROOT / "docs" / "job-store.md"
 
 
 @pytest.fixture
-def store(redis_url: str) -> Store:
-    return Store.connect(load_settings({}, redis_url=redis_url, retry_delay=0.01))
-
-
-@pytest.fixture
 def raw(redis_url: str) -> Iterator[redis.Redis]:
     """A plain connection, to look at the server past the code under test."""
     with redis.Redis.from_url(redis_url, decode_responses=True) as connection:

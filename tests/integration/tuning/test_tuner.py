@@ -13,7 +13,7 @@ from farm.compiling.children import StepEnded
 from farm.compiling.slots import Slot
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
-from farm.settings import Settings, load_settings
+from farm.settings import Settings
 from farm.tuning.formats import OBJECTS, write_folder
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
@@ -36,16 +36,6 @@ from tests.support.scripted_tuner import (
 FIND_DB = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
 QUICK = {"tuning": {"mode": "quick"}}
 OPERATIONS = [f"conv-{index}" for index in range(10)]
-
-
-@pytest.fixture
-def farm_settings(s3_settings: dict[str, str], tmp_path: Path) -> Settings:
-    return load_settings({}, data_dir=tmp_path, **s3_settings)
-
-
-@pytest.fixture
-def artifacts(farm_settings: Settings) -> S3Store:
-    return S3Store.from_settings(farm_settings)
 
 
 def environments(tuner: Tuner) -> dict[str, dict[str, str]]:

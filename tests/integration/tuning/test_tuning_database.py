@@ -22,13 +22,8 @@ from tests.support.tuning_writers import NAME, delta, kill_writers, race
 
 
 @pytest.fixture
-def connection(s3_settings: dict[str, str]) -> dict[str, str]:
-    return {name: s3_settings[f"s3_{name}"] for name in ("endpoint", "bucket", "access_key", "secret_key")}
-
-
-@pytest.fixture
-def store(connection: dict[str, str]) -> S3Store:
-    return S3Store(**connection)
+def store(s3_connection: dict[str, str]) -> S3Store:
+    return S3Store(**s3_connection)
 
 
 @pytest.fixture
@@ -87,11 +82,11 @@ def test_races_lose_no_delta(store: S3Store, database: TuningDatabase) -> None:
     assert merges > 1
 
 
-def test_a_writer_killed_at_any_step_spoils_nothing(connection: dict[str, str], database: TuningDatabase) -> None:
+def test_a_writer_killed_at_any_step_spoils_nothing(s3_connection: dict[str, str], database: TuningDatabase) -> None:
     """Between two kills the rest is merged and two attempts commit, so every merge has the same steps."""
     steps = []
     committed = [database.commit(delta(number)) for number in range(2)]
-    for there_was_such_a_step in kill_writers(connection):
+    for there_was_such_a_step in kill_writers(s3_connection):
         steps.append(there_was_such_a_step)
         for merged in (False, True):
             if merged:

@@ -22,7 +22,7 @@ from farm.compiling.children import StepEnded
 from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase
 from farm.node.attempts import Slots
-from farm.settings import Settings, load_settings
+from farm.settings import Settings
 from farm.tuning.records import RecordStore
 from farm.tuning.tuner import Tuner
 from tests.benchmarks.tuning_kills import kill_at_random
@@ -45,16 +45,6 @@ models:
     inputs: {ids: {shape: [batch, seq], range: [0, 99]}}
     dims: {batch: [1], seq: [8]}
 """
-
-
-@pytest.fixture
-def farm_settings(s3_settings: dict[str, str], tmp_path: Path) -> Settings:
-    return load_settings({}, data_dir=tmp_path, **s3_settings)
-
-
-@pytest.fixture
-def artifacts(farm_settings: Settings) -> S3Store:
-    return S3Store.from_settings(farm_settings)
 
 
 @pytest.fixture

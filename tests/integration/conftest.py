@@ -1,0 +1,29 @@
+"""The job store of a test, in the session's Valkey."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.settings import Settings, load_settings
+from farm.store import Store
+
+
+@pytest.fixture
+def farm_settings(redis_url: str) -> Settings:
+    """Settings for the session's Valkey alone, with short pauses, and leases short enough to wait for."""
+    return load_settings(
+        {},
+        redis_url=redis_url,
+        lease_seconds=3.0,
+        renew_seconds=0.25,
+        retry_delay=0.0,
+        grace_seconds=5.0,
+        probe_pause=0.2,
+        log_level="error",
+    )
+
+
+@pytest.fixture
+def store(farm_settings: Settings) -> Store:
+    """The store of these settings."""
+    return Store.connect(farm_settings)
