@@ -62,8 +62,10 @@ class Notes:
     published: Counter[str] = field(default_factory=Counter)
     """How often the sidecar of a key was written."""
     did: Counter[str] = field(default_factory=Counter)
+    ended: dict[tuple[str, int], str] = field(default_factory=dict)
+    """How attempts (job id, number) ended whose end the store took; no others may count."""
     storage: set[tuple[str, int]] = field(default_factory=set)
-    """Attempts (job id, number) for which object storage was away for too long."""
+    """Attempts for which object storage was away for too long."""
     fates: dict[str, Fate] = field(default_factory=dict)
     """By job id."""
 
@@ -145,8 +147,10 @@ class WalkingWorker(threading.Thread):
         self._notes.fates[job_id] = fate_of(spec)
         if self._draw(0.03):
             return False
-        asleep = self._draw(0.04)
-        seconds = 3 * self._lease if asleep else self._chance.choice([0.0, 0.0, 0.02, 0.05, 0.1, 1.5 * self._lease])
+        asleep = self._draw(0.06)
+        # An attempt after a lost one is slow, so that the one who slept wakes up meanwhile.
+        slow = self._draw(0.2 if claim.attempt == 1 else 0.5)
+        seconds = 2 * self._lease if asleep or slow else self._chance.choice([0.0, 0.02, 0.05, 0.1])
         unwanted, answer = threading.Event(), "ok"
         with ThreadPoolExecutor(1) as aside:
             made = aside.submit(self._make, name, job_id, claim, unwanted, seconds)
@@ -157,6 +161,8 @@ class WalkingWorker(threading.Thread):
         outcome = Outcome.released() if self._draw(0.03) else made.result()
         ended = jobs.finish(job_id, claim.token, outcome)
         self._notes.did[f"{outcome.end}, {ended}"] += 1
+        if ended == "ok":
+            self._notes.ended[job_id, claim.attempt] = outcome.end
         self._expect(
             ended == "superseded" or answer != "lost", f"{job_id}: attempt {claim.attempt} was lost, and counts"
         )
