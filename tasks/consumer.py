@@ -9,9 +9,12 @@ import math
 import time
 from typing import Any
 
+from celery import bootsteps
 from celery.worker import consumer
+from celery.worker.consumer.tasks import Tasks
 
 from farm.logging import get_logger
+from farm.node.attempts import Slots
 
 log = get_logger(__name__)
 
@@ -20,6 +23,24 @@ RECONNECT_SECONDS = 3.0
 
 CALM_SECONDS = 4 * RECONNECT_SECONDS
 """After so long without trouble the next is another one, and said again."""
+
+
+class Pause(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Takes no messages while the supervisor wants none; attempts go on. Begins again with each connection."""
+
+    requires = (Tasks,)
+
+    def start(self, parent: Any) -> None:
+        """Ask before each message, as Celery itself does for `worker_disable_prefetch`."""
+        slots, credit = Slots.current(), parent.task_consumer.channel.qos
+        has_room = credit.can_consume
+        credit.can_consume = lambda: slots.may_consume and has_room()
+        # The loop looks again when something happens, or after some seconds.
+        slots.when_resumed = lambda: parent.hub.call_soon(_nothing)
+
+
+def _nothing() -> None:
+    """What wakes up an event loop."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types

@@ -18,9 +18,10 @@ from typing import Any
 LOOK_SECONDS = 0.5
 """Between two looks for a free slot; a GPU's holder may be a process of another worker."""
 
-CONSUME, CONSUMING, RELEASE, AWAY = b"g", b"c", b"r", b"a"
-"""The words between a worker and its Celery process: take messages; they are taken; give the attempts back; object
-storage is away."""
+CONSUME, PAUSE, CONSUMING, RELEASE, AWAY = b"g", b"p", b"c", b"r", b"a"
+"""The words between a worker and its Celery process: take messages; take none for now, while attempts go on; they are
+taken; give the attempts back; object storage is away.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, RELEASE, FreeSlots, Slot
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, PAUSE, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
@@ -63,7 +63,10 @@ class Slots:
         self._worker = worker
         self._node = node
         self._draining = threading.Event()
+        self._may_consume = threading.Event()
         self._lifeline: int | None = None
+        self.when_resumed: Callable[[], object] = lambda: None
+        """Called when messages may be taken again; from another thread."""
 
     @classmethod
     def open(
@@ -120,27 +123,34 @@ class Slots:
         self._draining.set()
         self._leases.cancel_all()
 
+    @property
+    def may_consume(self) -> bool:
+        """Whether the supervisor wants messages to be taken."""
+        return self._may_consume.is_set()
+
     def obey(self, lifeline: int) -> None:
-        """Wait for the supervisor's word on `lifeline` to consume, and release at its word.
+        """Wait for the supervisor's word on `lifeline` to consume; then pause, resume and release at its word.
 
         When its end closes, the supervisor is dead: exit at once. What attempts have started ends with this process:
         each child's guard holds a pipe to it.
         """
-        may_consume = threading.Event()
 
         def listen() -> None:
             with suppress(ConnectionResetError):  # It died with something of ours unread.
                 while word := os.read(lifeline, 1):
                     if word == CONSUME:
-                        may_consume.set()
+                        self._may_consume.set()
+                        self.when_resumed()
+                    elif word == PAUSE:
+                        self._may_consume.clear()
                     elif word == RELEASE:
                         self.release()
-                        may_consume.set()
+                        self._may_consume.set()
             os._exit(1)
 
         threading.Thread(target=listen, name="lifeline", daemon=True).start()
         self._lifeline = lifeline
-        may_consume.wait()
+        self._may_consume.wait()
 
     def consuming(self) -> None:
         """Tell the supervisor that messages are taken from here on."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, RELEASE, Slot, as_text
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, PAUSE, RELEASE, Slot, as_text
 
 
 class CeleryProcess:
@@ -53,14 +53,14 @@ class CeleryProcess:
 
     @property
     def age(self) -> float:
-        """Seconds since it was started, or may consume."""
+        """Seconds since it was started, or since it may consume (again)."""
         return time.monotonic() - self._started
 
     @property
     def consuming_for(self) -> float | None:
-        """Seconds since it said that it consumes; None where it has not."""
+        """Seconds since it said that it consumes, or was let again; None where it has not said it."""
         self._hear()
-        return None if self._consuming is None else time.monotonic() - self._consuming
+        return None if self._consuming is None else min(time.monotonic() - self._consuming, self.age)
 
     def met_outage(self) -> bool:
         """Say whether an attempt of it has found object storage away since the last call."""
@@ -91,6 +91,13 @@ class CeleryProcess:
             self.may_consume, self._started = True, time.monotonic()
             with suppress(BrokenPipeError):
                 self._lifeline.send(CONSUME)
+
+    def pause(self) -> None:
+        """Have it take no messages until `consume` is called again; what runs goes on. Repeatable."""
+        if self.may_consume:
+            self.may_consume = False
+            with suppress(BrokenPipeError):
+                self._lifeline.send(PAUSE)
 
     def stop_consuming(self) -> None:
         """Take no more messages, and end when the running ones have."""

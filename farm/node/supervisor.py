@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -196,6 +197,18 @@ class Supervisor:
         self._signals += 1
 
 
+class Stage(Enum):
+    """How far a worker is with its end; each stage follows the one before."""
+
+    SERVING = auto()
+    """It takes jobs, unless it rests."""
+    DRAINING = auto()
+    """It takes nothing more; what runs may end within the grace period."""
+    RELEASING = auto()
+    """It ends what runs and gives it back."""
+    DONE = auto()
+
+
 class Worker:
     """The worker of one kind of slot: its registration, its Celery process, its end."""
 
@@ -225,17 +238,19 @@ class Worker:
         self._pause = pause
         self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: CeleryProcess | None = None
+        """None before the start, and while a process that died waits for the store to come back."""
         self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
         self._fenced = ""
         self._resting = UNPROVEN
-        self._stopped = False
         self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
-        self._draining = False
-        self._released = False
+        self._stage = Stage.SERVING
         self._deadline = math.inf
-        self.done = False
+
+    @property
+    def done(self) -> bool:
         """Whether it has drained."""
+        return self._stage is Stage.DONE
 
     def register(self) -> None:
         """Make it known to the store."""
@@ -261,7 +276,6 @@ class Worker:
 
     def start(self) -> None:
         """Start its process, which begins to consume when nothing speaks against it."""
-        self._stopped = False
         self._process = CeleryProcess(
             self._app,
             queues=[pool.name for pool in self._kind.pools],
@@ -273,10 +287,8 @@ class Worker:
 
     @property
     def descriptor(self) -> int | None:
-        """Readable when the process has ended; None where that is no news."""
-        assert self._process is not None
-        waits = self._rests or not self._reaches_store
-        return None if waits and self._process.ended else self._process.descriptor
+        """Readable when the process has ended; None while there is none."""
+        return self._process.descriptor if self._process else None
 
     def health(self) -> dict[str, Any]:
         """Return how it is: whether it takes jobs, and why not."""
@@ -285,9 +297,9 @@ class Worker:
             "id": self._id,
             "kind": self._kind.name,
             "pools": [pool.name for pool in self._kind.pools],
-            "consuming": consuming is not None and not self._draining and self._reaches_store,
+            "consuming": consuming is not None and self._stage is Stage.SERVING and self._reaches_store,
             "consuming_for": consuming and round(consuming, 3),
-            "draining": self._draining,
+            "draining": self._stage is not Stage.SERVING,
             "fenced": self._fenced,
             "resting": self._resting,
             "running": self._beaten.running,
@@ -305,41 +317,34 @@ class Worker:
 
     def look(self, signals: int) -> None:
         """Send a heartbeat and do what has to be done, after so many signals in all."""
-        assert self._process is not None
-        if self._process.met_outage():
+        if self._process and self._process.met_outage():
             self._deliveries.suspect()
-        if self._draining or signals:
-            if self._process.ended:
-                self.done = True
-            else:
-                self._drain(self._process, hurry=signals)
+        if self._stage is not Stage.SERVING or signals:
+            self._drain(hurry=signals)
             return
         beat = self._beat()
         if beat and beat.answer == "drain":
             log.info("draining, as the operator asked", worker=self._id)
-            self._drain(self._process, hurry=signals)
+            self._drain(hurry=signals)
             return
         if beat:
             told = self._resting
             self._see_to_health(beat)
             if self._resting != told:
                 self._beat()  # Claims are answered, and jobs handed out, by what the store knows.
-        if self._rests:
-            self._stop_consuming(self._process)
-        elif self._process.ended:
+        if self._process is None or self._process.ended:
             self._replace(self._process)
-        elif not self._stopped:
+        elif self._rests:
+            if self._process.may_consume:
+                log.warning("taking no jobs for now", worker=self._id, reason=self._fenced or self._resting)
+            self._process.pause()
+        else:
+            if not self._process.may_consume:
+                log.info("taking jobs", worker=self._id)
             self._process.consume()
             if beat and not self._consumes(self._process, beat):
                 log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
                 self._restart(self._process)
-
-    def _stop_consuming(self, process: CeleryProcess) -> None:
-        """Take nothing for now; what runs goes on, and the process ends after it. One that has not begun just waits."""
-        if process.may_consume and not self._stopped:
-            log.warning("taking no jobs for now", worker=self._id, reason=self._fenced or self._resting)
-            self._stopped = True
-            process.stop_consuming()
 
     def _see_to_health(self, beat: Beat) -> None:
         """Hear whether the node is fenced, look for room on its disk, and probe it where that is due and has room."""
@@ -392,7 +397,8 @@ class Worker:
     def _beat(self) -> Beat | None:
         """Send one heartbeat; None where the store cannot be reached, or had forgotten this worker."""
         try:
-            beat = self._store.workers.heartbeat(self._id, draining=self._draining, resting=self._resting)
+            draining = self._stage is not Stage.SERVING
+            beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._resting)
             self._beaten = beat
             if beat.answer == "unknown":
                 self.register()
@@ -413,39 +419,41 @@ class Worker:
         consuming = process.consuming_for
         return process.age < START_SECONDS if consuming is None else consuming < self._settings.lease_seconds
 
-    def _replace(self, process: CeleryProcess) -> None:
-        """Start another process for one that ended; as long as the store is away that would only die again."""
-        if not self._stopped:
+    def _replace(self, process: CeleryProcess | None) -> None:
+        """Start another process for one that died; as long as the store is away that would only die again."""
+        if process:
             log.error("the worker process died, starting it again", worker=self._id, status=process.status)
             self._give_up(f"died (exit status {process.status})")
-            self._stopped = not self._reaches_store
             if self._reaches_store:
                 self._restart(process)
+            else:
+                process.kill()
+                self._process = None
         elif self._reaches_store:
-            log.info("taking jobs again", worker=self._id)
-            process.kill()
             self.start()
 
     def _restart(self, process: CeleryProcess) -> None:
         process.kill()
+        self._process = None
         stopping = process.age < RESTART_SECONDS and self._pause(RESTART_SECONDS)
         if not stopping:
             self.start()
 
-    def _drain(self, process: CeleryProcess, *, hurry: int) -> None:
+    def _drain(self, *, hurry: int) -> None:
         """Stop consuming; let attempts end, then give them back, then end the process. Called until it is done."""
-        if not self._draining:
+        process, late = self._process, self.patience <= 0
+        if process is None or process.ended:
+            self._stage = Stage.DONE
+        elif self._stage is Stage.SERVING:
             log.info("draining", worker=self._id, grace=self._settings.grace_seconds)
-            self._draining = True
-            self._deadline = time.monotonic() + self._settings.grace_seconds
+            self._stage, self._deadline = Stage.DRAINING, time.monotonic() + self._settings.grace_seconds
             process.stop_consuming()
-        elif not self._released and (hurry > 1 or self.patience <= 0):
+        elif self._stage is Stage.DRAINING and (hurry > 1 or late):
             log.info("giving attempts back", worker=self._id)
-            self._released = True
-            self._deadline = time.monotonic() + RELEASE_SECONDS
+            self._stage, self._deadline = Stage.RELEASING, time.monotonic() + RELEASE_SECONDS
             process.release()
-        elif self._released and (hurry > 2 or self.patience <= 0):
+        elif self._stage is Stage.RELEASING and (hurry > 2 or late):
             process.kill()
-            self.done = True
-            return
-        self._beat()
+            self._stage = Stage.DONE
+        if not self.done:
+            self._beat()

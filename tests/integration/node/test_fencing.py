@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -22,7 +23,7 @@ from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, alive, control_plane, explain, join_pool, new_cell, running_worker, submit, take
+from tests.support.jobs import POOL, control_plane, explain, join_pool, new_cell, running_worker, submit, take
 
 GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
 
@@ -269,6 +270,51 @@ def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: 
         assert fenced(store, "n1") == "its health probe failed: it hangs"
 
 
+def test_a_fence_for_a_moment_idles_no_slot_longer(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
+    """Three slots of four are free, and take jobs again while the fourth is still at work."""
+    wrong, done = tmp_path / "wrong", tmp_path / "done"
+    wrong.touch()
+    with (
+        control_plane(farm_settings, store) as reports,
+        running_worker(farm_settings, store, slots=4, wrong=wrong) as worker,
+    ):
+        long = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+        wait_until(lambda: store.builds.cells(long)[0]["state"] == "running")
+        before = worker.celery()
+        for _ in range(2):
+            (me,) = store.workers.list()
+            assert store.workers.probed(me["id"], node="n1", wrong="it hangs", row=0)
+            wait_until(lambda: not fenced(store, "n1"), message="it heard of the fence, and its probes passed")
+            reports.wait(submit(store, *[new_cell() for _ in range(12)]))
+        assert store.builds.cells(long)[0]["state"] == "running"
+        done.touch()
+        reports.wait(long)
+        assert worker.celery() == before
+        job = store.jobs.get(store.builds.cells(long)[0]["job"])
+        assert [one["end"] for one in job["attempts"]] == ["succeeded"]
+
+
+def test_a_worker_process_that_dies_while_its_node_is_fenced_loses_its_attempts_at_once(
+    redis_url: str, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    settings = settings_for(redis_url, lease_seconds=600.0)
+    store = Store.connect(settings)
+    with control_plane(settings, store) as reports, running_worker(settings, store, wrong=wrong) as worker:
+        build = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))
+        wait_until(lambda: store.builds.cells(build)[0]["state"] == "running")
+        job = store.builds.cells(build)[0]["job"]
+        wrong.write_text("it hangs")
+        (me,) = store.workers.list()
+        assert store.workers.probed(me["id"], node="n1", wrong="it hangs", row=0)
+        wait_until(lambda: len(wrong.with_suffix(".asked").read_text().splitlines()) > 1, message="it heard of it")
+        os.kill(worker.celery(), signal.SIGKILL)
+        wait_until(lambda: store.jobs.get(job)["attempts"][0]["end"] == "lost")
+        wrong.write_text("")
+        assert reports.wait(build)["counts"]["succeeded"] == 1
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
@@ -351,7 +397,10 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
         assert [one["end"] for one in store.jobs.get(job)["attempts"]] == ["succeeded"], "none was wasted"
         before = worker.celery()
         filler.write_bytes(bytes(12 << 20))
-        wait_until(lambda: not alive(before), message="the process that took jobs ended")
+        wait_until(lambda: "its disk is full" in store.workers.list()[0]["resting"])
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: worker.celery() not in (0, before), message="another process waits for room")
+        assert "its disk is full" in store.workers.list()[0]["resting"]
         filler.unlink()
         reports.wait(submit(store, new_cell()))
         held = [str(entry.readlink()) for entry in Path(f"/proc/{worker.supervisor.pid}/fd").iterdir()]
