@@ -5,18 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import random
 import shutil
-import socket
-import tempfile
 import threading
 import time
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,12 +27,12 @@ from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.requests import after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable
-from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
 from farm.node.gpu_usage import conditions
 from farm.node.outbox import Outbox, Parcel
+from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF
@@ -60,7 +56,7 @@ class Executor:
         self._cache = cache
         self._settings = settings
         self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
-        self._work = _own_folder(settings.data_dir.resolve() / "work")
+        self._work = WorkFolder(settings.data_dir.resolve() / "work")
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run the steps of one attempt and say how it ended.
@@ -68,51 +64,19 @@ class Executor:
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
         try:
-            self._work.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f"{attempt.job_id}-{attempt.number}-", dir=self._work))
+            with (
+                self._work.place(f"{attempt.job_id}-{attempt.number}-") as folder,
+                ThreadPoolExecutor(1) as aside,
+            ):
+                environment = after_a_crash(attempt.previous)
+                look = partial(conditions, attempt.slot.bdf)
+                children = Children(
+                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
+                )
+                run = _AttemptRun(attempt, children, self._artifacts, self._cache, self._outbox, aside, self._work)
+                return run.outcome()
         except OSError as error:
             return _disk_failed(error)
-        try:
-            environment = after_a_crash(attempt.previous)
-            look = partial(conditions, attempt.slot.bdf)
-            children = Children(
-                folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
-            )
-            with ThreadPoolExecutor(1) as aside:
-                return _AttemptRun(attempt, children, self._artifacts, self._cache, self._outbox, aside).outcome()
-        except OSError as error:
-            return _disk_failed(error)
-        finally:
-            remove_tree(folder)
-
-
-def _own_folder(work: Path) -> Path:
-    """Return the folder for this process's attempts, and remove those of processes that were killed."""
-    # Under the host's name: containers that share the folder do not see each other's processes.
-    ours = work / socket.gethostname()
-    for folder in ours.glob("*"):
-        if not _is_alive(folder):
-            remove_tree(folder)
-    return ours / str(os.getpid())
-
-
-def _is_alive(folder: Path) -> bool:
-    return Path(f"/proc/{folder.name}").exists()
-
-
-def _running(node: Path) -> dict[str, tuple[int, int]]:
-    """Return how many attempts each worker process of a node runs, and when one last began or ended there (ns).
-
-    A node has a process for each kind of slot. Attempts are counted by their folders, which outlive a process that is
-    killed; those do not count.
-    """
-    found = {}
-    for folder in node.iterdir():
-        with suppress(FileNotFoundError):  # a worker that starts clears away what a killed one left
-            if not _is_alive(folder):
-                continue
-            found[folder.name] = len(list(folder.iterdir())), folder.stat().st_mtime_ns
-    return found
 
 
 class _AttemptRun:
@@ -126,6 +90,7 @@ class _AttemptRun:
         cache: NodeCache,
         outbox: Outbox,
         aside: ThreadPoolExecutor,
+        work: WorkFolder,
     ) -> None:
         self.attempt = attempt
         self.order = attempt.order
@@ -146,6 +111,7 @@ class _AttemptRun:
         """Until when that is counted."""
         self.aside = aside
         """For what need not be waited for while the compiler works."""
+        self.work = work
         self.reference: dict[str, Any] | None = None
         """Where the storage has the reference outputs."""
         self.keeping: Future[None] | None = None
@@ -315,14 +281,14 @@ class _AttemptRun:
         if self.keeping:
             self.keeping.result()  # An upload beside it would slow down what is measured.
         with self.children.phase(Phase.MEASURING):
-            before = _running(self.folder.parents[1])
+            before = self.work.at_work()
             evaluated = self.steps.evaluate(
                 compiled,
                 reference,
                 tuner.measuring if tuner else None,
                 write=[tuner.proof] if tuner else (),
             )
-            after = _running(self.folder.parents[1])
+            after = self.work.at_work()
             shared = after != before or sum(count for count, _ in before.values()) > 1
         return self.steps.record(compiled, evaluated, shared=shared)
 

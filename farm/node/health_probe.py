@@ -7,9 +7,9 @@ each GPU of a kind of slot, or on one CPU slot. A node that fails it would fail 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from farm.compiling.children import Children, StepEnded
@@ -21,6 +21,7 @@ from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models.model import read_model
 from farm.node.slot_shares import SlotKind
+from farm.node.work_folder import WorkFolder
 from farm.results.accuracy import judge
 from farm.settings import Settings
 from farm.targets.pools import Pool
@@ -54,32 +55,29 @@ def probe(settings: Settings, kind: SlotKind) -> str:
     """
     pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
     slots = list({slot.gpu: slot for slot in kind.slots}.values())
-    with ThreadPoolExecutor(len(slots)) as threads:
-        found = threads.map(lambda slot: _probe_slot(settings, pool, slot), slots)
+    # Probes work where attempts do: a disk that cannot be written to fails both.
+    with (
+        closing(WorkFolder(settings.data_dir.resolve() / "work")) as work,
+        ThreadPoolExecutor(len(slots)) as threads,
+    ):
+        found = threads.map(lambda slot: _probe_slot(settings, pool, slot, work), slots)
     return "; ".join(filter(None, found))
 
 
-def _probe_slot(settings: Settings, pool: Pool, slot: Slot) -> str:
+def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) -> str:
     where = f"GPU {slot.gpu}" if slot.gpu else str(pool.target)
     try:
         with (
             FreeSlots([slot]).one(threading.Event()) as held,
-            tempfile.TemporaryDirectory(prefix="health-", dir=_folder(settings)) as folder,
+            work.place("health-") as folder,
         ):
             assert held
-            return _compiled_well(settings, pool, held, Path(folder))
+            return _compiled_well(settings, pool, held, folder)
     except StepEnded as ended:
         assert ended.failure
         return f"{where}: {ended.failure.kind}: {ended.failure.message}"
     except (FarmError, OSError) as error:
         return f"{where}: {error}"
-
-
-def _folder(settings: Settings) -> Path:
-    """Probes work where attempts do: a disk that cannot be written to fails both."""
-    folder = settings.data_dir.resolve() / "work"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> str:

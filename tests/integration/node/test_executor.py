@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +27,7 @@ from farm.runner.protocol import Messages
 from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
+from tests.support.working import at_work_in
 
 
 def run(
@@ -133,14 +132,12 @@ def test_an_attempt_of_another_worker_process_makes_a_measurement_shared(
     farm: Farm, tmp_path: Path, killed: bool
 ) -> None:
     """Each kind of slot of a node has a process of its own; what a killed one left behind does not count."""
-    other = subprocess.Popen(["sleep", "600"])
+    assert farm.executor
+    other = at_work_in(farm.settings.data_dir / "work")
     try:
-        assert farm.executor
-        attempt = farm.settings.data_dir / "work" / socket.gethostname() / str(other.pid) / "j-1-1-x"
-        attempt.mkdir(parents=True)
         if killed:
             other.kill()
-            other.wait()
+            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         outcome = run(farm, tmp_path)
         found = farm.artifacts.get_object(outcome.facts["sidecar"])
         assert found

@@ -336,7 +336,7 @@ def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) ->
     settings = load_settings({}, data_dir=tmp_path)
     kind = SlotKind("cpu", (POOL,), (ANYWHERE,) * 3)
     assert probe(settings, kind) == ""
-    assert list((tmp_path / "work").iterdir()) == []
+    assert [path for folder in (tmp_path / "work").iterdir() for path in folder.iterdir()] == []
 
 
 def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:

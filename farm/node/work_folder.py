@@ -1,0 +1,120 @@
+"""Work folders: each process of a node works in one of its own, and what killed processes left is cleared away.
+
+A lock beside each folder says which are in use: the kernel lets it go when its process ends, in whatever way. Process
+ids and host names would not do: in containers they repeat, and containers do not see each other's processes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from farm.files import remove_tree, replacing
+
+
+class WorkFolder:
+    """One process's folder below `work`, made when it is first needed. Thread-safe."""
+
+    def __init__(self, work: Path) -> None:
+        """Clear away what processes left below `work` that have ended."""
+        # Under the host's name: what runs on one machine is counted together.
+        self._node = work / socket.gethostname()
+        self._mutex = threading.Lock()
+        self._own: Path | None = None
+        self._lock = -1
+        for lock in work.glob("*/*.lock"):
+            _clear_away(lock)
+        for folder in self._node.glob("[0-9]*"):
+            if folder.name.isdigit() and not _is_others(folder):
+                remove_tree(folder)
+
+    @contextmanager
+    def place(self, prefix: str) -> Iterator[Path]:
+        """Make a folder for one piece of work, whose name begins with `prefix`; it is gone when the block ends.
+
+        Raises OSError.
+        """
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder()))
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
+
+    def at_work(self) -> dict[str, tuple[int, int]]:
+        """Return how many pieces of work each process of this node has, and when one last began or ended there (ns)."""
+        found = {}
+        for lock in self._node.glob("*.lock"):
+            folder = lock.with_suffix("")
+            with suppress(FileNotFoundError):  # Another process clears away what a killed one left.
+                if _in_use(lock):
+                    found[folder.name] = len(list(folder.iterdir())), folder.stat().st_mtime_ns
+        return found
+
+    def close(self) -> None:
+        """Remove it, and let go of its lock."""
+        with self._mutex:
+            if self._own:
+                os.close(self._lock)
+                _clear_away(self._own.with_suffix(".lock"))
+                self._own = None
+
+    def _folder(self) -> Path:
+        with self._mutex:
+            if self._own is None:
+                self._node.mkdir(parents=True, exist_ok=True)
+                own = self._node / f"{os.getpid()}-{secrets.token_hex(4)}"
+                # Under its name it is locked from the first moment on, so that nobody takes it for one that was left.
+                with replacing(own.with_suffix(".lock")) as new:
+                    self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                    with suppress(OSError):  # A file system without locks: nobody can take it there, either.
+                        fcntl.flock(self._lock, fcntl.LOCK_EX)
+                own.mkdir()
+                self._own = own
+            return self._own
+
+
+def _in_use(lock: Path) -> bool:
+    """Whether the process lives that holds a lock; also where that cannot be known. Raises FileNotFoundError."""
+    taken = _taken(lock, fcntl.LOCK_SH)
+    if taken is not None:
+        os.close(taken)
+    return taken is None
+
+
+def _clear_away(lock: Path) -> None:
+    """Remove a folder and its lock where no process holds that."""
+    with suppress(FileNotFoundError):
+        held = _taken(lock, fcntl.LOCK_EX)
+        if held is not None:
+            try:
+                remove_tree(lock.with_suffix(""))
+                if not lock.with_suffix("").exists():
+                    lock.unlink()
+            finally:
+                os.close(held)
+
+
+def _taken(lock: Path, how: int) -> int | None:
+    """Take a lock that nobody holds, and return its descriptor; None where it could not be had."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        return None
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_others(folder: Path) -> bool:
+    """Whether a folder of release 0.1.0, which is named by a process id and has no lock, may still be in use."""
+    return int(folder.name) != os.getpid() and Path(f"/proc/{folder.name}").exists()

@@ -1,0 +1,57 @@
+"""Work folders: in use as long as their process lives, whatever its id and host are, and cleared away after."""
+
+import os
+import socket
+from pathlib import Path
+
+from farm.node.work_folder import WorkFolder
+from tests.support.working import at_work_in
+
+
+def attempts_in(work: Path) -> list[Path]:
+    return list(work.glob("*/*/*"))
+
+
+def test_the_folder_of_a_killed_process_goes_though_its_id_is_taken(tmp_path: Path) -> None:
+    """Nobody has waited for it, so its id is still there; in a container the next worker has the same one."""
+    killed = at_work_in(tmp_path)
+    killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert len(attempts_in(tmp_path)) == 1
+    assert WorkFolder(tmp_path).at_work() == {}
+    assert [path for host in tmp_path.iterdir() for path in host.iterdir()] == []
+    killed.wait()
+
+
+def test_what_a_container_left_goes_though_its_host_name_never_comes_back(tmp_path: Path) -> None:
+    killed = at_work_in(tmp_path)
+    killed.kill()
+    killed.wait()
+    (tmp_path / socket.gethostname()).rename(tmp_path / "4f1c09d1e0ab")
+    WorkFolder(tmp_path)
+    assert attempts_in(tmp_path) == []
+
+
+def test_a_folder_in_use_stays_and_counts(tmp_path: Path) -> None:
+    other = at_work_in(tmp_path)
+    try:
+        work = WorkFolder(tmp_path)
+        assert [count for count, _ in work.at_work().values()] == [1]
+        with work.place("j-2-1-"):
+            assert sorted(count for count, _ in work.at_work().values()) == [1, 1]
+            assert len(attempts_in(tmp_path)) == 2
+        assert sorted(count for count, _ in work.at_work().values()) == [0, 1]
+        work.close()
+        assert len(work.at_work()) == 1
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_what_release_0_1_0_left_goes(tmp_path: Path) -> None:
+    """Its folders are named by process ids alone."""
+    node = tmp_path / socket.gethostname()
+    for pid in (os.getpid(), os.getppid(), 2**22 + 1):
+        (node / str(pid) / "j-1-1-x").mkdir(parents=True)
+    WorkFolder(tmp_path)
+    assert [folder.name for folder in node.iterdir()] == [str(os.getppid())]
