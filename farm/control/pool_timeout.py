@@ -9,9 +9,10 @@ log = get_logger(__name__)
 
 
 def fail_unserved(store: Store, seconds: float) -> int:
-    """Fail jobs that waited longer than this for a pool without live workers; return how many.
+    """Fail jobs that waited longer than this for a pool of which no live worker took jobs; return how many.
 
-    Their kind is `toolchain_mismatch`.
+    It has no worker, or they are fenced, rest, drain, or die at start. A worker that waits for object storage does not
+    count as one of these. The kind is `toolchain_mismatch`.
     """
     total = 0
     for pool in store.workers.pool_names():

@@ -242,6 +242,8 @@ class Worker:
         self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
         self._fenced = ""
         self._resting = UNPROVEN
+        self._broken = ""
+        """Why its process takes no jobs though it may."""
         self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
         self._stage = Stage.SERVING
@@ -268,7 +270,7 @@ class Worker:
                 "versions": self._versions,
             },
             ttl=self._settings.lease_seconds,
-            resting=self._resting,
+            resting=self._takes_none,
             fenced=self._fenced,
         )
         pools = [pool.name for pool in self._kind.pools]
@@ -301,7 +303,7 @@ class Worker:
             "consuming_for": consuming and round(consuming, 3),
             "draining": self._stage is not Stage.SERVING,
             "fenced": self._fenced,
-            "resting": self._resting,
+            "resting": self._takes_none,
             "running": self._beaten.running,
             "reaches_store": self._reaches_store,
         }
@@ -309,6 +311,11 @@ class Worker:
     @property
     def _rests(self) -> bool:
         return bool(self._fenced or self._resting)
+
+    @property
+    def _takes_none(self) -> str:
+        """Why it takes no jobs, for the store; its node's fence is known there."""
+        return self._resting or self._broken
 
     @property
     def patience(self) -> float:
@@ -327,11 +334,17 @@ class Worker:
             log.info("draining, as the operator asked", worker=self._id)
             self._drain(hurry=signals)
             return
+        told = self._takes_none
         if beat:
-            told = self._resting
             self._see_to_health(beat)
-            if self._resting != told:
-                self._beat()  # Claims are answered, and jobs handed out, by what the store knows.
+        if self._process and self._process.consuming_for is not None:
+            self._broken = ""
+        if beat and self._takes_none != told:
+            self._beat()  # Claims are answered, and jobs handed out, by what the store knows.
+        self._see_to_process(beat)
+
+    def _see_to_process(self, beat: Beat | None) -> None:
+        """Have its process take messages, or none for now; start another where it died, or does not do it."""
         if self._process is None or self._process.ended:
             self._replace(self._process)
         elif self._rests:
@@ -344,6 +357,8 @@ class Worker:
             self._process.consume()
             if beat and not self._consumes(self._process, beat):
                 log.error("the worker process takes no work while there is some, starting it again", worker=self._id)
+                if self._process.consuming_for is None:
+                    self._broken = "its worker process does not begin to take messages"
                 self._restart(self._process)
 
     def _see_to_health(self, beat: Beat) -> None:
@@ -398,7 +413,7 @@ class Worker:
         """Send one heartbeat; None where the store cannot be reached, or had forgotten this worker."""
         try:
             draining = self._stage is not Stage.SERVING
-            beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._resting)
+            beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._takes_none)
             self._beaten = beat
             if beat.answer == "unknown":
                 self.register()
@@ -424,6 +439,8 @@ class Worker:
         if process:
             log.error("the worker process died, starting it again", worker=self._id, status=process.status)
             self._give_up(f"died (exit status {process.status})")
+            if process.consuming_for is None:
+                self._broken = f"its worker process dies at start (exit status {process.status}): see its log"
             if self._reaches_store:
                 self._restart(process)
             else:

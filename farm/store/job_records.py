@@ -136,7 +136,7 @@ class JobRecords:
         return list(self._link.run("expire_leases", reaper=reaper, limit=LOT))
 
     def fail_unserved(self, pool: str, seconds: float) -> int:
-        """Fail jobs that waited longer than `seconds` for a pool without live workers; return how many of one lot."""
+        """Fail jobs that waited longer than `seconds` for a pool whose workers took none; return how many."""
         count: int = self._link.run("fail_unserved", pool=pool, timeout=round(seconds * 1000), limit=LOT)
         return count
 

@@ -38,6 +38,21 @@ local function live_slots(pool)
   return slots, nodes
 end
 
+-- Why no worker of a pool takes jobs; nil where one does, or rests because object storage is away: that is the whole
+-- farm's trouble, and costs no job.
+local function unserved_because(pool)
+  local why = "none is live"
+  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
+    local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
+    if found[1] then
+      local reason = found[3] == "1" and "it drains" or rests(worker, found[2])
+      if reason == "" or reason:find("^object storage") then return nil end
+      why = "node " .. found[2] .. " takes none: " .. reason
+    end
+  end
+  return why
+end
+
 -- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
 local function fence(node, reason)
   local record = key("node", node)

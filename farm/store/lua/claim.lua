@@ -1,6 +1,6 @@
 -- A worker asks for the attempt that a message names.
 -- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :levels :workers,
---   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused
+--   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused, unserved
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
@@ -83,6 +83,7 @@ call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.numb
      cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
 place(job, "running", cells)
 note_busy(worker)
+call("HDEL", key("unserved"), job.pool)
 move_cells(cells, job, "queued", "running")
 -- Jobs that were started before may have waited for this one to be taken.
 local first = levels_of(job.pool)[1]

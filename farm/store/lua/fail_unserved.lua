@@ -1,9 +1,11 @@
--- Fail jobs that waited longer than `timeout` for a pool that had no live worker all that time.
--- keys: unserved, pool:<pool>:workers :waiting :handed, job:<job> with :cells, active:…, build:…, stopping, wake:…
+-- Fail jobs that waited longer than `timeout` for a pool of which no live worker took jobs all that time.
+-- keys: unserved, pool:<pool>:workers :waiting :handed, worker:<worker>, node:<node>, job:<job> with :cells, active:…,
+--   build:…, stopping, wake:…
 -- arguments: pool, timeout, limit
 --   timeout: milliseconds
 -- answer: how many jobs failed
-if call("ZCOUNT", key("pool", pool, "workers"), NOW, "+inf") > 0 then
+local why = unserved_because(pool)
+if not why then
   call("HDEL", key("unserved"), pool)
   return 0
 end
@@ -13,7 +15,7 @@ local count = 0
 for _, where in ipairs({"waiting", "handed"}) do
   for _, id in ipairs(call("ZRANGEBYSCORE", key("pool", pool, where), "-inf", NOW - timeout, "LIMIT", 0, limit)) do
     local job = read(id)
-    local message = "no live worker has served pool " .. pool .. " for " .. math.floor(timeout / 1000) .. " s"
+    local message = "no worker has taken jobs of pool " .. pool .. " for " .. math.floor(timeout / 1000) .. " s: " .. why
     local outcome = cjson.encode({["end"] = "failed", kind = "toolchain_mismatch", message = message})
     end_job(job, cells_of(job), "failed", outcome, "toolchain_mismatch")
     count = count + 1

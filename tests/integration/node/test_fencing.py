@@ -245,6 +245,18 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
         assert asked(port, "/")[0] == 404
 
 
+def test_a_worker_whose_process_dies_at_start_says_so_and_its_pool_times_out(redis_url: str) -> None:
+    settings = settings_for(redis_url, pool_timeout=1.0)
+    store = Store.connect(settings)
+    with control_plane(settings, store) as reports, running_worker(settings, store, app="tests.support.nothing"):
+        wait_until(lambda: "its worker process dies at start" in store.workers.list()[0]["resting"])
+        build = submit(store, new_cell())
+        assert reports.wait(build)["counts"]["failed"] == 1
+        cell = store.builds.cells(build)[0]
+        assert cell["kind"] == FailureKind.TOOLCHAIN_MISMATCH
+        assert "node n1 takes none: its worker process dies at start" in cell["message"]
+
+
 def test_a_worker_whose_first_probe_has_passed_takes_jobs_before_its_next_heartbeat(
     farm_settings: Settings, store: Store
 ) -> None:

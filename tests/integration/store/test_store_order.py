@@ -1,5 +1,6 @@
 """Which jobs are handed out next, and how many."""
 
+import secrets
 from collections import deque
 
 import pytest
@@ -302,6 +303,51 @@ def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
     cells_now = store.builds.cells(build_id)
     assert {(cell["state"], cell["kind"]) for cell in cells_now} == {("failed", "toolchain_mismatch")}
     assert POOL.name in cells_now[0]["message"]
+
+
+def test_jobs_of_a_pool_whose_only_worker_takes_none_fail_in_the_end(store: Store) -> None:
+    join_pool(store)
+    reasons = []
+    for begin, end in (
+        (lambda: store.workers.probed("w1", node="n1", wrong="it hangs", row=0), lambda: store.workers.unfence("n1")),
+        (lambda: store.workers.heartbeat("w1", resting="its disk is full"), lambda: store.workers.heartbeat("w1")),
+        (lambda: store.workers.drain("w1"), lambda: join_pool(store, "w2")),
+    ):
+        build_id = submit(store, new_cell())
+        begin()
+        assert fail_unserved(store, 0.3) == 0
+        wait_until(lambda: fail_unserved(store, 0.3))
+        cell = store.builds.cells(build_id)[0]
+        assert (cell["state"], cell["kind"]) == ("failed", "toolchain_mismatch")
+        reasons.append(cell["message"].partition(" s: ")[2])
+        end()
+        assert fail_unserved(store, 0.0) == 0, "the pool is served"
+    assert reasons == [
+        "node n1 takes none: its health probe failed: it hangs",
+        "node n1 takes none: its disk is full",
+        "node n1 takes none: it drains",
+    ]
+
+
+def test_a_worker_that_starts_again_and_again_serves_nobody(store: Store) -> None:
+    build_id = submit(store, new_cell())
+
+    def restarted() -> int:
+        worker = {"id": f"w{secrets.token_hex(2)}", "node": "n1", "slots": 1, "pools": [POOL.as_dict()]}
+        store.workers.register(worker, ttl=60.0, resting="its first health probe runs")
+        return fail_unserved(store, 0.3)
+
+    assert restarted() == 0
+    wait_until(restarted)
+    assert store.builds.cells(build_id)[0]["kind"] == "toolchain_mismatch"
+
+
+def test_no_job_fails_because_workers_wait_for_object_storage(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    store.workers.heartbeat("w1", resting="object storage is away: it refuses connections")
+    assert fail_unserved(store, 0.0) == 0
+    assert store.builds.cells(build_id)[0]["state"] == "queued"
 
 
 def test_a_waiting_job_says_why(store: Store) -> None:
