@@ -37,7 +37,7 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
         except StepEnded as ended:
             if ended.failure is None:
                 raise KeyboardInterrupt from None
-            kind, message, detail = ended.failure
+            kind, message, detail, _ = ended.failure
             for line in detail.splitlines():
                 output.note(f"  | {render.one_line(line)}")
             error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed

@@ -7,6 +7,7 @@ their environment once, hold the interpreter for minutes, and can abort or hang 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import selectors
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +43,7 @@ _PHASES = frozenset(Phase)
 _LONGEST_DETAIL = 1 << 16
 """Characters with which a child says how far it is; the store keeps the last of them."""
 _PATIENCE = 10.0
-"""Seconds that the guard gets to kill and reap what it watches."""
+"""Seconds that the guard gets to say its last word, beyond those that processes may take to die."""
 _MARK = "FARM_CHILD"
 """Environment variable with a random token, by which a child without its guard is still found."""
 _INHERITED = (
@@ -63,7 +65,8 @@ class ChildLimits:
 
     `hang` is how long neither a message, nor the log, nor CPU time may move, that is, beyond the cores that `waiting`
     burns: one where a GPU is waited for, none elsewhere. `whole` is the limit that `time` is the rest of, where it is
-    one: what people are told.
+    one: what people are told. `dying` is how long what was killed may take to be gone, and a child that has answered
+    to end by itself.
     """
 
     time: float = 0
@@ -72,6 +75,7 @@ class ChildLimits:
     hang: float = 0
     waiting: float = 0.0
     log: int = 1 << 30
+    dying: float = 60.0
 
 
 NO_LIMITS = ChildLimits(log=0)
@@ -126,11 +130,13 @@ class ChildEnd:
     log_tail: str = ""
     left: Sequence[str] = ()
     """What was removed from its folders, since it was no plain file; such a child has failed."""
+    stuck: tuple[int, ...] = ()
+    """Process ids of what could not be killed, and is still there."""
 
     @property
     def ok(self) -> bool:
-        """Whether it answered."""
-        return self.result is not None and self.by is EndedBy.ITSELF
+        """Whether it answered, and is gone."""
+        return self.result is not None and self.by is EndedBy.ITSELF and not self.stuck
 
 
 def run_child(
@@ -151,7 +157,7 @@ def run_child(
     `environment` is added to the clean one that `child_environment` makes; the log is appended to `log_path`;
     `folder` is where the child's private temporary folder is made, and removed at the end. Whatever opens a model that
     nobody vouches for has a `seal`. When this returns or raises, or the calling process dies in any way, no process of
-    the child is left.
+    the child is left, but those that the kernel does not let go (`ChildEnd.stuck`).
 
     Raises OSError where the child cannot be started.
     """
@@ -234,7 +240,7 @@ class _ChildProcess:
         on_message: OnMessage | None,
         cancelled: threading.Event | None,
     ) -> None:
-        self.request = {**request, "memory": limits.memory}
+        self.request = {**request, "memory": limits.memory, "dying": limits.dying}
         self.scratch = scratch
         self.limits = limits
         self.on_message = on_message
@@ -245,6 +251,8 @@ class _ChildProcess:
         self.result: dict[str, Any] | None = None
         self.error: dict[str, str] | None = None
         self.ended: dict[str, Any] | None = None
+        self.answered = math.inf
+        self.stuck: list[int] = []
         self.phase = ""
         self.phases: dict[str, float] = {}
         self.cpu = 0.0
@@ -295,7 +303,7 @@ class _ChildProcess:
             while self.words in selector.get_map():
                 self.read(selector, self.pause())
                 self.by = EndedBy.NONSENSE if self.nonsense else self.verdict()
-                if self.by is not EndedBy.ITSELF:
+                if self.by is not EndedBy.ITSELF or time.monotonic() - self.answered > self.limits.dying:
                     return
 
     def read(self, selector: selectors.BaseSelector, timeout: float) -> None:
@@ -337,9 +345,9 @@ class _ChildProcess:
     def child_says(self, message: Any) -> None:
         match message:
             case {"result": dict(result)}:
-                self.result = result
+                self.result, self.answered = result, time.monotonic()
             case {"error": {"kind": str(), "message": str(), "detail": str()} as error}:
-                self.error = error
+                self.error, self.answered = error, time.monotonic()
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
@@ -383,7 +391,7 @@ class _ChildProcess:
         """Close the guard's pipe and wait until it has cleared up; where it cannot, do it in its place."""
         if self.process.stdin:
             self.process.stdin.close()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self.limits.dying + _PATIENCE
         with selectors.DefaultSelector() as selector:
             for pipe in self.pipes:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -393,8 +401,13 @@ class _ChildProcess:
             os.close(pipe)
         if self.ended is None:
             self.process.kill()
-            _kill_marked(self.token)
-        self.process.wait()
+            self.stuck = _kill_marked(self.token, self.process.pid, self.limits.dying)
+        else:
+            self.stuck = self.ended["stuck"]
+        try:
+            self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.stuck.append(self.process.pid)
         self.enter("")
         self.seconds = time.monotonic() - self.started
 
@@ -421,6 +434,7 @@ class _ChildProcess:
             phase=max(self.phases, key=lambda name: list(self.phases).index(name), default=""),
             phases={name: round(seconds, 3) for name, seconds in self.phases.items()},
             log_tail=log_tail,
+            stuck=tuple(self.stuck),
         )
 
 
@@ -443,23 +457,29 @@ def _oom_kills() -> int:
     return total
 
 
-def _kill_marked(token: str) -> None:
-    """Kill every process that carries a child's mark in its environment."""
+def _kill_marked(token: str, guard: int, seconds: float) -> list[int]:
+    """Kill every process with a child's mark in its environment; return those that are still there after `seconds`."""
     mark = f"{_MARK}={token}".encode()
-    found = True
-    while found:
-        found = False
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and _is_alive_with(entry, mark):
-                found = True
-                try:
-                    os.kill(int(entry.name), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+    deadline = time.monotonic() + seconds
+    while found := [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _is_alive_with(entry, mark, guard)
+    ]:
+        if time.monotonic() > deadline:
+            return found
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return []
 
 
-def _is_alive_with(process: Path, mark: bytes) -> bool:
+def _is_alive_with(process: Path, mark: bytes, guard: int) -> bool:
     try:
+        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        if state == "D":  # Its environment may be locked, and who reads that would be as stuck.
+            return int(session) == guard
         # The environment of a zombie reads as empty, so what was killed is not found again.
         return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:

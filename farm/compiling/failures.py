@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farm.compiling.child_process import ChildEnd, EndedBy
@@ -17,6 +17,8 @@ class Failure(NamedTuple):
     kind: FailureKind
     message: str
     detail: str = ""
+    fences: bool = False
+    """Whether this alone shows that something is wrong with the node."""
 
 
 class _Known(NamedTuple):
@@ -100,6 +102,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 def classify(end: ChildEnd) -> Failure | None:
     """Return why a child failed; None where it answered, or was cancelled. Decided here and nowhere else."""
+    if end.stuck:
+        return Failure(
+            FailureKind.GPU_FAULT, _stuck(end.stuck) + _during(end), _useful_lines(end.log_tail), fences=True
+        )
     if end.ok or end.by is EndedBy.CANCELLED:
         return None
     detail = _useful_lines(end.log_tail)
@@ -108,6 +114,11 @@ def classify(end: ChildEnd) -> Failure | None:
     if end.error is not None:
         return _from_error(end.error, detail)
     return _from_death(end, detail)
+
+
+def _stuck(pids: Sequence[int]) -> str:
+    which = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
+    return f"{which} cannot be killed: the kernel does not let go, as after a reset of the GPU; restart the machine"
 
 
 def _from_limit(end: ChildEnd, detail: str) -> Failure:

@@ -209,7 +209,8 @@ class Outcome:
 
     On success: `cache_key`, `hit` (found whole at lookup, or adopted) and `facts`, the small extract of the
     sidecar that builds judge and show (`farm.artifacts.sidecar.facts`). On failure: `kind`, `message` (one
-    sentence that names the place) and `detail` (a few useful log lines). `log` is the digest of the whole log.
+    sentence that names the place) and `detail` (a few useful log lines); `fences` says why the attempt's node is fenced
+    for it, if it is. `log` is the digest of the whole log.
     """
 
     end: AttemptEnd
@@ -220,6 +221,7 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
+    fences: str = ""
 
     @classmethod
     def success(

@@ -369,9 +369,7 @@ class _AttemptRun:
         except (FarmFault, OSError, StepEnded) as error:
             log.warning("log not uploaded", error=str(error))
             digest = ""
-        return Outcome(
-            outcome.end, outcome.kind, outcome.message, outcome.detail, log=digest, phases=self.children.phases
-        )
+        return replace(outcome, log=digest, phases=self.children.phases)
 
 
 def _disk_failed(error: OSError) -> Outcome:
@@ -390,4 +388,7 @@ def _packed(files: Sequence[Path], path: Path) -> Path:
 
 def _outcome_of(ended: StepEnded) -> Outcome:
     failure = ended.failure
-    return Outcome.failure(failure.kind, failure.message, detail=failure.detail) if failure else Outcome.cancelled()
+    if failure is None:
+        return Outcome.cancelled()
+    outcome = Outcome.failure(failure.kind, failure.message, detail=failure.detail)
+    return replace(outcome, fences=failure.message) if failure.fences else outcome

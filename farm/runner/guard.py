@@ -30,6 +30,8 @@ SAMPLE_SECONDS = 0.1
 """Between two looks at the memory of the child, where it has a limit."""
 USAGE_SECONDS = 1.0
 """Between two messages about CPU time and memory."""
+DYING_SECONDS = 60.0
+"""What was killed gets so long to be gone, unless the request says: a large process takes a while to free memory."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -57,7 +59,8 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
     os.close(messages)
     os.set_inheritable(words, False)
     events = (request.get("group") or {}).get("events", "")
-    return _Guard(inner, wake, words, int(request.get("memory") or 0), events).watch()
+    dying = float(request.get("dying") or DYING_SECONDS)
+    return _Guard(inner, wake, words, int(request.get("memory") or 0), events, dying).watch()
 
 
 def _work(request: Request, descriptor: int, guard: int, work: RequestWork | None) -> None:
@@ -135,12 +138,13 @@ def _first_to_go() -> None:
 
 
 class _Guard:
-    def __init__(self, inner: int, wake: int, words: int, memory_limit: int, events: str) -> None:
+    def __init__(self, inner: int, wake: int, words: int, memory_limit: int, events: str, dying: float) -> None:
         self.inner = inner
         self.wake = wake
         self.words = Messages(words)
         self.memory_limit = memory_limit
         self.events = events
+        self.dying = dying
         self.status: int | None = None
         self.killed = ""
         self.peak = 0
@@ -164,7 +168,7 @@ class _Guard:
                     said = time.monotonic()
                     self.words.send({"usage": usage})
         self.look_for_kernels_kill()
-        self.kill_all()
+        stuck = self.kill_all()
         self.remove_group()
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -175,6 +179,7 @@ class _Guard:
                     "signal": -code if code is not None and code < 0 else None,
                     "killed": self.killed,
                     "memory": max(self.peak, used.ru_maxrss * 1024),
+                    "stuck": stuck,
                 }
             }
         )
@@ -225,10 +230,17 @@ class _Guard:
             if pid == self.inner:
                 self.status = status
 
-    def kill_all(self) -> None:
-        """Kill until nothing is left. What a dying process leaves behind becomes a child of the guard."""
+    def kill_all(self) -> list[int]:
+        """Kill until nothing is left. What a dying process leaves behind becomes a child of the guard.
+
+        Return what the kernel does not let go in time, such as a process that waits for a GPU which was reset.
+        """
+        deadline = time.monotonic() + self.dying
         while self.reap():
-            for pid in _descendants(os.getpid()):
+            left = list(_descendants(os.getpid()))
+            if time.monotonic() > deadline:
+                return left
+            for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -238,6 +250,7 @@ class _Guard:
                 os.read(self.wake, 4096)
             except BlockingIOError:
                 continue
+        return []
 
 
 def _oom_kills(events: str) -> int:

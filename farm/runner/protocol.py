@@ -7,13 +7,13 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
 and from the guard, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
     {"ended": {"exit": code or null, "signal": number or null, "killed": "memory" or "",
-               "memory": peak in bytes}}                     when nothing of the child is left
+               "memory": peak in bytes, "stuck": [pids]}}    when nothing of the child is left but what cannot be killed
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
 `threads`, `gpu` (what the child is pinned to), `cpus` (numbers of the CPUs to stay on; none = all), `search` (folders
-to import the compiler from), `memory` (bytes, 0 = no limit), `group` ({join, events}: files of the control group that
-holds that limit; or {}) and `seal` ({read: [paths], write: [paths]}, or null; these two set by `run_child`) and, by
-action:
+to import the compiler from), `memory` (bytes, 0 = no limit), `dying` (seconds that what was killed gets to be gone),
+`group` ({join, events}: files of the control group that holds that limit; or {}) and `seal` ({read: [paths],
+write: [paths]}, or null; these two set by `run_child`) and, by action:
 
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],

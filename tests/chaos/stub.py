@@ -6,6 +6,7 @@ which the worker itself takes before it:
 
     kill        this whole worker process is killed
     until       the attempt goes on once this file exists
+    dying       seconds that what is killed of it gets to be gone
 
 Every publication is noted in the file `published`, one line each: cache key, job, attempt, `new` or `adopted`.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ def run_noted(request: Any, **options: Any) -> Any:
     if request["action"] == "compile":
         with (farm.settings.data_dir / "compiles").open("a") as file:
             file.write(f"{current.name}\n")
+    if "dying" in current.step:
+        options["limits"] = replace(options["limits"], dying=current.step["dying"])
     return run_child({**request, "step": current.step}, script=COMPILER, **options)
 
 

@@ -19,6 +19,7 @@ from tests.chaos.report import Fault
 from tests.chaos.rig import LEASE, gone, is_compiler, pause
 from tests.support.helpers import wait_until
 from tests.support.jobs import control_plane, new_cell, submit
+from tests.support.undying import undying
 
 SEED = 5
 
@@ -169,6 +170,54 @@ def test_hanging_compilers(fault: Fault, rig: Rigs) -> None:
     assert min(took) >= limit, "the wait in the queue was counted"
     assert max(took) <= limit + pace.bound(5, 10)
     assert farm.compilers() == []
+
+
+@pytest.mark.fault("stuck")
+def test_compilers_that_cannot_be_killed(fault: Fault, rig: Rigs) -> None:
+    """One after the other hangs on a node, is killed for it, and stays; its job goes to the other node."""
+    limit, dying = 3.0, 2.0
+    farm = rig(hang_seconds=limit)
+    client = farm.serve()
+    (worker,) = farm.workers("bad", slots=2)
+    celery = worker.celery()
+    took, builds = [], []
+    for _ in range(fault.count.jobs):
+        farm.script({"": [{"hang": True, "dying": dying}, {}]})
+        builds.append(farm.submit(client, 1))
+        inner = wait_until(lambda: hanging(celery), message="the compiler hangs")
+        with undying(inner):
+            job = farm.store.jobs.get(farm.store.builds.cells(builds[-1])[0]["job"])
+            wait_until(lambda id=job["id"]: farm.store.jobs.get(id)["attempt"] == 2, message="the attempt has ended")
+            bad = next(one for one in farm.store.workers.list() if one["node"] == "bad")
+            assert f"process {inner} cannot be killed" in bad["fenced"]
+            farm.workers("good")
+            (cell,) = farm.wait(builds[-1])
+        first, second = farm.attempts(cell)
+        assert (first["kind"], second["end"]) == ("gpu_fault", "succeeded")
+        assert second["node"] == "good"
+        took.append(first["ended_at"] - first["started_at"])
+        farm.store.workers.drain(next(one for one in farm.store.workers.list() if one["node"] == "good")["id"])
+        wait_until(lambda: [one["node"] for one in farm.store.workers.list()] == ["bad"])
+        farm.store.workers.unfence("bad")
+        farm.script({"": [{}]})
+        farm.wait(farm.submit(client, 4))
+        assert worker.celery() == celery
+    fault.measured(longest=max(took), **farm.ledger())
+    assert max(took) <= limit + dying + 10
+
+
+def hanging(celery: int) -> int:
+    """The process of a worker's compiler that hangs, below its guard and above a child of its own; 0 until it does."""
+    compilers = compilers_of(celery)
+    return next((pid for pid in compilers if psutil.Process(pid).ppid() in compilers and children_of(pid)), 0)
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """What a process has started."""
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.mark.fault("5")

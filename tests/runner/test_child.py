@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
 from tests.support.helpers import wait_until
 from tests.support.places import ROOT, TESTS
+from tests.support.undying import undying
 
 HOSTILE = TESTS / "support" / "hostile_child.py"
 
@@ -284,6 +286,48 @@ def test_nothing_is_left_when_the_guard_is_killed(hostile: Run, tmp_path: Path) 
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_CRASH
     wait_until(lambda: not left_of(pids))
+
+
+@pytest.mark.parametrize("do", ["hang", "linger"])
+def test_what_cannot_be_killed_is_the_gpus_fault_and_waited_for_no_longer(
+    hostile: Run, tmp_path: Path, do: str
+) -> None:
+    """It answers or not: the compiler is in the kernel when it is to end, and stays there."""
+    pids = tmp_path / "pids"
+    limits = ChildLimits(time=60, hang=3, dying=2)
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(hostile, do, pids=str(pids), limits=limits)
+        wait_until(pids.exists)
+        inner, *_ = map(int, pids.read_text().split())
+        with undying(inner):
+            end = run.result(60)
+    assert end.stuck == (inner,)
+    failure = classify(end)
+    assert failure is not None
+    assert (failure.kind, failure.fences) == (FailureKind.GPU_FAULT, True)
+    assert f"process {inner} cannot be killed" in failure.message
+    assert not left_of(pids)
+
+
+def test_what_outlives_its_guard_and_cannot_be_killed_is_waited_for_no_longer(
+    hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    end = hostile("kill_guard", pids=str(pids), limits=ChildLimits(time=60, dying=1))
+    monkeypatch.undo()
+    left = left_of(pids)
+    for pid in left:
+        kill(pid, signal.SIGKILL)
+    assert left
+    assert sorted(end.stuck) == sorted(left)
+
+
+def test_an_answer_counts_though_the_child_does_not_end(hostile: Run) -> None:
+    end = hostile("linger", limits=ChildLimits(time=60, dying=1))
+    assert end.ok
+    assert end.result == {"answer": 42}
 
 
 def test_closing_every_pipe_is_no_way_out(hostile: Run, tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def do_deep_scratch(request, messages):
     return {}
 
 
+def do_linger(request, messages):
+    messages.send({"result": {"answer": 42}})
+    signal.pause()
+
+
 def do_environment(request, messages):
     return {
         "environment": dict(os.environ),

@@ -25,6 +25,8 @@ if how == "released" and job.kept and not job.cancelling then return "ok" end  -
 local cells = cells_of(job)
 end_attempt(job, how, outcome)
 note_busy(job.worker)
+local fences = how == "failed" and cjson.decode(outcome).fences
+if fences and fences ~= "" then fence(job.node, fences) end
 if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.

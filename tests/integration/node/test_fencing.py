@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,14 @@ def test_a_time_in_which_every_node_had_the_trouble_counts_against_none(store: S
         fail_on(store, "good-1", "good", away)
         succeed_on_good(store)
     assert fenced(store, "bad") == fenced(store, "good") == ""
+
+
+def test_what_cannot_be_killed_fences_its_node_at_once(store: Store) -> None:
+    two_nodes(store)
+    submit(store, new_cell())
+    fail_on(store, "bad-1", "bad", replace(GPU_FAULT, fences="process 7 cannot be killed"))
+    assert fenced(store, "bad") == "process 7 cannot be killed"
+    assert fenced(store, "good") == ""
 
 
 def test_a_hit_says_nothing_of_a_node(store: Store) -> None:
