@@ -92,11 +92,16 @@ def queued(app: Celery, pool: str) -> set[tuple[str, int]]:
     """Return the attempts whose messages lie in a pool's queue. Raises StoreUnavailable."""
     with _reaching(app), app.pool.acquire(block=True) as connection:
         messages = connection.default_channel.client.lrange(PREFIX + pool, 0, -1)
-    attempts = set()
-    for message in messages:
+    return {attempt for message in messages if (attempt := _attempt_of(message))}
+
+
+def _attempt_of(message: bytes) -> tuple[str, int] | None:
+    """The attempt that a message names; None for what somebody else has put into the queue."""
+    try:
         job_id, _, number = json.loads(message)["headers"]["id"].rpartition(".")
-        attempts.add((job_id, int(number)))
-    return attempts
+        return job_id, int(number)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 @contextmanager

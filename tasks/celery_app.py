@@ -19,7 +19,7 @@ from farm.errors import FarmFault
 from farm.logging import configure
 from farm.node.attempts import Slots
 from tasks import compile as _registers_the_task  # noqa: F401
-from tasks.consumer import Pause
+from tasks.consumer import Reading
 
 app = Farm.current().celery
 app.conf.worker_consumer = "tasks.consumer:Consumer"
@@ -58,7 +58,7 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
 
 app.steps["worker"].add(Lifeline)
-app.steps["consumer"].add(Pause)
+app.steps["consumer"].add(Reading)
 
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]  # Celery has no types

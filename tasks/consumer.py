@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -25,18 +27,31 @@ CALM_SECONDS = 4 * RECONNECT_SECONDS
 """After so long without trouble the next is another one, and said again."""
 
 
-class Pause(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Takes no messages while the supervisor wants none; attempts go on. Begins again with each connection."""
+class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """How messages are read: none while the supervisor wants none, and past what is none.
+
+    Attempts go on meanwhile. Each connection has a channel of its own, and begins here.
+    """
 
     requires = (Tasks,)
 
     def start(self, parent: Any) -> None:
         """Ask before each message, as Celery itself does for `worker_disable_prefetch`."""
-        slots, credit = Slots.current(), parent.task_consumer.channel.qos
-        has_room = credit.can_consume
-        credit.can_consume = lambda: slots.may_consume and has_room()
+        slots, channel = Slots.current(), parent.task_consumer.channel
+        has_room = channel.qos.can_consume
+        channel.qos.can_consume = lambda: slots.may_consume and has_room()
         # The loop looks again when something happens, or after some seconds.
         slots.when_resumed = lambda: parent.hub.call_soon(_nothing)
+        channel.handlers["BRPOP"] = partial(_read, channel.handlers["BRPOP"])
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    """Read one message; what somebody else has put into a queue would end the process, with all that it runs."""
+    try:
+        return read()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.error("dropped what is no message from a queue", error=f"{type(error).__name__}: {error}")
+        return None
 
 
 def _nothing() -> None:

@@ -104,13 +104,18 @@ class ControlPlane:
 
     def _sweep(self, stop: threading.Event) -> None:
         if self._store.leader.lead(self._name, LEADER_SECONDS):
-            wake_pools(self._store)
-            send_strays(self._store, self._send, self._queued)
-            fail_unserved(self._store, self._settings.pool_timeout)
-            if time.monotonic() > self._next_retention:
-                retention.forget_expired(self._store)
-                self._next_retention = time.monotonic() + retention.INTERVAL
+            _each(
+                partial(wake_pools, self._store),
+                partial(send_strays, self._store, self._send, self._queued),
+                partial(fail_unserved, self._store, self._settings.pool_timeout),
+                self._forget,
+            )
         stop.wait(SWEEP_SECONDS)
+
+    def _forget(self) -> None:
+        if time.monotonic() > self._next_retention:
+            retention.forget_expired(self._store)
+            self._next_retention = time.monotonic() + retention.INTERVAL
 
     def _repair(self, stop: threading.Event) -> None:
         """Apart from the sweep, since these need object storage too."""
@@ -142,6 +147,17 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
         merge=partial(merge_tuning, farm.artifacts),
     ).run(stop)
+
+
+def _each(*steps: Callable[[], object]) -> None:
+    """Take every step: one with a mistake keeps no other. Raises FarmFault at once, since a server is away for all."""
+    for step in steps:
+        try:
+            step()
+        except FarmFault:
+            raise
+        except Exception:
+            log.exception("a step of a control loop failed, going on with the next")
 
 
 def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> None:

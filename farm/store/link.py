@@ -43,8 +43,9 @@ _REFUSALS = {
     "MISCONF": "it cannot write to its disk: look at its log",
     "NOREPLICAS": "too few replicas follow it (min-replicas-to-write)",
     "UNBLOCKED": _REPLICA,
+    "BUSY": "somebody's script runs for too long: it goes on by itself, or end that with SCRIPT KILL",
 }
-"""How the answers begin with which a server refuses to write for now, and for which redis-py has no class."""
+"""How the answers begin with which a server refuses for now, and for which redis-py has no class."""
 
 _REFUSING = {
     OutOfMemoryError: "it is full: raise its maxmemory; the farm goes on by itself, and loses nothing meanwhile",

@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ from tests.support.jobs import (
     running_worker,
     submit,
 )
+
+FOREIGN = ["hello", "7", "{}", '{"headers": {"id": "elsewhere"}}', '{"headers": 1, "body": "", "properties": {}}']
+"""What somebody else might put into a queue."""
 
 
 @pytest.fixture
@@ -334,6 +338,75 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
     assert "Traceback" not in said()
     assert "DeprecationWarning" not in said()
     assert said().count("cannot take messages") == 1
+
+
+def test_a_server_that_is_busy_with_a_script_ends_no_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Somebody else's script, that is: it answers everything with BUSY until that ends."""
+    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    settings, done = settings_for(server.url, log_level="warning"), tmp_path / "done"
+    store = Store.connect(settings)
+    lines = []
+
+    def said() -> str:
+        lines.append(capfd.readouterr().err)
+        return "".join(lines)
+
+    try:
+        with (
+            control_plane(settings, store) as reports,
+            running_worker(settings, store, slots=2) as worker,
+            redis.Redis.from_url(server.url) as raw,
+        ):
+            running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+            wait_until_running(store, running)
+            celery = worker.celery()
+            raw.config_set("lua-time-limit", 5)
+            with ThreadPoolExecutor(1) as thread:
+                script = thread.submit(raw.eval, "while true do end", 0)
+                wait_until(lambda: "no heartbeat, trying again" in said() or worker.supervisor.poll() is not None)
+                with pytest.raises(StoreUnavailable, match="refuses: BUSY"):
+                    store.workers.list()
+                with redis.Redis.from_url(server.url) as killer:
+                    killer.script_kill()
+                with pytest.raises(redis.ResponseError):
+                    script.result()
+            assert worker.supervisor.poll() is None
+            done.touch()
+            reports.wait(running)
+            reports.wait(submit(store, new_cell()))
+            assert attempts(store, running) == [("succeeded", "n1")]
+            assert worker.celery() == celery
+    finally:
+        print(said())
+        store.close()
+        server.stop()
+
+
+def test_a_foreign_entry_in_a_queue_stops_nothing(
+    farm_settings: Settings, store: Store, reports: Reports, redis_url: str, tmp_path: Path
+) -> None:
+    """Neither who looks what lies in the queue, nor the worker that takes it, with an attempt at work."""
+    done = tmp_path / "done"
+    with running_worker(farm_settings, store, slots=2) as worker, redis.Redis.from_url(redis_url) as raw:
+        running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+        wait_until_running(store, running)
+        celery = worker.celery()
+        for entry in FOREIGN:
+            raw.lpush(broker.PREFIX + POOL.name, entry)
+            wait_until(lambda: not raw.llen(broker.PREFIX + POOL.name))
+            reports.wait(submit(store, new_cell()))
+        done.touch()
+        reports.wait(running)
+        assert attempts(store, running) == [("succeeded", "n1")]
+        assert worker.celery() == celery
+
+
+def test_foreign_entries_that_lie_in_a_queue_are_passed_over(farm_settings: Settings, redis_url: str) -> None:
+    app = broker.make_celery(farm_settings)
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.lpush(broker.PREFIX + POOL.name, *FOREIGN)
+        broker.dispatch(app, POOL.name, [("j-1", 1)])
+    assert broker.queued(app, POOL.name) == {("j-1", 1)}
 
 
 def test_a_lost_server_takes_running_jobs_with_it_and_nothing_else(
