@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import signal
 import time
 from collections import Counter, defaultdict
@@ -318,25 +319,30 @@ def test_rolling_restart(fault: Fault, rig: Rigs) -> None:
 
 @pytest.mark.fault("7")
 def test_a_job_that_kills_workers(fault: Fault, rig: Rigs) -> None:
-    """It takes what runs beside it along: that is tried again, and done."""
+    """It takes what runs beside it along: that is tried again, and done. Submitted again, it takes one worker more."""
     farm = rig()
     client = farm.serve()
     bad = fault.count.good // 2
     farm.script({"": [{}], str(bad): [{"kill": True}]})
     workers = farm.workers("n0", "n1", "n2", "n3")
     first = [worker.celery() for worker in workers]
-    cells = farm.wait(farm.submit(client, fault.count.good + 1), timeout=900)
+    salt = secrets.token_hex(8)
+    cells = farm.wait(farm.submit(client, fault.count.good + 1, salt=salt), timeout=900)
     by_state = Counter(cell["state"] for cell in cells)
     (killer,) = [cell for cell in cells if cell["state"] == "failed"]
     attempts = farm.attempts(killer)
     job = farm.store.jobs.get(killer["job"])
     restarts = sum(worker.celery() != pid for worker, pid in zip(workers, first, strict=True))
+    again = farm.wait(farm.submit(client, fault.count.good + 1, salt=salt))
+    (once_more,) = [cell for cell in again if cell["state"] == "failed"]
     fault.measured(
         done=f"{by_state['succeeded']} of {fault.count.good}",
         workers_lost=len({one["worker"] for one in attempts}),
         restarts=restarts,
+        workers_lost_when_submitted_again=len(farm.attempts(once_more)),
         **farm.ledger(),
     )
+    assert (once_more["kind"], len(farm.attempts(once_more))) == ("worker_lost", 1)
     assert (killer["kind"], job["quarantined"]) == ("worker_lost", True)
     assert killer["identifier"].endswith(f"/b{bad}")
     assert len({one["worker"] for one in attempts}) == len(attempts) == 3

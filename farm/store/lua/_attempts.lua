@@ -45,12 +45,15 @@ local function charge(job, cells, kind, outcome)
   end
   if job.cancelling or not any_live(cells) then
     end_job(job, cells, "cancelled", outcome)
-  elseif job.charged >= (ATTEMPTS[kind] or 1) then
+  elseif job.charged >= (ATTEMPTS[kind] or 1) or job.losses >= LOSSES then
     if job.losses >= LOSSES then
       call("HSET", key("job", job.id), "quarantined", "1")
+      call("SET", key("quarantined", job.namespace, job.job_key), job.id, "PX", KEEP)
+      local lost = job.charged < LOSSES and "it was in quarantine before, and another worker was lost with it"
+        or "three workers were lost with this job"
       local document = cjson.decode(outcome)
-      document.message = document.message .. "; three workers were lost with this job, so it is in quarantine: "
-        .. "`farm reproduce " .. job.id .. "` writes what it was"
+      document.message = document.message .. "; " .. lost .. ", so it is in quarantine: `farm reproduce " .. job.id
+        .. "` writes what it was"
       outcome = cjson.encode(document)
     end
     call("HSET", key("job", job.id), "charged", job.charged, "losses", job.losses)

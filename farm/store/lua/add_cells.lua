@@ -1,6 +1,7 @@
 -- Take one lot of a build's cells: born ended, joined to the unfinished job of their job key, or with a new job.
 -- Cells that are there already are skipped, so a lot may come again.
 -- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>,
+--   quarantined:<namespace>:<job key>,
 --   job:<job> with :cells, pool:<pool>:waiting :levels :firsts:<level> :turns:<level> :row :ready:<level>:<build>,
 --   incomplete, stopping, unreported, wake:pools, wake:builds
 -- arguments: build, cells
@@ -48,12 +49,14 @@ for _, cell in ipairs(cjson.decode(cells)) do
         end
       else
         state = "queued"
+        -- Three workers were lost with it before: one more is enough, and it meets no other that may be like it.
+        local losses = call("EXISTS", key("quarantined", namespace, job_key)) == 1 and LOSSES - 1 or 0
         job = {id = job_id, pool = pool, priority = priority, number = 1,
                rank = -math.floor(tonumber(cell[8])) * 1e6 + accepted + added}
         call("HSET", key("job", job_id), "state", state, "where", "waiting", "namespace", namespace, "key", cache_key,
              "job_key", job_key, "pool", pool, "priority", priority, "rank", job.rank, "number", 1, "charged", 0,
-             "losses", 0, "created_at", NOW, "queued_at", NOW, "excluded", "{}", "expected", cell[8], "build", build,
-             "order", cell[11])
+             "losses", losses, "created_at", NOW, "queued_at", NOW, "excluded", "{}", "expected", cell[8],
+             "build", build, "order", cell[11])
         call("HSET", key("job", job_id, "cells"), build .. "|" .. identifier, limits)
         call("SET", key("active", namespace, job_key), job_id)
         call("ZADD", key("pool", pool, "waiting"), NOW, job_id)

@@ -15,7 +15,8 @@ local count = 0
 for _, where in ipairs({"waiting", "handed"}) do
   for _, id in ipairs(call("ZRANGEBYSCORE", key("pool", pool, where), "-inf", NOW - timeout, "LIMIT", 0, limit)) do
     local job = read(id)
-    local message = "no worker has taken jobs of pool " .. pool .. " for " .. math.floor(timeout / 1000) .. " s: " .. why
+    local seconds = math.floor(timeout / 1000)
+    local message = "no worker has taken jobs of pool " .. pool .. " for " .. seconds .. " s: " .. why
     local outcome = cjson.encode({["end"] = "failed", kind = "toolchain_mismatch", message = message})
     end_job(job, cells_of(job), "failed", outcome, "toolchain_mismatch")
     count = count + 1

@@ -1,5 +1,5 @@
 -- An attempt ended. What follows a failure is the policy of its kind.
--- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, leases, kept, delayed,
+-- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, quarantined:…, leases, kept, delayed,
 --   pool:<pool>:…, build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
 --   node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
@@ -31,6 +31,7 @@ if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
   local known = cjson.decode(facts)
+  call("DEL", key("quarantined", job.namespace, job.job_key))
   if hit ~= "1" then
     note_success(job)
     remember(index ~= "" and index or job.namespace, known)

@@ -423,6 +423,30 @@ def test_three_losses_quarantine_the_job(store: Store) -> None:
     assert store.jobs.get(job_id)["quarantined"]
 
 
+def test_what_was_in_quarantine_costs_one_more_worker_when_it_is_submitted_again(store: Store) -> None:
+    """Until it succeeds."""
+    join_pool(store)
+
+    def losses(count: int) -> dict:
+        build_id = submit(store, new_cell("a" * 64))
+        for number in range(count):
+            if number == 2:
+                ready_again(store)
+            take(store)
+            lose(store)
+        (cell,) = store.builds.cells(build_id)
+        assert (cell["state"], cell["kind"]) == ("failed", "worker_lost")
+        assert store.jobs.get(cell["job"])["quarantined"]
+        return cell
+
+    losses(3)
+    again = losses(1)
+    assert "it was in quarantine before, and another worker was lost with it" in again["message"]
+    submit(store, new_cell("a" * 64))
+    run_next(store, SUCCESS)
+    losses(3)
+
+
 def test_a_reaper_that_was_silent_gives_every_lease_its_time_again(store: Store) -> None:
     """After an outage no worker could renew; nothing may expire before each had the time to."""
     join_pool(store)
