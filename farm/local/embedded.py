@@ -194,6 +194,7 @@ class EmbeddedFarm:
         deaths = dict(pauses)
         while not self._stopping.wait(0.5):
             for server in self._servers:
+                server.rotate()
                 if server.alive:
                     continue
                 now = time.monotonic()

@@ -34,6 +34,9 @@ HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("server_guard.py")
 PORT_TRIES = 3
 """Another process can take a free port between our look and the server's bind: then we choose others."""
+LONGEST_LOG = 16 << 20
+"""Bytes of a server's log; as many are kept of what came before."""
+
 START_SECONDS = 60.0
 _WEED_KEYS = (
     "WEED_JWT_SIGNING_KEY",
@@ -116,6 +119,17 @@ class Server:
         if self._guard:
             self._guard.wait(self.patience + 10)
         self.clean_up()
+
+    def rotate(self) -> None:
+        """Keep a log from filling the disk: a long one becomes `<log>.1`, and begins again. To be called now and then.
+
+        The child goes on writing to the same file, at its new end.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self.log.stat().st_size > LONGEST_LOG:
+                with contextlib.suppress(OSError):  # On a full disk it is lost, which makes room.
+                    shutil.copy(self.log, self.log.with_name(f"{self.log.name}.1"))
+                os.truncate(self.log, 0)
 
     def last_words(self) -> str:
         """Return the end of the child's log, for an error message."""

@@ -224,3 +224,26 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 def test_ports_differ() -> None:
     ports = servers.free_ports(20)
     assert len(set(ports)) == 20
+
+
+def test_a_long_log_begins_again_and_the_server_goes_on_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "LONGEST_LOG", 1000)
+    command = ["sh", "-c", "while echo 'a line of a log'; do sleep 0.01; done"]
+    server = Server("chatty", "", command, tmp_path / "chatty.log", ready=lambda: True, patience=1)
+    before = tmp_path / "chatty.log.1"
+
+    def rotated() -> bool:
+        server.rotate()
+        return before.exists()
+
+    server.spawn()
+    with running(server):
+        wait_until(rotated)
+        seen = before.stat()
+        assert set(before.read_text().splitlines()) == {"a line of a log"}
+        wait_until(lambda: rotated() and before.stat().st_ino == seen.st_ino and before.stat().st_mtime > seen.st_mtime)
+        assert before.stat().st_size < 10_000
+        wait_until(server.log.read_text, message="it writes on")
+        assert "\0" not in server.log.read_text()
