@@ -128,7 +128,9 @@ class Steps:
             seconds=seconds,
             quiet=quiet,
         )
-        return {**answer, "passes": pass_seconds(self.children.log_path, start)} if debug.get("timings") else answer
+        if debug.get("timings"):
+            answer["passes"] = pass_seconds(self.children.log_path, start)
+        return answer
 
     def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
         """Return what the sidecar says of the program and of how it was made; `shared`: beside another attempt."""

@@ -7,6 +7,7 @@ A request's `step` says how the compile goes (`evaluate` and `reference` are onl
     wait        it goes on once this file exists
     die         the name of a signal to die by
     exit        the code to exit with, without an answer
+    lack        a field that no answer of it has
     eat         bytes to take, to run into the memory limit
     hang        it does nothing for ever, and has a child of its own that does the same
 """
@@ -27,7 +28,9 @@ PORT = {"dtype": "float32", "shape": [1, 4], "strides": [4, 1]}
 
 
 def work(request: dict, messages) -> dict:
-    return globals()[f"do_{request['action']}"](request, messages)
+    answer = globals()[f"do_{request['action']}"](request, messages)
+    answer.pop(request["step"].get("lack"), None)
+    return answer
 
 
 def do_reference(request: dict, messages) -> dict:

@@ -173,6 +173,25 @@ def test_hanging_compilers(fault: Fault, rig: Rigs) -> None:
     assert farm.compilers() == []
 
 
+@pytest.mark.fault("answer")
+def test_answers_that_lack_a_field(fault: Fault, rig: Rigs) -> None:
+    """No mistake of the farm's, which would be tried three times."""
+    fields = ["inputs", "outputs", "weight_dtypes", "quantized", "verification", "measurements"]
+    farm = rig()
+    client = farm.serve()
+    farm.workers("n1")
+    lacks = fields * fault.count.each
+    farm.script({"": [{}], **{str(number + 1): [{"lack": name}] for number, name in enumerate(lacks)}})
+    cells = farm.wait(farm.submit(client, len(lacks)))
+    right = 0
+    for cell in cells:
+        lacked = lacks[int(cell["identifier"].rpartition("/b")[2]) - 1]
+        right += cell["kind"] == "compiler_error" and f"lacks '{lacked}'" in cell["message"]
+        assert len(farm.attempts(cell)) == 1
+    fault.measured(kinds_right=f"{right} of {len(lacks)}", **farm.ledger())
+    assert right == len(lacks)
+
+
 @pytest.mark.fault("stuck")
 def test_compilers_that_cannot_be_killed(fault: Fault, rig: Rigs) -> None:
     """One after the other hangs on a node, is killed for it, and stays; its job goes to the other node."""
