@@ -254,8 +254,8 @@ def test_a_node_whose_probe_fails_at_start_takes_nothing(farm_settings: Settings
         assert asked(port, "/")[0] == 404
 
 
-def test_a_worker_whose_process_dies_at_start_says_so_and_its_pool_times_out(redis_url: str) -> None:
-    settings = settings_for(redis_url, pool_timeout=1.0)
+def test_a_worker_whose_process_dies_at_start_says_so_and_its_pool_times_out(farm_settings: Settings) -> None:
+    settings = farm_settings.model_copy(update={"pool_timeout": 1.0})
     store = Store.connect(settings)
     with control_plane(settings, store) as reports, running_worker(settings, store, app="tests.support.nothing"):
         wait_until(lambda: "its worker process dies at start" in store.workers.list()[0]["resting"])
@@ -316,11 +316,11 @@ def test_a_fence_for_a_moment_idles_no_slot_longer(farm_settings: Settings, stor
 
 
 def test_a_worker_process_that_dies_while_its_node_is_fenced_loses_its_attempts_at_once(
-    redis_url: str, tmp_path: Path
+    farm_settings: Settings, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong"
     wrong.touch()
-    settings = settings_for(redis_url, lease_seconds=600.0)
+    settings = farm_settings.model_copy(update={"lease_seconds": 600.0})
     store = Store.connect(settings)
     with control_plane(settings, store) as reports, running_worker(settings, store, wrong=wrong) as worker:
         build = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))

@@ -340,10 +340,13 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
     assert said().count("cannot take messages") == 1
 
 
-def test_a_server_that_is_busy_with_a_script_ends_no_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_busy_with_a_script_ends_no_worker(
+    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Somebody else's script, that is: it answers everything with BUSY until that ends."""
     server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
-    settings, done = settings_for(server.url, log_level="warning"), tmp_path / "done"
+    settings = farm_settings.model_copy(update={"redis_url": SecretStr(server.url), "log_level": "warning"})
+    done = tmp_path / "done"
     store = Store.connect(settings)
     lines = []
 
