@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from farm.artifacts import ArtifactStore, sidecar_key
+from farm.artifacts import ArtifactStore, Object, sidecar_key
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.logging import get_logger
@@ -55,22 +55,7 @@ class Refs:
     def find(self, namespace: str, tag: str) -> Ref | None:
         """Return where a tag points; None where there is no such ref."""
         found = self._artifacts.get_object(_ref_key(namespace, tag))
-        if found is None:
-            return None
-        try:
-            document = json.loads(found.data)
-            return Ref(
-                tag=tag,
-                generation=int(document["generation"]),
-                snapshot=document["snapshot"],
-                previous=document["previous"],
-                moved=document.get("moved", ""),
-                etag=found.etag,
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactGone(
-                f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` forgets it"
-            ) from None
+        return _parse_ref(tag, found) if found else None
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
         """Return the snapshot that a tag points to; None where there is no such ref.
@@ -82,8 +67,35 @@ class Refs:
 
     def snapshot(self, digest: str) -> SnapshotDocument:
         """Return the snapshot with this digest. Raises ArtifactGone when it is missing or damaged."""
-        snapshot: SnapshotDocument = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
+        try:
+            snapshot: SnapshotDocument = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
+            snapshot["cells"].values()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArtifactGone(f"blob {digest} is no snapshot: {error!r}", hint="move the ref to another one") from None
         return snapshot
+
+    def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
+        """Return the snapshot that a tag points to, else the one before it, else an empty one: the first to be read."""
+        ref = self._readable_ref(tag, self._artifacts.get_object(_ref_key(namespace, tag)))
+        _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
+        return snapshot or {"schema": 1, "cells": {}}
+
+    @staticmethod
+    def _readable_ref(tag: str, found: Object | None) -> Ref | None:
+        try:
+            return _parse_ref(tag, found) if found else None
+        except ArtifactGone as error:
+            log.warning("ref unreadable, counts as absent", tag=tag, error=error.message)
+            return None
+
+    def _readable_snapshot(self, ref: Ref) -> tuple[str, SnapshotDocument] | tuple[None, None]:
+        """Return digest and content of the newest snapshot of a ref that can be read."""
+        for digest in filter(None, (ref.snapshot, ref.previous)):
+            try:
+                return digest, self.snapshot(digest)
+            except ArtifactGone as error:
+                log.warning("snapshot unreadable, the one before it counts", tag=ref.tag, error=error.message)
+        return None, None
 
     def move(
         self,
@@ -97,21 +109,22 @@ class Refs:
 
         `update` is called again when somebody else was faster, so that no move is lost; with `generation` (0: there is
         no such ref) the move is made from there, or not at all. A snapshot that `update` leaves as it is moves nothing,
-        so that a move may be repeated.
+        so that a move may be repeated. A snapshot that cannot be read counts as the one before it, and a ref as none.
 
         Raises Conflict where the ref is of another generation, StorageUnavailable when others never stop moving it.
         """
         key = _ref_key(namespace, tag)
 
         def attempt() -> Ref | None:
-            now = self.find(namespace, tag)
-            before = self.snapshot(now.snapshot) if now else None
+            there = self._artifacts.get_object(key)
+            now = self._readable_ref(tag, there)
+            source, before = self._readable_snapshot(now) if now else (None, None)
             after = {"schema": 1, **update(before)}
-            if now and after == before:
+            if now and after == before and source == now.snapshot:
                 return now
             digest, _ = self._artifacts.put_blob_bytes(_json(after))
             _require_generation(tag, now, generation)
-            number, previous = (now.generation + 1, now.snapshot) if now else (1, None)
+            number, previous = now.generation + 1 if now else 1, source
             moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             document = {
                 "schema": 1,
@@ -122,7 +135,7 @@ class Refs:
             }
             with suppress(Conflict):
                 etag = self._artifacts.put_object(
-                    key, _json(document), create=now is None, if_match=now.etag if now else ""
+                    key, _json(document), create=there is None, if_match=there.etag if there else ""
                 )
                 log.info("ref moved", ref=key, generation=number, snapshot=digest)
                 return Ref(tag, number, digest, previous, moved, etag)
@@ -130,13 +143,35 @@ class Refs:
 
         return until_moved(key, attempt)
 
-    def add_cells(self, namespace: str, tag: str, cells: Iterable[Mapping[str, Any]]) -> Ref:
-        """Let a tag's snapshot hold these cells beside (or in place of) those it has: see `snapshot_cell`."""
+    def add_cells(
+        self,
+        namespace: str,
+        tag: str,
+        cells: Iterable[Mapping[str, Any]],
+        *,
+        drop: Callable[[Mapping[str, Any]], bool] = lambda entry: False,
+    ) -> Ref:
+        """Let a tag's snapshot hold these cells beside those it has: see `snapshot_cell`.
+
+        A cell that is there stays unless the new one was submitted later, and unless `drop` says that it goes.
+        """
         added = dict(snapshot_cell(namespace, cell) for cell in cells)
-        return self.move(namespace, tag, lambda now: {"cells": {**(now["cells"] if now else {}), **added}})
+
+        def update(now: SnapshotDocument | None) -> SnapshotDocument:
+            there = now["cells"] if now else {}
+            newer = {
+                name: cell
+                for name, cell in added.items()
+                if name not in there or _submitted(there[name]) < _submitted(cell)
+            }
+            return {"cells": {name: cell for name, cell in there.items() if name in added or not drop(cell)} | newer}
+
+        return self.move(namespace, tag, update)
 
     def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> Ref:
-        """Let cells take the place of those that have the cache key before them; where another is there now, it stays.
+        """Let cells take the place of those that have the cache key before them.
+
+        Another one that is there stays, and so does one that was submitted later.
 
         `cells` are pairs of that key and a cell: see `snapshot_cell`.
         """
@@ -144,7 +179,14 @@ class Refs:
 
         def update(now: SnapshotDocument | None) -> SnapshotDocument:
             there = now["cells"] if now else {}
-            return {"cells": there | {name: cell for key, name, cell in named if there.get(name, {}).get("key") == key}}
+            return {
+                "cells": there
+                | {
+                    name: cell
+                    for key, name, cell in named
+                    if name in there and there[name]["key"] == key and _submitted(there[name]) <= _submitted(cell)
+                }
+            }
 
         return self.move(namespace, tag, update)
 
@@ -195,11 +237,33 @@ def snapshot_cell(namespace: str, cell: Mapping[str, Any]) -> tuple[str, dict[st
     """Return a cell's name in a snapshot, and what a snapshot says of it.
 
     `cell` has identifier, model, target, precision, shape, key, device (arch), toolchain and program
-    (`{"path", "digest", "size"}`); `sidecar` where the artifact is not of this namespace.
+    (`{"path", "digest", "size"}`); `sidecar` where the artifact is not of this namespace; `submitted`, when that
+    was done (Unix seconds), and `manifest`, the name of what was submitted.
     """
     name = f"{cell['identifier']}@{cell['device']}@{cell['toolchain']}"
     sidecar = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
     return name, {**cell, "sidecar": sidecar}
+
+
+def _parse_ref(tag: str, found: Object) -> Ref:
+    try:
+        document = json.loads(found.data)
+        return Ref(
+            tag=tag,
+            generation=int(document["generation"]),
+            snapshot=document["snapshot"],
+            previous=document["previous"],
+            moved=document.get("moved", ""),
+            etag=found.etag,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactGone(
+            f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` forgets it"
+        ) from None
+
+
+def _submitted(cell: Mapping[str, Any]) -> float:
+    return float(cell.get("submitted", 0.0))  # An older farm did not say.
 
 
 def _ref_key(namespace: str, tag: str) -> str:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from farm.builds.latest import submitted
 from farm.spec import CompileSpec, cache_key
 
 Document = dict[str, Any]
@@ -67,6 +68,7 @@ def plan_follow_up(planned: Mapping[str, Any], cells: Sequence[Mapping[str, Any]
         **before,
         "id": follow_up_id(before["id"]),
         "follows": before["id"],
+        "submitted": submitted(before),
         "created_at": now,
         "cells": len(cells),
         "hits": 0,

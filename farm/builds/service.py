@@ -20,6 +20,7 @@ from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.job_views import JobViews
+from farm.builds.latest import given_up, submitted
 from farm.builds.outlook import outlook
 from farm.builds.plan import Plan, make_plan, needed_blobs
 from farm.builds.retry import plan_retry, unsuccessful
@@ -176,8 +177,8 @@ class BuildService:
                     self._store.index.fill(source, rebuild(self._artifacts, source))
 
     def _last_passed(self, namespace: str) -> dict[str, Mapping[str, Any]]:
-        snapshot = self._refs.read(namespace, LATEST)
-        return {cell["identifier"]: cell for cell in snapshot["cells"].values()} if snapshot else {}
+        cells = self._refs.read_or_empty(namespace, LATEST)["cells"].values()
+        return {cell["identifier"]: cell for cell in sorted(cells, key=lambda cell: cell.get("submitted", 0.0))}
 
     def _read_spec(self, namespace: str, key: str) -> Mapping[str, Any] | None:
         artifact = self._artifacts.lookup(readable(namespace), key)
@@ -298,7 +299,7 @@ class BuildService:
             raise Conflict(
                 f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
             )
-        return known is not None and self._whole(build_id)
+        return known is not None and (self._whole(build_id) or self._read_report(namespace, build_id) is not None)
 
     def _accept(self, document: Document, manifest: bytes) -> None:
         """Write down a planned build, then take it in."""
@@ -330,9 +331,15 @@ class BuildService:
         self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
 
     def resume(self) -> None:
-        """Give the store back every unfinished build that it has lost. Repeating it changes nothing."""
+        """Give the store back every unfinished build that it has lost, and end reported ones that it has open again.
+
+        It has those if it was restored from old data. Repeating all of it changes nothing.
+        """
         for mark in self._artifacts.list_objects(PAUSED_POOLS):
             self._store.workers.pause_pool(mark.removeprefix(PAUSED_POOLS), paused=True)
+        for build in self._store.builds.unreported():
+            if report := self._read_report(build["namespace"], build["id"]):
+                self._end_again(build["namespace"], build["id"], report)
         for namespace in self._artifacts.list_folders("ns/"):
             for mark in self._artifacts.list_objects(f"ns/{namespace}/open/"):
                 build_id = mark.rpartition("/")[2]
@@ -347,6 +354,12 @@ class BuildService:
                         log.error("build not resumed", namespace=namespace, build=build_id, error=error.message)
                     except Exception:  # One build that cannot be resumed must not keep the others.
                         log.exception("build not resumed", namespace=namespace, build=build_id)
+
+    def _end_again(self, namespace: str, build_id: str, report: Document) -> None:
+        """End a build that is open in the store with the verdict of its report, from which its cells are read then."""
+        self._store.builds.cancel(build_id)
+        self._let_go(namespace, build_id, report)
+        log.warning("the store had a reported build open: it was restored from old data", build=build_id)
 
     def _resume(self, namespace: str, build_id: str) -> None:
         self._require_index(namespace)
@@ -408,7 +421,10 @@ class BuildService:
         Raises NotFound.
         """
         build_id = self.resolve(namespace, build_id)
-        return self._live_report(namespace, build_id) or self._stored_report(namespace, build_id)
+        row = self._live(namespace, build_id)
+        # A report is final: the store may have other cells if it was restored, and an expectation may run out.
+        final = self._read_report(namespace, build_id) if row and row["state"] == "reported" else None
+        return final or self._live_report(namespace, build_id) or self._stored_report(namespace, build_id)
 
     def get(self, namespace: str, build_id: str) -> Document:
         """Return a build without its cells. Raises NotFound.
@@ -442,12 +458,18 @@ class BuildService:
         return junit.render(self.report(namespace, build_id))
 
     def resolve(self, namespace: str, build_id: str) -> str:
-        """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound."""
+        """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
+
+        `@latest` is the newest that somebody submitted: no follow-up, for whose verdict nobody waits.
+        """
         if self._live(namespace, build_id):
             return build_id
         known = self._store.builds.list(namespace)
-        if build_id == "@latest" and known:
-            return str(known[0]["id"])
+        if build_id == "@latest":
+            newest = next((str(row["id"]) for row in known if not row.get("follows")), None)
+            if newest is None:
+                raise NotFound(f"no build in namespace {namespace}", hint="`farm submit MANIFEST` makes one")
+            return newest
         matches = [str(row["id"]) for row in known if str(row["id"]).startswith(build_id)]
         if len(matches) > 1:
             raise UsageError(f"{build_id} is the start of {len(matches)} builds", hint=", ".join(matches[:5]))
@@ -492,29 +514,49 @@ class BuildService:
         """Write an ended build's report, move `latest` to the cells that passed, and let the build go.
 
         What it left for the background is submitted. Every step can be repeated; a build whose report is written never
-        reopens.
+        reopens: its verdict stays, and it moves no ref.
         """
         row = self._store.builds.get(build_id)
         if row is None or row["state"] != "ended":
             return
         namespace = row["namespace"]
-        report = self._live_report(namespace, build_id)
+        report = self._read_report(namespace, build_id) or self._write_report(namespace, build_id)
         if report is None:
             return
+        self._let_go(namespace, build_id, report)
+        log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+
+    def _write_report(self, namespace: str, build_id: str) -> Document | None:
+        """Do what an ended build leads to and write its report last; return the report that counts.
+
+        None if the store has lost the build meanwhile.
+        """
+        report = self._live_report(namespace, build_id)
+        if report is None:
+            return None
         report["build"]["state"] = "reported"
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
         self._draw(folder, report)
         passed = [cell for cell in report["cells"] if _passed(cell)]
-        if row.get("follows"):
-            self._replace_slower(namespace, passed)
+        if passed and report["build"]["follows"]:
+            self._replace_slower(namespace, build_id, passed)
         elif passed:
             self._name_latest(namespace, build_id, passed)
         report["build"]["followed_by"] = self._follower(build_id)
-        self._artifacts.put_object(f"{folder}/report.json", json.dumps(report).encode())
+        key, data = f"{folder}/report.json", json.dumps(report).encode()
+        try:
+            self._artifacts.put_object(key, data, create=True)
+        except Conflict:
+            if first := self._read_report(namespace, build_id):  # Another control plane was faster.
+                return first
+            self._artifacts.put_object(key, data)
+        return report
+
+    def _let_go(self, namespace: str, build_id: str, report: Document) -> None:
+        """Let a build go whose report is written."""
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
-        log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
 
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
         """Let `latest` name what passed, or what its follow-up has shown to be faster; let what is missing follow."""
@@ -527,19 +569,34 @@ class BuildService:
             if cell["key"] in known and is_proven(known[cell["key"]], cell["order"]["against"])
         }
         best = [{**cell, "facts": proven.get(cell["identifier"], cell["facts"])} for cell in passed]
-        self._refs.add_cells(namespace, LATEST, [_snapshot_cell(cell) for cell in best])
-        missing = [cell for cell in behind if cell["key"] not in known]
-        follower = follow_up_id(build_id)
-        marks = f"ns/{namespace}/open/{follower}", f"ns/{namespace}/builds/{follower}/report.json"
-        if missing and not any(self._artifacts.get_object(mark) for mark in marks):
-            manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
-            self._accept(plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b"")
-            log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
+        named = [_snapshot_cell(planned["build"], cell) for cell in best]
+        self._refs.add_cells(namespace, LATEST, named, drop=given_up(planned, passed))
+        if missing := [cell for cell in behind if cell["key"] not in known]:
+            self._follow_up(planned, missing)
 
-    def _replace_slower(self, namespace: str, passed: Sequence[Document]) -> None:
+    def _follow_up(self, planned: Mapping[str, Any], missing: Sequence[Document]) -> None:
+        """Submit a build's follow-up with these cells, or take in one that is written down and was refused then."""
+        namespace, build_id = planned["build"]["namespace"], planned["build"]["id"]
+        follower = follow_up_id(build_id)
+        if self._read_report(namespace, follower):
+            return
+        try:
+            if not self._artifacts.get_object(f"ns/{namespace}/open/{follower}"):
+                manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+                self._accept(plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b"")
+                log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
+            elif not self._whole(follower):
+                self._resume(namespace, follower)
+        except FarmFault:
+            raise  # The build's end is repeated.
+        except FarmError as error:
+            log.error("no background tuning", build=follower, follows=build_id, error=error.message)
+
+    def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
         """Let `latest` name a follow-up's programs in place of those that they were shown to be faster than."""
+        build = self._read_plan(namespace, build_id)["build"]
         faster = [
-            (cell["facts"]["against"]["key"], _snapshot_cell(cell))
+            (cell["facts"]["against"]["key"], _snapshot_cell(build, cell))
             for cell in passed
             if cell["facts"].get("against") and is_proven(cell["facts"], cell["facts"]["against"]["key"])
         ]
@@ -605,7 +662,14 @@ class BuildService:
 
     def _read_report(self, namespace: str, build_id: str) -> Document | None:
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
-        report: Document | None = json.loads(found.data) if found else None
+        if found is None:
+            return None
+        try:
+            report: Document = json.loads(found.data)
+            report["build"]["verdict"]["exit_code"]
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("report unreadable", key=found.key, error=repr(error))
+            return None
         return report
 
     def _load_plan(self, namespace: str, build_id: str) -> Document:
@@ -679,9 +743,11 @@ def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:
         yield lot
 
 
-def _snapshot_cell(cell: Mapping[str, Any]) -> Document:
+def _snapshot_cell(build: Mapping[str, Any], cell: Mapping[str, Any]) -> Document:
     facts = cell["facts"]
     return {
+        "manifest": build["name"],
+        "submitted": submitted(build),
         **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
         # The artifact's key: that of a tuning which was cut short is not the cell's.
         **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},

@@ -238,6 +238,7 @@ def reproduce(
     settings = load_settings()
     with connect(settings) as client:
         if what.startswith("b-") or what == "@latest" or cell:
+            what = str(client.build(what)["id"])  # `@latest` may be another one a moment later.
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.reproduce(what, folder, settings, cell)

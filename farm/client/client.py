@@ -319,6 +319,8 @@ class FarmClient:
 
         Raises FarmFault when the farm stays away.
         """
+        if build_id == "@latest":
+            build_id = str(self.build(build_id)["id"])  # One build to its end, whatever is submitted meanwhile.
         path = f"/v1/builds/{_build(build_id)}/events"
         position, failures = after, 0
         while True:

@@ -71,10 +71,16 @@ class BuildRecords:
         return _build(self._link.ask("HGETALL", key("build", build_id)))
 
     def list(self, namespace: str) -> Rows:
-        """Return the builds of a namespace, newest first."""
+        """Return the builds of a namespace, newest first: by their submission, which a lost store was told again."""
         ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
         rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
-        return [build for row in rows if (build := _build(row))]
+        builds = [build for row in rows if (build := _build(row))]
+        return sorted(builds, key=itemgetter("created_at"), reverse=True)
+
+    def unreported(self) -> Rows:
+        """Return the builds of all namespaces that are not reported."""
+        namespaces = self._link.ask("SMEMBERS", key("namespaces"))
+        return [build for name in namespaces for build in self.list(name) if build["state"] != "reported"]
 
     def live_cells(self, namespace: str) -> dict[str, int]:
         """Return how many cells of a namespace's builds have not ended, by who submitted them."""
@@ -128,7 +134,7 @@ class BuildRecords:
         return bool(answer)
 
     def mark_reported(self, build_id: str, verdict: Any) -> None:
-        """Note an ended build's verdict (JSON); from here on everything that belongs to it expires."""
+        """Note the verdict (JSON) of a build without live cells; from here on everything that belongs to it expires."""
         self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
 
     def ended_unreported(self) -> Names:

@@ -373,6 +373,57 @@ def scripts_run(raw: redis.Redis) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 
+@pytest.mark.fault("restored")
+def test_restored_from_old_data(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
+    """In the old data the builds are open; since then they ended, and a newer one moved `latest`.
+
+    One cell of each failed, and would succeed now: a build that ran again would get another verdict.
+    """
+    farm = rig()
+    client, cells = farm.serve(), fault.count.cells
+    farm.workers("n1", "n2", slots=3)
+    gate = tmp_path / "gate"
+    farm.script({"": [{"until": str(gate)}], "1": [{"until": str(gate), "exit": 42}]})
+    frozen = [farm.freeze(cells) for _ in range(fault.count.builds)]
+    builds = [str(client.submit(one)["id"]) for one in frozen]
+    farm.builds += builds
+    wait_until(lambda: farm.running(builds[0]), message="work has begun")
+    farm.valkey.stop()
+    shutil.copytree(farm.folder / "valkey" / "appendonlydir", tmp_path / "old")
+    farm.start_valkey()
+    gate.touch()
+    for build_id in builds:
+        farm.wait(build_id)
+    farm.script({"": [{}]})
+    newest = farm.submit(client, cells)
+    farm.wait(newest)
+    farm.builds.remove(newest)  # The old data do not have it.
+
+    def state() -> tuple[list[Any], Any]:
+        reports = [farm.artifacts.get_object(f"ns/main/builds/{one}/report.json").data for one in [*builds, newest]]
+        return reports, farm.artifacts.get_object("ns/main/refs/latest.json").data
+
+    before, published = state(), farm.published()
+    farm.valkey.stop()
+    shutil.rmtree(farm.folder / "valkey" / "appendonlydir")
+    shutil.copytree(tmp_path / "old", farm.folder / "valkey" / "appendonlydir")
+    farm.start_valkey()
+    again = [insist(lambda one=one: client.submit(one)["id"]) for one in frozen]
+    verdicts = [insist(lambda one=one: client.build(one)) for one in builds if farm.wait(one, timeout=60)]
+    fault.measured(
+        reports_changed=sum(one != other for one, other in zip(before[0], state()[0], strict=True)),
+        verdicts=dict(Counter(one["verdict"]["exit_code"] for one in verdicts)),
+        latest_moved=before[1] != state()[1],
+        compiled_again=(farm.published() - published).total(),
+        **farm.ledger(),
+    )
+    assert again == builds
+    assert before == state()
+    assert [one["verdict"]["exit_code"] for one in verdicts] == [1] * len(builds)
+    assert farm.published() == published
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == []
+
+
 @pytest.mark.fault("flush")
 def test_flushed_in_mid_work(fault: Fault, rig: Rigs) -> None:
     """Three builds at a time, of different manifests; each has cells that ended, that run and that wait."""

@@ -1,16 +1,17 @@
 -- A build's report is written: everything of it expires after `KEEP`.
--- keys: build:<build> with :cells :states :jobs :ends :live :flying :pools :events, unreported
+-- keys: build:<build> with :cells :states :jobs :ends :live :flying :pools :events, unreported, incomplete
 -- arguments: build, verdict
 --   verdict: JSON
--- answer: 1; 0 when the build has not ended or is gone
+-- answer: 1; 0 when the build has live cells or is gone
 local record = key("build", build)
 local state = call("HGET", record, "state")
-if state ~= "ended" and state ~= "reported" then return 0 end
-if state == "ended" then
+if not state or call("EXISTS", record .. ":live") == 1 then return 0 end
+if state ~= "reported" then
   call("HSET", record, "state", "reported", "verdict", verdict)
   event(build, {"type", "build", "state", "reported"})
 end
 call("SREM", key("unreported"), build)
+call("ZREM", key("incomplete"), build)
 for _, part in ipairs({"", ":cells", ":states", ":jobs", ":ends", ":live", ":flying", ":pools", ":events"}) do
   call("PEXPIRE", record .. part, KEEP)
 end

@@ -46,10 +46,11 @@ def test_a_ref_that_nobody_made_is_none(refs: Refs) -> None:
 
 
 def test_cells_gather_under_a_name(refs: Refs) -> None:
-    """A build adds its cells; those of the same identifier, device and toolchain take the place of the old
-    ones."""
+    """A build adds its cells; those of the same identifier, device and toolchain take the place of those that were
+    submitted before."""
     refs.add_cells("main", "latest", [make_cell("a"), make_cell("b")])
-    refs.add_cells("main", "latest", [make_cell("b", key="ef" * 32), make_cell("c")])
+    refs.add_cells("main", "latest", [make_cell("b", key="ef" * 32, submitted=2.0), make_cell("c")])
+    refs.add_cells("main", "latest", [make_cell("b", submitted=1.0)])
     snapshot = refs.read("main", "latest")
     assert names(snapshot) == {"a", "b", "c"}
     assert snapshot
@@ -150,20 +151,46 @@ def test_a_ref_that_cannot_be_read_is_forgotten_when_that_is_asked(refs: Refs, s
     assert refs.find("main", "latest") is None
 
 
-def test_a_lost_snapshot_is_an_error_and_not_an_empty_one(refs: Refs, store: S3Store) -> None:
-    """Else the next build would move the name to its own cells alone."""
-    ref = refs.add_cells("main", "latest", [make_cell("a")])
+def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_moves_on(
+    refs: Refs, store: S3Store
+) -> None:
+    refs.add_cells("main", "latest", [make_cell("a")])
+    ref = refs.add_cells("main", "latest", [make_cell("b")])
     store.delete_object(blob_key(ref.snapshot))
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
+    moved = refs.add_cells("main", "latest", [make_cell("c")])
+    assert names(refs.read("main", "latest")) == {"a", "c"}
+    assert moved.generation == 3
+    assert moved.previous
+    assert names(refs.snapshot(moved.previous)) == {"a"}
+
+
+def test_a_lost_snapshot_comes_back_where_nothing_new_is_named(refs: Refs, store: S3Store) -> None:
+    ref = refs.add_cells("main", "latest", [make_cell("a")])
+    store.delete_object(blob_key(ref.snapshot))
+    assert refs.read_or_empty("main", "latest")["cells"] == {}
+    refs.add_cells("main", "latest", [make_cell("a")])
+    assert names(refs.read("main", "latest")) == {"a"}
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"schema": 1}', b'{"cells": 3}'])
+def test_what_is_no_snapshot_counts_as_lost(refs: Refs, store: S3Store, damage: bytes) -> None:
+    digest, _ = store.put_blob_bytes(damage)
+    document = {"schema": 1, "generation": 7, "snapshot": digest, "previous": None, "moved": ""}
+    store.put_object("ns/main/refs/latest.json", json.dumps(document).encode())
     with pytest.raises(ArtifactGone):
-        refs.add_cells("main", "latest", [make_cell("b")])
+        refs.read("main", "latest")
+    assert refs.add_cells("main", "latest", [make_cell("b")]).generation == 8
+    assert names(refs.read("main", "latest")) == {"b"}
 
 
 def test_a_ref_that_cannot_be_read_is_named(refs: Refs, store: S3Store) -> None:
     store.put_object("ns/main/refs/latest.json", b'{"generation": 1')
     with pytest.raises(ArtifactGone, match=r"ns/main/refs/latest\.json"):
         refs.read("main", "latest")
+    refs.add_cells("main", "latest", [make_cell("a")])
+    assert names(refs.read("main", "latest")) == {"a"}
 
 
 def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper
 from farm.app import Farm
 from farm.artifacts.index import rebuild
 from farm.artifacts.refs import Refs
+from farm.builds.follow_up import follow_up_id
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import retention
@@ -178,6 +180,177 @@ def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(fa
     assert farm.builds.report("main", build["id"])["cells"] == before["cells"]
     # A finished build never reopens.
     assert farm.store.builds.get(build["id"]) is None
+
+
+def test_a_reported_build_is_never_opened_by_its_id_again(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client repeats its request after Redis has forgotten the build; meanwhile its cells would fail."""
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    before, ref = farm.builds.report("main", build["id"]), Refs(farm.artifacts).find("main", "latest")
+    lose_redis(farm)
+    for key in list(farm.artifacts.list_objects("ns/main/artifacts/")):
+        farm.artifacts.delete_object(key)
+    assert submit(farm, frozen)["state"] == "reported"
+    retry = {"build_id": build["id"], "failed": False}
+    assert farm.builds.retry("main", build["id"], retry, by="test")["state"] == "reported"
+    assert farm.store.builds.get(build["id"]) is None
+    assert farm.builds.report("main", build["id"]) == before
+    assert Refs(farm.artifacts).find("main", "latest") == ref
+
+
+def test_a_verdict_does_not_change_when_its_end_is_repeated_or_an_expectation_runs_out(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = "expected: [{model: net, precision: fp16, kind: bad_model, reason: x, until: 2099-12-31}]\n"
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + expected))
+
+    def fail_fp16(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        if "/fp16/" in order["identifier"]:
+            return Outcome.failure(FailureKind.BAD_MODEL, "no")
+        return succeed(farm)(job_id, order, key)
+
+    work(farm, fail_fp16)
+    farm.builds.finish(build["id"])
+    before = farm.builds.report("main", build["id"])
+    assert before["build"]["verdict"]["exit_code"] == 0
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime(2100, 1, 2, tzinfo=tz)
+
+    monkeypatch.setattr("farm.results.verdict.datetime", Later)
+    assert farm.builds.report("main", build["id"]) == before
+    with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as raw:
+        raw.hset(f"{{farm}}:build:{build['id']}", "state", "ended")  # as if the process had died before it let it go
+    farm.builds.finish(build["id"])
+    assert farm.builds.report("main", build["id"]) == before
+    assert farm.builds.get("main", build["id"])["verdict"] == before["build"]["verdict"]
+
+
+def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    put = farm.artifacts.put_object
+    key = f"ns/main/builds/{build['id']}/report.json"
+    theirs = json.dumps({"build": {"id": build["id"], "verdict": {"exit_code": 1, "text": "theirs"}}, "cells": []})
+
+    def other_first(place: str, data: bytes, **options: Any) -> str:
+        if place == key:
+            put(key, theirs.encode())
+        return put(place, data, **options)
+
+    monkeypatch.setattr(farm.artifacts, "put_object", other_first)
+    farm.builds.finish(build["id"])
+    found = farm.artifacts.get_object(key)
+    assert found
+    assert found.data == theirs.encode()
+    assert farm.store.builds.get(build["id"])["verdict"] == {"exit_code": 1, "text": "theirs"}
+
+
+def test_a_report_that_cannot_be_read_is_written_again(farm: Farm, frozen: Frozen) -> None:
+    """As the audit says: submit it again."""
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    farm.artifacts.put_object(f"ns/main/builds/{build['id']}/report.json", b"{")
+    lose_redis(farm)
+    submit(farm, frozen)
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def newer(farm: Farm, folder: Path, salt: str) -> str:
+    """Submit the demo manifest so that its cells have other keys; return the build's id."""
+    text = MANIFEST.replace("name: demo", f"name: demo\nsalt: {salt}")
+    return str(submit(farm, freeze_manifest(folder, text))["id"])
+
+
+def latest_keys(farm: Farm) -> set[str]:
+    snapshot = Refs(farm.artifacts).read("main", "latest")
+    assert snapshot
+    return {cell["key"] for cell in snapshot["cells"].values()}
+
+
+def test_latest_names_the_newest_submission_whichever_build_ends_last(farm: Farm, tmp_path: Path) -> None:
+    old, new = (newer(farm, tmp_path, salt) for salt in ("old", "new"))
+    while work(farm):
+        pass
+    wanted = {cell["key"] for cell in farm.builds.cells("main", new)}
+    farm.builds.finish(new)
+    farm.builds.finish(old)
+    assert latest_keys(farm) == wanted
+
+
+def test_a_later_submission_of_the_same_program_counts_as_newer(farm: Farm, tmp_path: Path) -> None:
+    """Program 1, then another, then program 1 again as a hit; the one in the middle ends last."""
+    first, middle = (newer(farm, tmp_path, salt) for salt in ("one", "two"))
+    while work(farm):
+        pass
+    farm.builds.finish(first)
+    wanted = latest_keys(farm)
+    last = newer(farm, tmp_path, "one")
+    farm.builds.finish(last)
+    farm.builds.finish(middle)
+    assert latest_keys(farm) == wanted
+
+
+def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> None:
+    """No build of the namespace waits for an operator; the snapshot before the damaged one counts."""
+    first = newer(farm, tmp_path, "one")
+    work(farm)
+    farm.builds.finish(first)
+    second = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("name: net", "name: other")))
+    work(farm)
+    farm.builds.finish(second["id"])
+    ref = Refs(farm.artifacts).find("main", "latest")
+    assert ref
+    for digest, models in ((ref.snapshot, {"net", "late"}), ("", {"net", "late"})):
+        if digest:
+            farm.artifacts.put_object(f"blobs/sha256/{digest[:2]}/{digest}", b"{")
+        late = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("name: net", "name: late")))
+        work(farm)
+        farm.builds.finish(late["id"])
+        assert farm.builds.get("main", late["id"])["state"] == "reported"
+        snapshot = Refs(farm.artifacts).read("main", "latest")
+        assert snapshot
+        assert {cell["model"] for cell in snapshot["cells"].values()} == models
+    for key in list(farm.artifacts.list_objects("blobs/sha256/")):
+        farm.artifacts.delete_object(key)
+    farm.artifacts.put_object("ns/main/refs/latest.json", b"{")
+    assert farm.builds.plan("main", freeze_manifest(tmp_path, MANIFEST).submission)["cells"]
+
+
+def test_latest_forgets_what_its_manifest_gave_up_a_month_ago(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(text: str, days: float, outcome: Any = None) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(farm.store, "now", lambda: 1_800_000_000.0 + days * 86_400)
+            made = submit(farm, freeze_manifest(tmp_path, text))
+        work(farm, outcome)
+        farm.builds.finish(made["id"])
+
+    def named() -> set[str]:
+        snapshot = Refs(farm.artifacts).read("main", "latest")
+        assert snapshot
+        return {f"{cell['model']}/{cell['precision']}" for cell in snapshot["cells"].values()}
+
+    other = MANIFEST.replace("name: demo", "name: another").replace("name: net", "name: stays")
+    renamed = MANIFEST.replace("name: net", "name: renamed")
+    build(other, 0)
+    build(MANIFEST, 0)
+    build(renamed, 29)
+    assert len(named()) == 6, "a manifest that leaves cells out for a while keeps them"
+    build(renamed.replace("[fp32, fp16]", "[fp32]"), 31)
+    assert named() == {"stays/fp32", "stays/fp16", "renamed/fp32", "renamed/fp16"}
+    build(renamed + "salt: fails\n", 100, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "no"))
+    assert "renamed/fp16" in named(), "a cell that does not pass now is not given up"
 
 
 def test_submitting_the_same_build_twice_is_one_build(farm: Farm, frozen: Frozen) -> None:
@@ -606,6 +779,60 @@ def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_
     farm.builds.finish(newer["id"])
     farm.builds.finish(follower)
     assert latest_mode(farm) == "off"
+
+
+def test_a_follow_up_counts_as_the_submission_that_it_follows(farm: Farm, tmp_path: Path) -> None:
+    """Somebody submitted the quick program again meanwhile, as what he wants."""
+    _, follower = tuned_quickly(farm, tmp_path)
+    quick = BACKGROUND.replace(", background: exhaustive", "")
+    again = submit(farm, freeze_manifest(tmp_path, quick))
+    assert work(farm, compared(farm, "faster")) == 1
+    farm.builds.finish(again["id"])
+    farm.builds.finish(follower)
+    assert latest_mode(farm) == "quick"
+
+
+def test_a_follow_up_that_was_refused_once_comes_with_the_next_try(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis was full at that moment: the follow-up is written down and not taken in, and no epoch changes."""
+    build = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    work(farm)
+
+    def refuse(*_: Any) -> None:
+        raise StoreUnavailable("OOM")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(farm.store.builds, "create", refuse)
+        with pytest.raises(StoreUnavailable):
+            farm.builds.finish(build["id"])
+    assert farm.store.builds.get(follow_up_id(build["id"])) is None
+    farm.builds.finish(build["id"])
+    followed_by = farm.builds.get("main", build["id"])["followed_by"]
+    assert [cell["state"] for cell in farm.builds.cells("main", followed_by)] == ["queued"]
+
+
+def test_a_follow_up_that_cannot_be_takes_no_verdict_away(farm: Farm, tmp_path: Path) -> None:
+    """Another namespace has a build of its id: ids are the clients' own."""
+    frozen = freeze_manifest(tmp_path, BACKGROUND)
+    build = submit(farm, frozen)
+    work(farm)
+    taken = {**frozen.submission, "build_id": follow_up_id(build["id"])}
+    farm.builds.submit("pr", taken, by="test")
+    farm.builds.finish(build["id"])
+    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+    assert farm.store.builds.get(taken["build_id"])["namespace"] == "pr"
+
+
+def test_latest_is_no_follow_up_and_the_newest_submission_also_after_a_loss(farm: Farm, tmp_path: Path) -> None:
+    build, follower = tuned_quickly(farm, tmp_path)
+    assert farm.builds.resolve("main", "@latest") == build
+    older = [newer(farm, tmp_path, salt) for salt in ("one", "two", "three")]
+    assert farm.builds.resolve("main", "@latest") == older[-1]
+    lose_redis(farm)
+    farm.builds.resume()
+    assert farm.store.builds.get(follower)
+    assert farm.builds.resolve("main", "@latest") == older[-1]
 
 
 def test_a_background_that_finds_no_more_is_refused(farm: Farm, tmp_path: Path) -> None:
