@@ -45,7 +45,7 @@ from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.results import junit
 from farm.results.sweep import draw, sweeps_of
-from farm.results.verdict import judge_cell, verdict_of
+from farm.results.verdict import expected_failure, judge_cell, verdict_of
 from farm.settings import Settings
 from farm.spec import job_key, keys_of
 from farm.store import Store
@@ -734,7 +734,13 @@ def _published_as(cell: Mapping[str, Any]) -> list[str]:
 def _new_cell(namespace: str, cell: Mapping[str, Any]) -> Document:
     names = ("identifier", "key", "pool", "priority", "limits", "expected_seconds", "facts")
     order = None if cell["facts"] else cell["order"]
-    return {**{name: cell[name] for name in names}, "namespace": namespace, "order": order, "failure": None}
+    return {
+        **{name: cell[name] for name in names},
+        "namespace": namespace,
+        "order": order,
+        "failure": None,
+        "expected": expected_failure(cell),
+    }
 
 
 def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:

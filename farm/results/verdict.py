@@ -6,14 +6,18 @@ question, so it is asked when a build is read (`docs/decisions/0002-judged-at-re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from datetime import time as datetime_time
 from typing import Any
 
 from farm.errors import ExitCode
 from farm.jobs.state import FailureKind, Fault, State
 from farm.results import accuracy
 from farm.targets.compilers import default_equal_share
+
+DAY = 86_400.0
 
 Document = dict[str, Any]
 
@@ -101,11 +105,20 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
 
 
-def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def expected_failure(planned: Mapping[str, Any]) -> Document | None:
+    """Return the failure that a planned cell is expected to have: `{"kind", "before"}`, until then (Unix seconds)."""
     entry: Mapping[str, Any] | None = planned["expected"]
-    if entry and entry.get("until") and date.fromisoformat(entry["until"]) < datetime.now(UTC).date():
+    if not entry:
         return None
-    return entry
+    if not entry.get("until"):
+        return {"kind": entry["kind"], "before": math.inf}
+    last = datetime.combine(date.fromisoformat(entry["until"]), datetime_time(), UTC)
+    return {"kind": entry["kind"], "before": last.timestamp() + DAY}
+
+
+def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    expected = expected_failure(planned)
+    return planned["expected"] if expected and datetime.now(UTC).timestamp() < expected["before"] else None
 
 
 def _spent(row: Mapping[str, Any]) -> float:

@@ -20,6 +20,9 @@ LOT = 500
 AT_ONCE = 8
 """Lots that are sent in one go."""
 
+FOR_EVER = 1e11
+"""Unix seconds that do not come: JSON has no infinity."""
+
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
 
@@ -41,8 +44,9 @@ class BuildRecords:
 
         `build` is `{"id", "namespace", "cells": how many will come, "max_parallel": int | None, "fail_fast": bool, …}`;
         the rest of it is kept as it is. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
-        {"time", "memory"}, "expected_seconds", "order", "facts", "failure"}`: with `facts` it is a hit, with `failure`
-        (`{"kind", "message"}`) it is born failed, and both need no job.
+        {"time", "memory"}, "expected_seconds", "order", "facts", "failure", "expected"}`: with `facts` it is a hit,
+        with `failure` (`{"kind", "message"}`) it is born failed, and both need no job. `expected` is a failure that
+        stops no fail-fast build: `{"kind", "before": Unix seconds}`.
 
         Raises Conflict where another namespace has a build of that id.
         """
@@ -168,7 +172,9 @@ class BuildRecords:
 
 def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
     """One cell as `add_cells.lua` takes it: all text, since numbers would lose digits on the way."""
-    failure, facts = cell.get("failure"), cell.get("facts")
+    failure, facts, expected = cell.get("failure"), cell.get("facts"), cell.get("expected")
+    if expected:
+        expected = {**expected, "before": min(expected["before"], FOR_EVER) * 1000}
     limits = cell.get("limits") or {}
     static = {name: cell[name] for name in ("identifier", "key", "namespace", "pool", "priority")}
     return [
@@ -181,7 +187,7 @@ def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
         str(int(limits.get("memory") or 0)),
         str(cell.get("expected_seconds") or 0),
         "failed" if failure else "succeeded" if facts is not None else "",
-        json.dumps({**static, "position": position, "facts": facts, "failure": failure}),
+        json.dumps({**static, "position": position, "facts": facts, "failure": failure, "expected": expected}),
         json.dumps(cell.get("order")),
         f"j-{secrets.token_hex(8)}",
         job_key(cell.get("order") or {}, cell["key"]),

@@ -13,9 +13,11 @@ local function close(build)
   wake_build(build)
 end
 
--- A cell failed: a build with fail_fast ends the others (the control plane does, in lots).
-local function failed(build)
+-- A cell failed: unless that was expected, a build with fail_fast ends the others (the control plane does, in lots).
+local function failed(build, identifier, kind)
   if call("HGET", key("build", build), "fail_fast") == "1" then
+    local expected = cjson.decode(call("HGET", key("build", build, "cells"), identifier)).expected
+    if type(expected) == "table" and expected.kind == kind and NOW < expected.before then return end
     call("HSET", key("build", build), "stop", "1")
     call("SADD", key("stopping"), build)
     wake_build(build)
@@ -37,7 +39,7 @@ local function end_cell(build, identifier, from, to, job, document, kind)
   call("HINCRBY", record, "n:" .. to, 1)
   event(build, {"type", "cell", "identifier", identifier, "state", to, "job", job.id, "attempt", job.number,
                 "worker", job.worker or "", "kind", kind or ""})
-  if to == "failed" then failed(build) end
+  if to == "failed" then failed(build, identifier, kind) end
   close(build)
 end
 

@@ -14,7 +14,7 @@ local record = key("build", build)
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
 if not found[1] then return -1 end
 local accepted, counts, added = tonumber(found[2]), {}, 0
-local stopped, any_failed = found[4] == "1", false
+local stopped, born_failed = found[4] == "1", {}
 
 -- The unfinished job that a cell of this job key joins, or nil. One that is being cancelled takes no new cell.
 local function joinable(namespace, job_key)
@@ -66,7 +66,7 @@ for _, cell in ipairs(cjson.decode(cells)) do
     end
     call("HSET", key("build", build, "states"), identifier, state)
     counts[state] = (counts[state] or 0) + 1
-    any_failed = any_failed or state == "failed"
+    if state == "failed" then born_failed[identifier] = cjson.decode(document).failure.kind end
   end
 end
 
@@ -75,7 +75,7 @@ if added > 0 then
   for state, count in pairs(counts) do call("HINCRBY", record, "n:" .. state, count) end
   event(build, {"type", "accepted", "cells", added, "accepted", accepted})
   if accepted >= tonumber(found[3]) then call("ZREM", key("incomplete"), build) end
-  if any_failed then failed(build) end
+  for identifier, kind in pairs(born_failed) do failed(build, identifier, kind) end
   close(build)
 end
 return accepted

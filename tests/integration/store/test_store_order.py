@@ -1,6 +1,7 @@
 """Which jobs are handed out next, and how many."""
 
 import secrets
+import time
 from collections import deque
 
 import pytest
@@ -292,6 +293,24 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     counts = store.builds.get(build_id)["counts"]
     assert (counts["succeeded"], counts["failed"], counts["cancelled"]) == (1, 1, 3)
     assert sorted(set(reported)) == sorted([build_id, other])
+
+
+@pytest.mark.parametrize(
+    ("kind", "hours", "stops"), [("compiler_error", 1, False), ("compiler_error", -1, True), ("bad_model", 1, True)]
+)
+def test_a_failure_that_is_expected_stops_no_fail_fast_build(
+    store: Store, kind: str, hours: float, stops: bool
+) -> None:
+    """Of a job, and of a cell that is born failed."""
+    join_pool(store)
+    expected = {"expected": {"kind": kind, "before": time.time() + hours * 3600}}
+    cells = [new_cell(**expected), new_cell()]
+    build_id = submit(store, *cells, fail_fast=True)
+    born = {"failure": {"kind": "compiler_error", "message": "no"}, **expected}
+    other = submit(store, new_cell(**born), new_cell(), fail_fast=True)
+    job_id, claim = take(store)
+    store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    assert set(store.builds.to_stop()) == ({build_id, other} if stops else set())
 
 
 def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
