@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 from farm.store.link import Link, key
 
 BATCH = 500
+_STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+"""Milliseconds and a count, each of 64 bits."""
+
 LONGEST_BLOCK = 2000
 """Milliseconds that one command waits at most: less than the socket's timeout."""
 
@@ -68,7 +72,7 @@ def _position(after: str | None, epoch: str) -> str | None:
     if not after:
         return "0-0"
     life, _, position = after.partition(".")
-    ours = life == epoch and all(part.isdecimal() for part in position.split("-"))
+    ours = life == epoch and _STREAM_ID.fullmatch(position) and max(_order(position)) < 1 << 64
     return position if ours else None
 
 

@@ -78,6 +78,14 @@ def test_a_reader_whose_position_was_trimmed_gets_one_reset(store: Store, raw: r
     assert store.events.read(build_id, found.items[0]["id"]) == type(found)([])
 
 
+@pytest.mark.parametrize("position", ["1-2-3", "", "-", "1-", "18446744073709551616-0", "٣-0", "1-2\n"])
+def test_an_id_that_no_stream_has_gets_one_reset(store: Store, position: str) -> None:
+    build_id = submit(store, new_cell())
+    found = store.events.read(build_id, f"{store.epoch()}.{position}")
+    assert found.reset
+    assert not store.events.read(build_id, found.items[0]["id"]).reset
+
+
 @pytest.mark.parametrize("position", ["deadbeef.1700000000000-0", "nonsense", "a.b.c"])
 def test_a_position_of_another_epoch_gets_one_reset(store: Store, position: str) -> None:
     build_id = submit(store, new_cell())
