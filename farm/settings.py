@@ -58,6 +58,7 @@ class Settings(BaseModel):
     pool_timeout: float = Field(gt=0)
     namespace_cells: int = Field(ge=0)
     keep_days: float = Field(gt=0)
+    gc: bool
     cpu_slots: int = Field(ge=0)
     threads: int = Field(ge=0)
     grace_seconds: float = Field(ge=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -11,15 +10,13 @@ from fastapi.responses import JSONResponse
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import blob_key
+from farm.artifacts.ownership import lacking
 from farm.errors import NotFound
 
 router = APIRouter(tags=["blobs"])
 
 MAX_PUT = 1 << 30
 """Bytes of a blob that is sent by one PUT. S3 takes 5 GiB, but what breaks off is sent again from its beginning."""
-
-ASKING = 8
-"""Requests to object storage at once, for one list of blobs."""
 
 
 @router.post("/blobs", response_model=schemas.Missing)
@@ -30,11 +27,9 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     are left out, and is finished by a request of its own, which checks it.
     """
     wanted = {blob.digest: blob.size for blob in query.blobs}
-    with ThreadPoolExecutor(ASKING) as threads:
-        there = threads.map(lambda item: farm.artifacts.has_blob(*item), wanted.items())
-        absent = [item for item, present in zip(wanted.items(), there, strict=True) if not present]
     uploads = []
-    for digest, size in absent:
+    for digest in lacking(farm.artifacts, wanted):
+        size = wanted[digest]
         large = size > MAX_PUT
         permissions = (
             farm.artifacts.begin_upload(caller.namespace, digest, size)

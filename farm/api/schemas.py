@@ -297,10 +297,11 @@ class Secret(BaseModel):
 
 
 class Collected(BaseModel):
-    """Blobs that nothing named."""
+    """Blobs that nothing named and that were deleted (or would be marked), and how many are marked and go later."""
 
     blobs: int
     bytes: int
+    marked: int
 
 
 class TuningDatabaseView(BaseModel):

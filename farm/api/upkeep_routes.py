@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -40,6 +41,7 @@ def audit(
 def gc(
     _: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Delete nothing.")] = False
 ) -> schemas.Document:
-    """Delete the blobs that nothing has named for a day."""
-    found = collect(farm.artifacts, dry_run=dry_run)
-    return {"blobs": len(found), "bytes": sum(entry.size for entry in found)}
+    """Mark the blobs that nothing has named for a day, and delete those that were marked a day ago."""
+    found = collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=dry_run)
+    size = sum(entry.size for entry in found.deleted)
+    return {"blobs": len(found.deleted), "bytes": size, "marked": len(found.marked)}

@@ -53,6 +53,16 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Map
         yield found.facts["key"], found.facts
 
 
+def without_program(artifacts: ArtifactStore, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return those names of artifacts (name: facts) whose program is gone, or has another size."""
+    programs = {name: (facts["program"]["digest"], facts["program"]["size"]) for name, facts in found.items()}
+    if not programs:
+        return []
+    with ThreadPoolExecutor(THREADS) as pool:
+        sizes = _blob_sizes(artifacts, pool, set(programs.values()))
+    return [name for name, (digest, size) in programs.items() if sizes.get(digest) != size]
+
+
 def _read(artifacts: ArtifactStore, namespace: str, key: str) -> Known | None:
     found = artifacts.get_object(key)
     if found is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key
@@ -14,6 +15,10 @@ from farm.errors import ArtifactGone
 THREADS = 16
 ORPHAN_AGE = timedelta(days=1)
 """How long a blob may be without an owner: it is uploaded before the document that names it is written."""
+GRACE = timedelta(days=1)
+"""How long a blob without an owner is marked before it is deleted."""
+MARKS = "gc/"
+"""Prefix of the marks: an object for each blob that is deleted after `GRACE` unless it is named or uploaded again."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 _CACHES = "/index/"
@@ -30,21 +35,103 @@ def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[Lis
     return [entry for entry in old if entry.key not in named]
 
 
-def collect(artifacts: ArtifactStore, *, dry_run: bool = False) -> list[ListedObject]:
-    """Delete the blobs that nothing names, and return them; with `dry_run` nothing is deleted.
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """What a collection came to: the blobs that went, and those that are marked and go later."""
 
-    What was submitted while the documents were read is looked at once more. A submission that finds an old blob in the
-    moment in which it is deleted gets attempts of the kind `storage`; submitted again, it brings the blob again.
+    deleted: list[ListedObject]
+    marked: list[ListedObject]
+
+
+def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Garbage:
+    """Mark the blobs that nothing names, and delete those that have been marked for `GRACE`.
+
+    Before, the plans of builds go that were reported more than `plans_kept` ago, and with them their claim on models.
+    What can have been named since the first look is read once more, and what was uploaded since its mark stays: who
+    names an old blob asks `lacking` first. With `dry_run` nothing changes; what would be marked counts as deleted.
     """
+    if not dry_run:
+        _forget_plans(artifacts, datetime.now(UTC) - plans_kept)
     seen = set(documents(artifacts))
     found = orphans(artifacts, artifacts.list_entries(BLOBS))
-    if dry_run or not found:
-        return found
-    since = {blob_key(digest) for digest in owned(artifacts, set(documents(artifacts)) - seen)}
-    garbage = [entry for entry in found if entry.key not in since]
+    if dry_run:
+        return Garbage(found, [])
+    before = datetime.now(UTC) - GRACE
+    marks = _mark(artifacts, found)
+    ripe = [entry for entry in found if (mark := marks.get(_mark_key(entry))) and mark.modified <= before]
+    if not ripe:
+        return Garbage([], found)
+    again = {blob_key(digest) for digest in owned(artifacts, _since(artifacts, seen))}
+
+    def remove(entry: ListedObject) -> bool:
+        gone = entry.key not in again and _is_doomed(artifacts, entry.key)
+        if gone:
+            artifacts.delete_object(entry.key)
+        artifacts.delete_object(_mark_key(entry))
+        return gone
+
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda entry: artifacts.delete_object(entry.key), garbage))
-    return garbage
+        deleted = [entry for entry, gone in zip(ripe, pool.map(remove, ripe), strict=True) if gone]
+    return Garbage(deleted, [entry for entry in found if entry not in ripe])
+
+
+def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
+    """Return which blobs (digest: size) have to be uploaded before a document may name them.
+
+    Those are missing, or marked by the garbage collection and not uploaded since.
+    """
+
+    def lacks(digest: str) -> bool:
+        return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, blob_key(digest))
+
+    if not wanted:
+        return []
+    with ThreadPoolExecutor(min(THREADS, len(wanted))) as pool:
+        return [digest for digest, lack in zip(wanted, pool.map(lacks, wanted), strict=True) if lack]
+
+
+def _mark(artifacts: ArtifactStore, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
+    """Mark what was found, take the other marks away, and return all marks by their keys."""
+    doomed = {_mark_key(entry): entry for entry in found}
+    there = {mark.key: mark for mark in artifacts.list_entries(MARKS)}
+    new = [key for key, entry in doomed.items() if key not in there or there[key].modified <= entry.modified]
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(artifacts.delete_object, there.keys() - doomed.keys()))
+        list(pool.map(lambda key: artifacts.put_object(key, b"{}"), new))
+    return {mark.key: mark for mark in artifacts.list_entries(MARKS)}
+
+
+def _mark_key(entry: ListedObject) -> str:
+    return MARKS + entry.key.rpartition("/")[2]
+
+
+def _is_doomed(artifacts: ArtifactStore, key: str) -> bool:
+    """Whether a blob is marked, and was not uploaded since: some servers tell times in whole seconds."""
+    mark = next(artifacts.list_entries(MARKS + key.rpartition("/")[2]), None)
+    blob = next(artifacts.list_entries(key), None) if mark else None
+    return mark is not None and blob is not None and blob.modified < mark.modified
+
+
+def _since(artifacts: ArtifactStore, seen: set[str]) -> list[str]:
+    """Return the documents that may name more than at the first look: new ones, refs, heads, plans of open builds."""
+    now = documents(artifacts)
+    opened = [key.split("/") for key in now if "/open/" in key]
+    plans = {f"ns/{parts[1]}/builds/{parts[-1]}/plan.json" for parts in opened}
+    return [key for key in now if key not in seen or key in plans or "/refs/" in key or key.endswith("/head.json")]
+
+
+def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
+    """Delete the plans of builds that were reported before a time: their reports stay."""
+    plans, old = set[str](), set[str]()
+    for namespace in artifacts.list_folders("ns/"):
+        for entry in artifacts.list_entries(f"ns/{namespace}/builds/"):
+            folder, _, name = entry.key.rpartition("/")
+            if name == "plan.json":
+                plans.add(folder)
+            elif name == "report.json" and entry.modified < before:
+                old.add(folder)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old))
 
 
 def documents(artifacts: ArtifactStore) -> list[str]:

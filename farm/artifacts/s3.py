@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         CopySourceTypeDef,
         ListObjectsV2OutputTypeDef,
         ListObjectsV2RequestTypeDef,
+        MultipartUploadTypeDef,
         PartTypeDef,
     )
 
@@ -601,10 +602,13 @@ class S3Store:
 
     def _begun(self, key: str) -> str | None:
         """Return the id of the newest multipart upload to a key that is neither completed nor ended."""
-        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=key)
-        uploads = self._ask("list uploads in", key, lambda: pages.build_full_result().get("Uploads", []))
-        ours = [upload for upload in uploads if upload["Key"] == key]
+        ours = [upload for upload in self._uploads(key) if upload["Key"] == key]
         return max(ours, key=lambda upload: upload["Initiated"])["UploadId"] if ours else None
+
+    def _uploads(self, prefix: str) -> list[MultipartUploadTypeDef]:
+        """Return the multipart uploads under a prefix that are neither completed nor ended."""
+        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
+        return self._ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
 
     def _parts(self, key: str, upload: str) -> list[PartTypeDef]:
         """Return the parts of an upload that are there, in order."""
@@ -616,9 +620,8 @@ class S3Store:
     def abort_uploads(self, older_than: timedelta) -> int:
         """End large uploads that were begun longer ago and never became blobs; return how many."""
         before = datetime.now(UTC) - older_than
-        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket)
-        uploads = self._ask("list uploads in", "", lambda: pages.build_full_result().get("Uploads", []))
-        old = [upload for upload in uploads if upload["Initiated"] < before]
+        ours = (BLOBS, UPLOADS, QUARANTINE)  # The bucket may have other users.
+        old = [upload for prefix in ours for upload in self._uploads(prefix) if upload["Initiated"] < before]
         for upload in old:
             key = upload["Key"]
             abort = partial(self._s3.abort_multipart_upload, Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from farm.artifacts.ownership import lacking
 from farm.artifacts.s3 import S3Store
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
@@ -48,7 +49,9 @@ class BucketModels:
             )
         wanted = (bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
         model, parts = self._read(*wanted)
-        if any(self._artifacts.source_version(bucket, part) != version for part, version in parts.items()):
+        if lacking(self._artifacts, {file["digest"]: file["size"] for file in model.files}) or any(
+            self._artifacts.source_version(bucket, part) != version for part, version in parts.items()
+        ):
             self._read.cache_clear()
             model, _ = self._read(*wanted)
         if sha256 and model.files[0]["digest"] != sha256:

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import Any
 
 from farm.artifacts import readable
-from farm.artifacts.index import rebuild
+from farm.artifacts.index import rebuild, without_program
+from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
@@ -96,11 +97,8 @@ class BuildService:
             "outlook": self._outlook(cells, manifest.max_parallel),
             "warnings": list(plan.warnings),
             "conversions": plan.conversions,
-            "missing_blobs": self._absent(plan.needed_blobs),
+            "missing_blobs": lacking(self._artifacts, plan.needed_blobs),
         }
-
-    def _absent(self, blobs: Mapping[str, int]) -> list[str]:
-        return [digest for digest, size in blobs.items() if not self._artifacts.has_blob(digest, size)]
 
     def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Manifest]:
         self._require_index(namespace)
@@ -158,6 +156,8 @@ class BuildService:
     def _whole_of(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, Mapping[str, Any]]:
         """Facts of whole artifacts; `names` are the cache keys under which each may be, the best first, by any name."""
         found = self._known(namespace, [name for all_ in names.values() for name in all_])
+        for name in without_program(self._artifacts, found):
+            del found[name]  # The index hears of it within ten minutes.
         return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
 
     def _known(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -198,7 +198,7 @@ class BuildService:
         if self._is_accepted(namespace, build_id, text):
             return self.get(namespace, build_id)
         plan, manifest = self._plan(namespace, submission)
-        if absent := self._absent(plan.needed_blobs):
+        if absent := lacking(self._artifacts, plan.needed_blobs):
             raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 absent,
@@ -282,7 +282,9 @@ class BuildService:
             live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
             build={"id": retry["build_id"]},
         )
-        if absent := self._absent(needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])):
+        needed = needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])
+        # Its plan names them, so a mark is no reason to bring them again.
+        if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
             raise UsageError(
                 f"{len(absent)} inputs of build {build_id} are gone from object storage, the first is {absent[0]}",
                 hint="submit the manifest again, which brings them",
@@ -476,7 +478,7 @@ class BuildService:
         if matches:
             return matches[0]
         if re.fullmatch(r"b-[0-9a-f]{16}", build_id) and self._artifacts.get_object(
-            f"ns/{namespace}/builds/{build_id}/plan.json"
+            f"ns/{namespace}/builds/{build_id}/manifest.yaml"
         ):
             return build_id
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
@@ -675,7 +677,8 @@ class BuildService:
     def _load_plan(self, namespace: str, build_id: str) -> Document:
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
         if found is None:
-            raise NotFound(f"build {build_id} has no plan in object storage")
+            hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
+            raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
         document: Document = json.loads(found.data)
         return document
 

@@ -71,7 +71,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete blobs that nothing has named for a day.
+    """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.
 
     Such are the inputs of builds that were never submitted, and what a dead worker had uploaded.
     """
@@ -84,6 +84,10 @@ def gc(
     else:
         said = "would go" if dry_run else "deleted"
         output.say(f"{render.plural(found['blobs'], 'blob')} {said}, {render.size(found['bytes'])}")
+        if found.get("marked"):
+            output.say(
+                f"{render.plural(found['marked'], 'blob')} marked: they go a day after, if nothing names them then"
+            )
 
 
 def drain(

@@ -412,7 +412,11 @@ class FarmClient:
             yield from map(json.loads, lines)
 
     def gc(self, *, dry_run: bool = False) -> Document:
-        """Delete blobs that nothing has named for a day; return how many `blobs` and `bytes` those were."""
+        """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.
+
+        Returns how many `blobs` and `bytes` were deleted and how many are `marked`; with `dry_run`, of all that nothing
+        names.
+        """
         return self._transport.post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
 
     def tokens(self) -> list[Document]:

@@ -6,8 +6,8 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 from farm import broker
@@ -18,6 +18,7 @@ from farm.control.endings import settle_left, settle_next
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
 from farm.control.reconciler import Queued, Resumer, send_strays
+from farm.control.schedule import Schedule
 from farm.control.tuning_merges import INTERVAL as MERGE_INTERVAL
 from farm.control.tuning_merges import merge_tuning
 from farm.errors import FarmFault
@@ -32,6 +33,9 @@ SWEEP_SECONDS = 1.0
 
 FIRST_TIDYING = 60.0
 """Seconds until object storage is looked after for the first time: a farm that just starts has better things to do."""
+
+FIRST_COLLECTION = 3600.0
+"""Seconds until garbage is looked for the first time."""
 
 SETTLERS = 4
 """Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
@@ -57,10 +61,11 @@ class ControlPlane:
         resume: Callable[[], None],
         tidy: Callable[[], None],
         merge: Callable[[], object],
+        collect: Callable[[], object],
     ) -> None:
         """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
-        back builds that it lost, `tidy` looks after object storage, `merge` after tuning databases. All may be called
-        again for the same thing, and by several control planes at once.
+        back builds that it lost, `tidy` looks after object storage, `merge` after tuning databases, `collect`
+        after blobs that nothing names. All may be called again for the same thing, and by several control planes.
         """
         self._settings = settings
         self._store = store
@@ -71,8 +76,10 @@ class ControlPlane:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._tidy = tidy
         self._merge = merge
-        self._next_retention = 0.0
-        self._next_tidying = time.monotonic() + FIRST_TIDYING
+        self._collect = collect
+        self._forgetting = Schedule(retention.INTERVAL)
+        self._tidying = Schedule(retention.INTERVAL, first=FIRST_TIDYING)
+        self._collecting = Schedule(retention.COLLECTIONS, first=FIRST_COLLECTION)
 
     def run(self, stop: threading.Event) -> None:
         """Run all loops until `stop` is set. A server that is away is waited for."""
@@ -85,6 +92,7 @@ class ControlPlane:
             ("sweep", partial(self._sweep, stop)),
             ("repair", partial(self._repair, stop)),
             ("tuning", partial(self._merge_tuning, stop)),
+            ("garbage", partial(self._collect_garbage, stop)),
         ]
         threads = [
             threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}") for name, step in loops
@@ -113,18 +121,18 @@ class ControlPlane:
         stop.wait(SWEEP_SECONDS)
 
     def _forget(self) -> None:
-        if time.monotonic() > self._next_retention:
+        if self._forgetting.is_due():
             retention.forget_expired(self._store)
-            self._next_retention = time.monotonic() + retention.INTERVAL
+            self._forgetting.done()
 
     def _repair(self, stop: threading.Event) -> None:
         """Apart from the sweep, since these need object storage too."""
         if self._store.leader.lead(self._name, LEADER_SECONDS):
             self._resumer.check()
             settle_left(self._store, self._finish)
-            if time.monotonic() > self._next_tidying:
+            if self._tidying.is_due():
                 self._tidy()
-                self._next_tidying = time.monotonic() + retention.INTERVAL
+                self._tidying.done()
         stop.wait(SWEEP_SECONDS)
 
     def _merge_tuning(self, stop: threading.Event) -> None:
@@ -132,6 +140,13 @@ class ControlPlane:
         stop.wait(MERGE_INTERVAL)
         if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
             self._merge()
+
+    def _collect_garbage(self, stop: threading.Event) -> None:
+        """In a loop of its own, since it reads every document."""
+        stop.wait(SWEEP_SECONDS)
+        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS) and self._collecting.is_due():
+            self._collect()
+            self._collecting.done()
 
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
@@ -146,6 +161,12 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         resume=builds.resume,
         tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
         merge=partial(merge_tuning, farm.artifacts),
+        collect=partial(
+            retention.collect_garbage,
+            farm.artifacts,
+            delete=farm.settings.gc,
+            plans_kept=timedelta(days=farm.settings.keep_days),
+        ),
     ).run(stop)
 
 

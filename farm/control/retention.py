@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from farm.artifacts.index import rebuild
+from farm.artifacts.ownership import collect
 from farm.artifacts.s3 import S3Store
 from farm.logging import get_logger
 from farm.store import Store
@@ -13,6 +14,9 @@ log = get_logger(__name__)
 
 INTERVAL = 600.0
 """Seconds between two runs: after a loss of Redis, only the sidecars of so long have to be read one by one."""
+
+COLLECTIONS = 86_400.0
+"""Seconds between two collections of garbage: each reads all documents."""
 
 UPLOADS_KEPT = timedelta(days=1)
 """How long a multipart upload may go on."""
@@ -34,3 +38,15 @@ def tidy_storage(store: Store, artifacts: S3Store) -> None:
         log.info("uploads ended that were given up", count=aborted)
     for namespace in artifacts.list_folders("ns/"):
         store.index.fill(namespace, rebuild(artifacts, namespace))
+
+
+def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) -> None:
+    """Collect the blobs that nothing names, as `farm gc` does; unless `delete`, only say how many there are."""
+    found = collect(artifacts, plans_kept=plans_kept, dry_run=not delete)
+    size = sum(entry.size for entry in found.deleted)
+    if delete:
+        log.info("garbage collected", blobs=len(found.deleted), bytes=size, marked=len(found.marked))
+    elif found.deleted:
+        log.info(
+            "nothing names some blobs; `gc = true` or `farm gc` deletes them", blobs=len(found.deleted), bytes=size
+        )

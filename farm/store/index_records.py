@@ -1,4 +1,4 @@
-"""Index: which artifacts are whole, so that planning ten thousand cells asks object storage nothing."""
+"""Index: which artifacts are whole, so that planning ten thousand cells reads no sidecar."""
 
 from __future__ import annotations
 

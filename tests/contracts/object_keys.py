@@ -26,7 +26,7 @@ from farm.artifacts import (
     upload_key,
 )
 from farm.artifacts.index import rebuild
-from farm.artifacts.ownership import documents
+from farm.artifacts.ownership import MARKS, documents
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
@@ -93,6 +93,7 @@ def object_storage() -> Document:
             "upload": upload_key("pr-7", DIGEST),
             "uploads": UPLOADS,
             "quarantine": QUARANTINE,
+            "marks": MARKS,
             "sidecar": sidecar_key("pr-7", DIGEST),
             "sidecars": artifacts_prefix("pr-7"),
             "reference outputs": reference_key("pr-7", DIGEST),

@@ -119,6 +119,7 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         resume=reports.resume,
         tidy=lambda: None,  # There is no object storage here.
         merge=lambda: None,
+        collect=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))

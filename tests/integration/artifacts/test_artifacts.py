@@ -424,6 +424,19 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
     assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
 
 
+def test_uploads_of_other_applications_in_the_bucket_are_left_alone(
+    store: S3Store, s3_client: Any, s3_settings: dict[str, str]
+) -> None:
+    bucket = s3_settings["s3_bucket"]
+    theirs, ours = "backups/database", f"blobs/sha256/ab/{'ab' * 32}"
+    for key in (theirs, ours):
+        s3_client.create_multipart_upload(Bucket=bucket, Key=key)
+    assert store.abort_uploads(timedelta(0)) == 1
+    left = s3_client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in left] == [theirs]
+    s3_client.abort_multipart_upload(Bucket=bucket, Key=theirs, UploadId=left[0]["UploadId"])
+
+
 # --- documents ----------------------------------------------------------------------------------------------
 
 

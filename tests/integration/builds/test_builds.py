@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.artifacts.index import rebuild
+from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
 from farm.builds.follow_up import follow_up_id
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import retention
+from farm.control.endings import settle_left
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.jobs.estimate import comparable
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
@@ -263,6 +265,53 @@ def test_a_report_that_cannot_be_read_is_written_again(farm: Farm, frozen: Froze
     submit(farm, frozen)
     farm.builds.finish(build["id"])
     assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path: Path) -> None:
+    expected = "fail-fast: true\nexpected: [{model: net, precision: fp16, kind: bad_model, reason: x}]\n"
+    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + expected))
+    claims = {
+        job_id: farm.store.jobs.claim(job_id, attempt, nonce=job_id, worker="w1", node="n1")
+        for job_id, attempt in farm.store.jobs.hand_out(POOL.name, 10)
+    }
+    for job_id, claim in sorted(claims.items(), key=lambda item: "/fp16/" not in item[1].order["identifier"]):
+        order = dict(claim.order)
+        fails = "/fp16/" in order["identifier"]
+        made = Outcome.failure(FailureKind.BAD_MODEL, "no") if fails else succeed(farm)(job_id, order, claim.key)
+        farm.store.jobs.finish(job_id, claim.token, made)
+        settle_left(farm.store, farm.builds.finish)
+    assert states(farm, build["id"]) == {"fp32": "succeeded", "fp16": "failed"}
+    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+
+
+def test_a_hit_whose_program_is_gone_is_a_miss(farm: Farm, frozen: Frozen) -> None:
+    """The index hears of it only when storage is looked after again."""
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    gone, _ = (cell["facts"]["program"]["digest"] for cell in farm.builds.cells("main", build["id"]))
+    farm.artifacts.delete_object(f"blobs/sha256/{gone[:2]}/{gone}")
+    later = submit(farm, again(frozen))
+    assert sorted(cell["state"] for cell in farm.builds.cells("main", later["id"])) == ["queued", "succeeded"]
+    assert work(farm) == 1
+    retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    assert retried["counts"]["succeeded"] == 2
+
+
+def test_a_build_whose_plan_is_gone_is_still_there_and_says_why_it_cannot_be_retried(
+    farm: Farm, frozen: Frozen
+) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    farm.builds.finish(build["id"])
+    before = farm.builds.report("main", build["id"])
+    lose_redis(farm)
+    collect(farm.artifacts, plans_kept=timedelta(seconds=-5))
+    other = Farm(farm.settings)  # It has not read the plan.
+    assert other.builds.report("main", build["id"]) == before
+    with pytest.raises(NotFound, match="no plan") as refused:
+        other.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    assert "submit the manifest again" in refused.value.hint
 
 
 def newer(farm: Farm, folder: Path, salt: str) -> str:

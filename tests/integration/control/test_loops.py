@@ -1,12 +1,89 @@
-"""The control plane's loops: what one step of them meets keeps no other."""
+"""Loops: what is done now and then, and what happens where it fails."""
+
+from __future__ import annotations
 
 import threading
+from datetime import timedelta
+from typing import Any
 
+import pytest
+
+from farm.app import Farm
+from farm.artifacts import ownership
+from farm.artifacts.ownership import MARKS
+from farm.control import loops, retention
 from farm.control.loops import ControlPlane
+from farm.errors import StorageUnavailable
 from farm.settings import load_settings
 from farm.store import Store
 from tests.support.helpers import wait_until
 from tests.support.jobs import Reports, join_pool, new_cell, submit
+
+
+def make_plane(farm: Farm, **does: Any) -> ControlPlane:
+    nothing: dict[str, Any] = dict.fromkeys(("send", "queued", "finish_build", "resume", "tidy", "merge", "collect"))
+    return ControlPlane(farm.settings, farm.store, **{**{name: lambda *_: None for name in nothing}, **does})
+
+
+@pytest.fixture
+def stopped() -> threading.Event:
+    """Loops that see it do what is due once, and wait for nothing."""
+    stop = threading.Event()
+    stop.set()
+    return stop
+
+
+def test_a_tidying_that_fails_is_not_repeated_at_each_look(
+    farm: Farm, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def tidy() -> None:
+        tried.append("again")
+        raise StorageUnavailable("away")
+
+    monkeypatch.setattr(loops, "FIRST_TIDYING", 0.0)
+    plane = make_plane(farm, tidy=tidy)
+    with pytest.raises(StorageUnavailable):
+        plane._repair(stopped)
+    for _ in range(3):
+        plane._repair(stopped)
+    assert len(tried) == 1
+
+
+def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is only reported: nothing is changed, not even marked."""
+    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
+    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(loops, "FIRST_COLLECTION", 0.0)
+    monkeypatch.setattr(loops, "SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(retention, "COLLECTIONS", 0.05)
+    digest, _ = farm.artifacts.put_blob_bytes(b"nobody's")
+    looked: list[bool] = []
+    collect = ownership.collect
+
+    def noted(*args: Any, **options: Any) -> Any:
+        looked.append(True)
+        return collect(*args, **options)
+
+    monkeypatch.setattr(retention, "collect", noted)
+    for switched_on in (False, True):
+        one = Farm(farm.settings.model_copy(update={"gc": switched_on}))
+        stop = threading.Event()
+        thread = threading.Thread(target=loops.run_loops, args=(one, stop))
+        looked.clear()
+        thread.start()
+        try:
+            wait_until(lambda: len(looked) > 2, message="it has looked")
+            if switched_on:
+                wait_until(lambda: not farm.artifacts.has_blob(digest), message="it is deleted")
+        finally:
+            stop.set()
+            thread.join()
+        assert farm.artifacts.has_blob(digest) is not switched_on
+    assert list(farm.artifacts.list_objects(MARKS)) == []
 
 
 def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_url: str) -> None:
@@ -28,6 +105,7 @@ def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_u
         resume=reports.resume,
         tidy=lambda: None,
         merge=lambda: None,
+        collect=lambda: None,
     )
     thread = threading.Thread(target=plane.run, args=(stop,))
     thread.start()

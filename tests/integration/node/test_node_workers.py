@@ -86,6 +86,7 @@ def control(farm: Farm) -> Iterator[None]:
         resume=farm.builds.resume,
         tidy=lambda: None,
         merge=lambda: None,
+        collect=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))

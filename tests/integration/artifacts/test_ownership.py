@@ -1,0 +1,176 @@
+"""Garbage: what nothing names goes a day after it was marked, and what is named again in that time stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from farm.artifacts import blob_key, ownership
+from farm.artifacts.ownership import MARKS, Garbage, collect, lacking
+from farm.artifacts.refs import Refs
+from farm.artifacts.s3 import S3Store
+from tests.support.helpers import wait_until
+
+KEPT = timedelta(days=14)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def store(s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """A store in which every blob counts as old."""
+    names = ("endpoint", "bucket", "access_key", "secret_key")
+    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
+    return S3Store(**{name: s3_settings[f"s3_{name}"] for name in names})
+
+
+def found(store: S3Store, monkeypatch: pytest.MonkeyPatch, *, grace: timedelta) -> Garbage:
+    monkeypatch.setattr(ownership, "GRACE", grace)
+    return collect(store, plans_kept=KEPT)
+
+
+def deleted(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What goes without a grace: the server, which may count seconds, has to see the mark after the blob."""
+    entries = wait_until(lambda: found(store, monkeypatch, grace=timedelta(0)).deleted, message="something is deleted")
+    return digests(entries)
+
+
+def digests(entries: list[Any]) -> set[str]:
+    return {entry.key.rpartition("/")[2] for entry in entries}
+
+
+def test_a_blob_without_a_name_is_marked_and_goes_after_the_grace(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, _ = store.put_blob_bytes(b"nobody's")
+    assert digests(collect(store, plans_kept=KEPT, dry_run=True).deleted) == {digest}
+    assert list(store.list_objects(MARKS)) == [], "a dry run changes nothing"
+    marked = found(store, monkeypatch, grace=DAY)
+    assert (marked.deleted, digests(marked.marked)) == ([], {digest})
+    assert found(store, monkeypatch, grace=DAY).deleted == []
+    assert store.has_blob(digest)
+    assert deleted(store, monkeypatch) == {digest}
+    assert not store.has_blob(digest)
+    assert list(store.list_objects(MARKS)) == []
+
+
+def test_what_is_named_in_the_grace_stays_and_loses_its_mark(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, _ = store.put_blob_bytes(b"a model")
+    found(store, monkeypatch, grace=DAY)
+    store.put_object("ns/main/builds/b-1/plan.json", json.dumps({"model": digest}).encode())
+    assert found(store, monkeypatch, grace=timedelta(0)).deleted == []
+    assert store.has_blob(digest)
+    assert list(store.list_objects(MARKS)) == []
+
+
+def test_a_marked_blob_counts_as_missing_until_it_is_uploaded_again(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, size = store.put_blob_bytes(b"a model")
+    assert lacking(store, {digest: size}) == []
+
+    def marked() -> bool:
+        found(store, monkeypatch, grace=DAY)
+        return lacking(store, {digest: size}) == [digest]
+
+    wait_until(marked, message="it is marked")
+    store.put_blob_bytes(b"a model")
+    assert lacking(store, {digest: size}) == []
+
+
+def old_plan(store: S3Store, build: str, digest: str, *, reported: bool) -> None:
+    folder = f"ns/main/builds/{build}"
+    store.put_object(f"{folder}/plan.json", json.dumps({"model": digest}).encode())
+    store.put_object(f"{folder}/{'report.json' if reported else 'manifest.yaml'}", b"{}")
+
+
+def test_the_plan_of_a_build_that_was_reported_long_ago_owns_its_models_no_more(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, _ = store.put_blob_bytes(b"the model of a build that is reported")
+    goes_on, _ = store.put_blob_bytes(b"the model of a build that goes on")
+    old_plan(store, "b-1", done, reported=True)
+    old_plan(store, "b-2", goes_on, reported=False)
+    assert found(store, monkeypatch, grace=DAY).marked == []
+    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    collected = wait_until(lambda: collect(store, plans_kept=timedelta(0)).deleted, message="something is deleted")
+    assert digests(collected) == {done}
+    assert store.get_object("ns/main/builds/b-1/report.json")
+    assert store.has_blob(goes_on)
+
+
+def cell(key: str) -> dict[str, Any]:
+    names = ("model", "target", "precision", "shape", "device", "toolchain")
+    program = {"path": "p", "digest": key, "size": 1}
+    return {**dict.fromkeys(names, "x"), "identifier": key, "key": key, "program": program}
+
+
+class Interrupted:
+    """Lets something be done right before the n-th request of a collection."""
+
+    def __init__(self, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.at, self.act, self._ask = 0, -1, lambda: None, store._ask
+        self.deletes: list[int] = []
+        monkeypatch.setattr(store, "_ask", self.ask)
+
+    def ask(self, action: str, key: str, request: Any, **options: Any) -> Any:
+        number, self.count = self.count, self.count + 1
+        if action == "delete" and key.startswith("blobs/"):
+            self.deletes.append(number)
+        if number == self.at:
+            self.act()
+        return self._ask(action, key, request, **options)
+
+
+def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
+    s3_settings: dict[str, str], store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each single request of the collection, but the deletion itself, by another process."""
+    names = ("endpoint", "bucket", "access_key", "secret_key")
+    refs = Refs(S3Store(**{name: s3_settings[f"s3_{name}"] for name in names}))
+    monkeypatch.setattr("farm.artifacts.ownership.THREADS", 1)
+    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    wanted, others = {"cells": {"w": cell("w")}}, ({"cells": {"o": cell("o")}}, {"cells": {"p": cell("p")}})
+
+    def orphaned() -> str:
+        """Leave the wanted snapshot without a name, and marked."""
+        digest = refs.move("main", "latest", lambda _: wanted).snapshot
+        for other in others:
+            refs.move("main", "latest", lambda _, other=other: other)
+
+        def marked() -> bool:
+            found(store, monkeypatch, grace=DAY)
+            return ownership._is_doomed(store, blob_key(digest))
+
+        wait_until(marked, message="it is marked")
+        monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+        return digest
+
+    def steps() -> Iterator[int]:
+        yield from (number for number in range(requests) if number not in deletes)
+
+    interrupted = Interrupted(store, monkeypatch)
+    digest = orphaned()
+    interrupted.count = 0
+    assert digests(collect(store, plans_kept=KEPT).deleted) == {digest}
+    requests, deletes, kept = interrupted.count, set(interrupted.deletes), 0
+    for step in steps():
+        interrupted.at = -1
+        digest = orphaned()
+        interrupted.count, interrupted.at = 0, step
+        interrupted.act = lambda: refs.move("main", "latest", lambda _: wanted)  # type: ignore[assignment,return-value]
+        collect(store, plans_kept=KEPT)
+        assert refs.read("main", "latest") == {"schema": 1, **wanted}, f"named before request {step} of {requests}"
+        kept += 1
+    assert kept >= 10
+
+
+def test_a_sidecar_of_a_namespace_and_a_token_own_what_they_mention(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, _ = store.put_blob_bytes(b"mentioned")
+    store.put_object("config/anything.json", json.dumps({"of": digest}).encode())
+    assert found(store, monkeypatch, grace=timedelta(0)).deleted == []
