@@ -71,9 +71,9 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.
+    """Delete blobs that nothing names, a day after they were marked.
 
-    Such are the inputs of builds that were never submitted, and what a dead worker had uploaded.
+    Blobs that nothing has named for a day are marked; those that were marked a day ago go. Such are the inputs of builds that were never submitted, and what a dead worker had uploaded.
     """
     from farm.cli import render
 
