@@ -73,7 +73,8 @@ def gc(
 ) -> None:
     """Delete blobs that nothing names, a day after they were marked.
 
-    Blobs that nothing has named for a day are marked; those that were marked a day ago go. Such are the inputs of builds that were never submitted, and what a dead worker had uploaded.
+    Blobs that nothing has named for a day are marked; those that were marked a day ago go. Such are the inputs of
+    builds that were never submitted, and what a dead worker had uploaded.
     """
     from farm.cli import render
 
