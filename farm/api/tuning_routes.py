@@ -46,7 +46,7 @@ def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> dict[str, list[sche
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
         for device, mode in _possible(pool):
-            database = TuningDatabase(farm.artifacts, caller.namespace, pool.name, device, mode)
+            database = TuningDatabase(farm.artifacts, caller.namespace, pool.stem, device, mode)
             found.setdefault(database.name, _empty(database))
     return {"items": [found[name] for name in sorted(found)]}
 
@@ -79,9 +79,12 @@ def tuning_import(
     miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
 ) -> schemas.Document:
     """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name."""
-    pool = next((pool for pool in _pools(farm) if pool.name == database.pool), None)
+    pools = [pool for pool in _pools(farm) if pool.stem == database.pool]
+    own = [pool for pool in pools if (database.device, database.mode) in _possible(pool)]
     # Those with an enforcement of MIOpen's search are there once a job has asked for it.
-    if pool is None or not ((database.device, database.mode) in _possible(pool) or database.exists()):
+    same = [pool for pool in pools if database.device in {device for device, _ in _possible(pool)}]
+    pool = next(iter(own or ((same or pools) if database.exists() else [])), None)
+    if pool is None:
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     offered = text.unpack(snapshot)
     text.check(offered)

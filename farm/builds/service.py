@@ -113,6 +113,7 @@ class BuildService:
             {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
             in_use(known, self._settings.toolchains),
             known=[pool for pool, _ in known],
+            slots={pool["name"]: pool["slots"] for pool in pools},
             files=submission.get("files") or {},
             file=file,
             limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},

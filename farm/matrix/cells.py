@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -18,7 +20,7 @@ from farm.models.model import FrozenModel
 from farm.models.shapes import Span, plain_size
 from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
 from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
-from farm.targets.devices import Choice, NoPool, choose_pool
+from farm.targets.devices import Choice, NoPool, choose_pools
 from farm.targets.environment import FILE
 from farm.targets.pools import Pool
 
@@ -63,6 +65,7 @@ def expand(
     pools: Sequence[Pool],
     *,
     known: Sequence[Pool] = (),
+    slots: Mapping[str, int] | None = None,
     files: Mapping[str, Mapping[str, Any]] | None = None,
     file: str = "",
     limits: Mapping[str, Any] = DEFAULT_LIMITS,
@@ -71,13 +74,14 @@ def expand(
 
     `models` are the frozen models by name; `data` the frozen data by dataset, or by `data_key`; `files` those that
     environment variables name, by path: `{"digest", "size"}`. `pools` are the pools to plan for, and `known` all that
-    there are, of which `toolchains` may choose; `limits` those of cells for which the manifest sets none. `file`
-    overrides the manifest's name in messages.
+    there are, of which `toolchains` may choose; cells that several pools serve with the same key are spread over them
+    by their `slots` (pool name: number); `limits` those of cells for which the manifest sets none. `file` overrides the
+    manifest's name in messages.
 
     Raises ManifestError with every problem found, each with its place.
     """
     expansion = _Expansion(manifest, models, data, pools, limits, file or manifest.file)
-    expansion.known, expansion.files = known or pools, files or {}
+    expansion.known, expansion.files, expansion.slots = known or pools, files or {}, slots or {}
     cells = expansion.cells()
     if expansion.complaints.problems:
         raise ManifestError(expansion.complaints.found())
@@ -129,6 +133,7 @@ class _Expansion:
         self.pools = pools
         self.known: Sequence[Pool] = pools or ()
         self.files: Mapping[str, Mapping[str, Any]] = {}
+        self.slots: Mapping[str, int] = {}
         self.limits = limits
         self.complaints = Complaints(manifest, file)
         self.complain = self.complaints.complain
@@ -136,7 +141,7 @@ class _Expansion:
         self.inputs = CellInputs(manifest, models, self.complaints)
         self.choices = self.rules.choices
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
-        self.chosen: dict[tuple[str, str], Pool | None] = {}
+        self.chosen: dict[tuple[Any, ...], list[Pool]] = {}
 
     def cells(self) -> list[Cell]:
         combinations = self.rules.all()
@@ -163,7 +168,7 @@ class _Expansion:
         for use, frozen in plan.data.items():
             if not self.inputs.fits(combination, use, frozen, shape):
                 return None
-        if plan.pool is None:
+        if not plan.pools:
             return None
         target = self.choices[combination.slug].served
         warnings = plan.warnings
@@ -176,13 +181,14 @@ class _Expansion:
             operators = self.models[combination.model.name].operators
             warnings += tuple(price(target, combination.precision, inputs, operators))
         identifier = combination.identifier
+        pool = self.spread(identifier, plan.pools)
         spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
         # The same as spec.as_dict(), from parts that cells share.
         document = {**plan.document, "inputs": shape.inputs, "batch": shape.batch}
         files = {use: frozen.reference(f"{use}.npz") for use, frozen in plan.data.items()}
         order = {
             "identifier": identifier,
-            "pool": plan.pool,
+            "pool": pool,
             "target": str(target),
             "spec": document,
             "model": plan.model,
@@ -199,7 +205,7 @@ class _Expansion:
             sizes={name: plain_size(size) for name, size in combination.sizes.items()},
             spec=spec,
             key=key_of_fields({**plan.texts, **shape.texts}),
-            pool=plan.pool,
+            pool=pool,
             order=order,
             emulated=plan.emulated,
             limits=plan.limits,
@@ -215,17 +221,35 @@ class _Expansion:
         """Return the compiler of a combination's target."""
         return COMPILERS[self.choices[combination.slug].target.compiler]
 
-    def pool(self, combination: Combination) -> Pool | None:
-        """Return the pool that serves a target with a toolchain: the only one there is for both."""
+    def serving(self, combination: Combination, *, family_bound: bool) -> list[Pool]:
+        """Return the pools that serve a target with a toolchain, all with the same key; none if that is a problem."""
         slug, toolchain = combination.slug, combination.toolchain
-        if (slug, toolchain) not in self.chosen:
+        libraries = self.compiler(combination).libraries_of(combination.precision)
+        asked = slug, toolchain, family_bound, libraries
+        if asked not in self.chosen:
             choice, place = self.choices[slug], combination.places["toolchain" if toolchain else "target"]
-            self.chosen[slug, toolchain] = None
+            self.chosen[asked] = []
             try:
-                self.chosen[slug, toolchain] = choose_pool(choice, toolchain, in_use=self.pools or (), known=self.known)
+                self.chosen[asked] = choose_pools(
+                    choice,
+                    toolchain,
+                    in_use=self.pools or (),
+                    known=self.known,
+                    family_bound=family_bound,
+                    libraries=libraries,
+                )
             except NoPool as error:
                 self.complain(str(error), place, error.hint)
-        return self.chosen[slug, toolchain]
+        return self.chosen[asked]
+
+    def spread(self, identifier: str, pools: Sequence[str]) -> str:
+        """Return the pool for a cell, of those that serve it alike: each has a share by slots, and keeps its cells."""
+
+        def score(pool: str) -> float:
+            chance = (int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest()[:12], 16) + 1) / (16**12 + 1)
+            return max(self.slots.get(pool, 0), 0.01) / -math.log(chance)
+
+        return pools[0] if len(pools) == 1 else max(pools, key=score)
 
     def plan(self, combination: Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""
@@ -239,7 +263,7 @@ class _Expansion:
             return None
         before = len(self.complaints.problems)
         parts = self.parts(combination, kind)
-        without = self.pools is not None and (parts.pool is None or parts.model is None)
+        without = self.pools is not None and (not parts.pools or parts.model is None)
         if without or len(self.complaints.problems) > before:
             return None
         settings = parts.settings
@@ -250,8 +274,8 @@ class _Expansion:
             gates=self.gates(combination, settings.verify, parts.model),
             line=self.manifest.line(*combination.places["cell"]),
         )
-        if parts.pool and parts.model:
-            self.specify(plan, combination, kind, parts, parts.pool, parts.model)
+        if parts.pools and parts.model:
+            self.specify(plan, combination, kind, parts, parts.pools[0], parts.model)
         return plan
 
     def parts(self, combination: Combination, kind: DeviceKind) -> _Parts:
@@ -272,17 +296,20 @@ class _Expansion:
         samples, sample_data = self.samples(combination, kind, ranges)
         if settings.verify.mode == "off":
             sample_data = None
-        pool = self.pool(combination) if self.pools is not None else None
-        if pool:
+        tuning, choice = settings.tuning, self.choices[combination.slug]
+        modes = {_tuning(tuning, compiler, kind, choice, mode)["mode"] for mode in (tuning.mode, tuning.background)}
+        bound = any(compiler.family_bound(options, mode) for mode in modes)
+        pools = self.serving(combination, family_bound=bound) if self.pools is not None else []
+        for pool in pools[:1]:
             self.check_features(combination, compiler, pool, {**options, **quantization})
-        if pool and pool.untuned:
-            self.check_untuned(combination, settings)
+            if pool.untuned:
+                self.check_untuned(combination, settings)
         self.check_background(combination, settings.tuning)
         data = {"calibration": calibration_data, "samples": sample_data}
         return _Parts(
             settings=settings,
             model=frozen,
-            pool=pool,
+            pools=pools,
             options=options,
             quantization=quantization,
             env=env,
@@ -313,7 +340,7 @@ class _Expansion:
         background = {"tuning": later, "device": asdict(device(later["mode"]))} if later["mode"] != OFF else None
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         converted = {"conversion": model.conversion} if model.conversion else {}
-        plan.pool = pool.name
+        plan.pools = [each.name for each in parts.pools]
         plan.warnings = tuple(_untuned(settings.tuning, kind, choice))
         plan.model = {"format": model.format, "files": list(model.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
@@ -480,11 +507,14 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a plan is made of. `calibration` and `samples` are what the spec says, `data` those that are blobs."""
+    """What a plan is made of. Any of `pools` gives the same key.
+
+    `calibration` and `samples` are what the spec says, `data` those that are blobs.
+    """
 
     settings: CellSettings
     model: FrozenModel | None
-    pool: Pool | None
+    pools: list[Pool]
     options: Mapping[str, Any]
     quantization: Mapping[str, Any]
     env: Mapping[str, str]
@@ -496,14 +526,14 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Plan:
-    """All of a cell but its shape; `pool` is None where pools are not known."""
+    """All of a cell but its shape; `pools` are the names of those that serve it, none if pools are not known."""
 
     data: Mapping[str, FrozenData]
     limits: Mapping[str, Json]
     priority: int
     gates: Mapping[str, Json]
     line: int
-    pool: str | None = None
+    pools: Sequence[str] = ()
     model: Mapping[str, Json] = field(default_factory=dict)
     order: dict[str, Json] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
 from farm.targets.compilers import OFF
+from farm.targets.pools import stem_of
 from farm.tuning.database import TuningDatabase, device_name, mode_name
 from farm.tuning.tuner import PublishedProgram, Tuner
 
@@ -233,10 +234,12 @@ class _AttemptRun:
         attempt, spec = self.attempt, self.order["spec"]
         if spec["tuning"]["mode"] == OFF:
             return None
-        device = device_name(Device(**spec["device"]))
+        device = Device(**spec["device"])
+        # Not the pool's whole name: what else a pool is, the device says here, or it changes nothing that is learnt.
+        pool, mode = stem_of(self.order["target"], device.compute_units, spec["toolchain"]), mode_name(spec["tuning"])
         return Tuner(
             self.steps,
-            TuningDatabase(self.impatient, attempt.namespace, self.order["pool"], device, mode_name(spec["tuning"])),
+            TuningDatabase(self.impatient, attempt.namespace, pool, device_name(device), mode),
             session=f"{attempt.job_id}-{attempt.number}",
             worker=attempt.worker,
             job=attempt.job_id,

@@ -231,6 +231,7 @@ class Worker:
         self._store = store
         self._settings = settings
         self._kind = kind
+        self._pools = (*kind.pools, *(former for pool in kind.pools if (former := pool.former)))
         self._node = node
         self._app = app
         self._versions = {"farm": farm.__version__, "python": sys.version.split()[0], **versions}
@@ -266,7 +267,7 @@ class Worker:
                 "slots": len(self._kind.slots),
                 "gpus": [slot.gpu for slot in self._kind.slots if slot.gpu],
                 "threads": self._kind.threads,
-                "pools": [pool.as_dict() for pool in self._kind.pools],
+                "pools": [pool.as_dict() for pool in self._pools],
                 "versions": self._versions,
             },
             ttl=self._settings.lease_seconds,
@@ -280,7 +281,7 @@ class Worker:
         """Start its process, which begins to consume when nothing speaks against it."""
         self._process = CeleryProcess(
             self._app,
-            queues=[pool.name for pool in self._kind.pools],
+            queues=[pool.name for pool in self._pools],
             slots=self._kind.slots,
             worker=self._id,
             node=self._node,

@@ -226,6 +226,11 @@ class Compiler:
         """
         return _resolve(self.quantization_options(precision), given, f"quantization option of {precision}")
 
+    @property
+    def binds(self) -> bool:
+        """Whether some program of it is tied to the CPU family of the machine that makes it."""
+        return self.tuning_binds or any(option.family_bound for option in self.options.values())
+
     def family_bound(self, options: Mapping[str, Any], tuning: str) -> bool:
         """Whether options and tuning mode tie the program to the CPU family of the machine that makes it."""
         return (tuning != OFF and self.tuning_binds) or any(

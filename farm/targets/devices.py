@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from farm.errors import suggestion
 from farm.settings import configs_folder
 from farm.spec import Device
 from farm.targets.compilers import COMPILERS
-from farm.targets.pools import Pool, Target, begins
+from farm.targets.pools import Pool, Target
 from farm.units import parse_size
 
 _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
@@ -83,9 +84,12 @@ class Choice:
         if self.profile is None:
             return True
         wanted = self.profile.device
-        same_arch = _bare(pool.device.arch) == _bare(wanted.arch)
-        # A worker that cannot count its XCDs leaves them out.
-        return same_arch and pool.device.compute_units == wanted.compute_units and pool.device.xcc in (None, wanted.xcc)
+        # A worker that cannot count its XCDs leaves them out, and so does one with feature bits that nothing tells it.
+        return (
+            _same_arch(pool.device.arch, wanted.arch)
+            and pool.device.compute_units == wanted.compute_units
+            and pool.device.xcc in (None, wanted.xcc)
+        )
 
     def device(self, pool: Pool, *, family_bound: bool) -> Device:
         """Return the device of the spec for a job of this target in a pool."""
@@ -124,16 +128,32 @@ class NoPool(ValueError):
         self.hint = hint
 
 
-def choose_pool(choice: Choice, toolchain: str, *, in_use: Sequence[Pool], known: Sequence[Pool]) -> Pool:
-    """Return the pool that serves a target: the only one `in_use`, or with a toolchain the only one `known` of it.
+def choose_pools(
+    choice: Choice,
+    toolchain: str,
+    *,
+    in_use: Sequence[Pool],
+    known: Sequence[Pool],
+    family_bound: bool = False,
+    libraries: Sequence[str] = (),
+) -> list[Pool]:
+    """Return the pools that serve a target, any of which gives the same cache keys.
 
-    Raises NoPool.
+    Of those `in_use`, or with a toolchain of all that are `known`. Of several recipes or versions of `libraries` (those
+    that the key names) the newest counts: they are the farm's own. `family_bound`: keys name the CPU family.
+
+    Raises NoPool if none is left, and if the rest of them differ in what keys use.
     """
     serving = sorted(filter(choice.serves, known if toolchain else in_use), key=lambda pool: pool.name)
-    candidates = [pool for pool in serving if begins(pool.toolchain, toolchain)]
+    candidates = [pool for pool in serving if pool.begins(toolchain)]
     toolchains = {pool.toolchain for pool in candidates}
-    if len(candidates) == 1 or (candidates and choice.any_device and len(toolchains) == 1):
-        return candidates[0]
+    if candidates and len(toolchains) == 1:
+        newest = max(_age(pool, libraries) for pool in candidates)
+        candidates = [pool for pool in candidates if _age(pool, libraries) == newest]
+        devices = {choice.device(pool, family_bound=family_bound) for pool in candidates}
+        if len(devices) == 1:
+            # If workers of two releases serve the same facts, what waits is for those that stay.
+            return [pool for pool in candidates if not pool.registered] or candidates
     if candidates:
         names = ", ".join(pool.name for pool in candidates)
         hint = "choose by `toolchains: […]`, or the operator does with the setting of that name (FARM_TOOLCHAINS)"
@@ -141,6 +161,9 @@ def choose_pool(choice: Choice, toolchain: str, *, in_use: Sequence[Pool], known
             hint = "write more of the toolchain's id"
         if len(toolchains) == 1:
             hint = "name the device (mi300x, mi300a, …) instead of the architecture"
+            if family_bound and len({pool.device for pool in candidates}) == 1:
+                builds = " or ".join(sorted({f"`{pool.build}`" for pool in candidates}))
+                hint = f"programs for one CPU family: choose it by an entry of `toolchains`, {builds}"
         raise NoPool(f"several pools serve `{choice.text}`: {names}", hint)
     if serving:
         names = ", ".join(sorted({pool.toolchain for pool in serving}))
@@ -148,6 +171,13 @@ def choose_pool(choice: Choice, toolchain: str, *, in_use: Sequence[Pool], known
     targets = ", ".join(sorted({str(pool.target) for pool in in_use})) or "none"
     message = f"no pool serves `{choice.text}`: no such worker was ever seen"
     raise NoPool(message, f"known: {targets}; start `farm worker` on such a node")
+
+
+def _age(pool: Pool, libraries: Sequence[str]) -> tuple[Any, ...]:
+    """Return what the farm's own part of a pool compares by, the newest last."""
+    versions = [pool.libraries.get(name, "") for name in sorted(libraries)]
+    numbers = [[int(number) for number in re.findall(r"[0-9]+", version)] for version in versions]
+    return pool.recipe, numbers, versions
 
 
 def _known() -> list[str]:
@@ -158,6 +188,12 @@ def _known() -> list[str]:
         if not kind.gpu
     ]
     return [*fixed, *profiles()]
+
+
+def _same_arch(one: str, other: str) -> bool:
+    """Whether two names of an architecture can be of one GPU: no feature bit that both name differs."""
+    named, wanted = ({bit[:-1]: bit[-1] for bit in arch.split(":")[1:]} for arch in (one, other))
+    return _bare(one) == _bare(other) and all(named[name] == wanted[name] for name in named.keys() & wanted.keys())
 
 
 def _bare(arch: str) -> str:

@@ -1,12 +1,13 @@
-"""Pools: the workers of one target and one toolchain, on one device. Pure."""
+"""Pools: the workers of one target that are alike in every fact which cache keys of that target use. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from farm.spec import Device
+from farm.spec import Device, digest_of
+from farm.targets.compilers import COMPILERS
 
 FEATURES: Mapping[str, str] = {
     "autocast_fp8": "fp8 inputs and outputs become float32",
@@ -51,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What the workers of one queue have in common. Remembered once registered.
+    """What the workers of one queue have in common: all that keys of their target use. Remembered once registered.
 
     `toolchain` is the id (`onnxruntime1.31.1-1a2b3c4d`); `libraries` are the versions of libraries that rewrite
     models (`{"onnx": "1.23.2"}`); `recipe` is the number of our module for the compiler; `features` names what
@@ -70,22 +71,74 @@ class Pool:
     """Memory of the device in bytes, where known."""
     untuned: bool = False
     """Compiled for a GPU that the worker does not have: nothing is tuned, verified or measured."""
+    registered: str = ""
+    """The name that another release registered it under; empty if that is the one it has here."""
 
     @property
     def name(self) -> str:
-        """The pool's name, also the name of its Celery queue."""
-        units = f"-{self.device.compute_units}cu" if self.device.compute_units else ""
-        return f"{self.target.slug}{units}.{self.toolchain}"
+        """The pool's name, also the name of its Celery queue: `onnxruntime-cpu.onnxruntime1.31.1-1a2b3c4d.x86-64-v4`.
+
+        Pools that differ in any fact which a key of their target uses have different names.
+        """
+        return self.registered or f"{self.stem}{self._facts}"
+
+    @property
+    def stem(self) -> str:
+        """The name without the facts behind the toolchain; tuning databases are found by it."""
+        return stem_of(str(self.target), self.device.compute_units, self.toolchain)
+
+    @property
+    def former(self) -> Pool | None:
+        """The pool under the name that release 0.1.0 gives it, under which jobs may wait; None if it is the same.
+
+        Only if no pool of this release has that name: its workers would get jobs whose keys are not theirs.
+        """
+        bound = self.cpu_family and self.recipe == 1 and self.name.endswith(f".{self.cpu_family}")
+        return replace(self, registered=self.stem) if bound else None
+
+    @property
+    def build(self) -> str:
+        """The toolchain with the facts behind it, as `toolchains` may choose it: `…-1a2b3c4d.x86-64-v4`."""
+        return f"{self.toolchain}{self._facts}"
+
+    @property
+    def keyed_libraries(self) -> dict[str, str]:
+        """Versions of the libraries that are in keys of the target, at some precision."""
+        compiler = COMPILERS.get(self.target.compiler)
+        keyed = {name for names in compiler.libraries.values() for name in names} if compiler else set()
+        return {name: self.libraries[name] for name in sorted(keyed & self.libraries.keys())}
+
+    @property
+    def _facts(self) -> str:
+        return "".join(f".{fact}" for fact in self._other_facts())
+
+    def _other_facts(self) -> Iterator[str]:
+        """Yield what keys use and neither target, compute units nor toolchain say, but for what goes without saying."""
+        compiler = COMPILERS.get(self.target.compiler)
+        yield from _device_facts(self.device)
+        if self.recipe != 1:
+            yield f"recipe{self.recipe}"
+        if self.keyed_libraries:
+            yield f"libraries-{digest_of(self.keyed_libraries)[:8]}"
+        if compiler and compiler.binds and self.cpu_family:
+            yield self.cpu_family
+
+    def begins(self, prefix: str) -> bool:
+        """Whether this is what an entry of `toolchains` means: the start of a toolchain's id, or more than the id."""
+        return begins(self.toolchain, prefix) or (
+            prefix.startswith(f"{self.toolchain}.") and f"{self.build}.".startswith(f"{prefix}.")
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the pool as plain JSON."""
-        return {**asdict(self), "features": list(self.features), "name": self.name}
+        document = {name: value for name, value in asdict(self).items() if name != "registered"}
+        return {**document, "features": list(self.features), "name": self.name}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Pool:
-        """Read back what `as_dict` wrote; fields of a newer release are left out."""
-        known = {each.name for each in fields(cls)}
-        return cls(
+        """Read back what `as_dict` wrote, here or in another release; fields of a newer one are left out."""
+        known = {each.name for each in fields(cls)} - {"registered"}
+        pool = cls(
             **{
                 **{name: value for name, value in document.items() if name in known},
                 "target": Target(**document["target"]),
@@ -93,6 +146,33 @@ class Pool:
                 "features": tuple(document["features"]),
             }
         )
+        name = str(document.get("name", pool.name))
+        return pool if name == pool.name else replace(pool, registered=name)
+
+
+def stem_of(target: str, compute_units: int | None, toolchain: str) -> str:
+    """Return what the names of pools of a target (`migraphx/gfx942`) and a toolchain begin with."""
+    units = f"-{compute_units}cu" if compute_units else ""
+    return f"{target.replace('/', '-')}{units}.{toolchain}"
+
+
+def _device_facts(device: Device) -> Iterator[str]:
+    """Yield feature bits and XCDs of a GPU, unless they are those of the profile with its compute units."""
+    from farm.targets.devices import profiles  # which reads pools
+
+    arch, *features = device.arch.split(":")
+    alike = (
+        each.device
+        for each in profiles().values()
+        if (each.device.arch.partition(":")[0], each.device.compute_units) == (arch, device.compute_units)
+    )
+    usual = next(alike, Device(arch))
+    if device.arch != usual.arch:
+        yield from (f"{feature[:-1]}-{'on' if feature.endswith('+') else 'off'}" for feature in features)
+        if not features:
+            yield "unknown-features"
+    if device.xcc != usual.xcc:
+        yield f"{device.xcc or 'unknown-'}xcc"
 
 
 def begins(toolchain: str, prefix: str) -> bool:
@@ -117,7 +197,7 @@ def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> 
     chosen: list[Pool] = []
     for known in groups.values():
         group = [(pool, live) for pool, live in known if not pool.untuned] or known
-        wanted = [pool for pool, _ in group if any(begins(pool.toolchain, prefix) for prefix in preferred)]
+        wanted = [pool for pool, _ in group if any(map(pool.begins, preferred))]
         alive = [pool for pool, live in group if live]
         chosen += wanted or alive or [pool for pool, _ in group]
     return chosen

@@ -271,10 +271,10 @@ def test_only_databases_that_a_pool_can_have_are_listed(farm: Farm, capsys: pyte
     farm.store.workers.register(worker, ttl=600)
     listed = [line.split()[0] for line in said(["ls"], capsys).splitlines()]
     expected = [f"{GPU.name}/{device_name(GPU.device)}/{mode}" for mode in ("exhaustive", "full", "quick")]
-    expected += [f"{others[0].name}/cpu-x86-64-v3/{mode}" for mode in ("exhaustive", "quick")]
+    expected += [f"{others[0].stem}/cpu-x86-64-v3/{mode}" for mode in ("exhaustive", "quick")]
     assert [name for name in listed if not name.startswith(POOL.name)] == expected
     Path("cache.json").write_text(json.dumps([[CONV, "v4:1"]]))
-    assert main(["tuning", "import", f"{others[0].name}/cpu-x86-64-v3/full", "cache.json"]) == ExitCode.NOTHING_MATCHED
+    assert main(["tuning", "import", f"{others[0].stem}/cpu-x86-64-v3/full", "cache.json"]) == ExitCode.NOTHING_MATCHED
 
 
 HEADS: dict[str, Callable[[Farm, dict[str, Any]], dict[str, Any]]] = {
