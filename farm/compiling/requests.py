@@ -109,6 +109,16 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
     )
 
 
+def expected_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a cache key says of who compiles: a child that is another fails as `toolchain_mismatch`."""
+    compiler, device = spec["compiler"], spec["device"]
+    return {
+        "toolchain": spec["toolchain"],
+        **{name: compiler[name] for name in ("recipe", "libraries")},
+        **{name: device[name] for name in ("cpu_family", "arch")},
+    }
+
+
 def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
     """Return what the tuning mode of a work order sets; nothing where it is off."""
     compiler, _, device = str(order["target"]).partition("/")

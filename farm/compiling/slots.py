@@ -18,9 +18,9 @@ from typing import Any
 LOOK_SECONDS = 0.5
 """Between two looks for a free slot; a GPU's holder may be a process of another worker."""
 
-CONSUME, PAUSE, CONSUMING, RELEASE, AWAY = b"g", b"p", b"c", b"r", b"a"
+CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH = b"g", b"p", b"c", b"r", b"a", b"m"
 """The words between a worker and its Celery process: take messages; take none for now, while attempts go on; they are
-taken; give the attempts back; object storage is away.
+taken; give the attempts back; object storage is away; an attempt found another toolchain than its job is for.
 """
 
 

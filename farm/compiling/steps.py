@@ -16,7 +16,14 @@ from typing import Any
 
 import farm
 from farm.compiling.children import Children
-from farm.compiling.requests import check_request, compile_request, evaluate_request, pack_request, reference_request
+from farm.compiling.requests import (
+    check_request,
+    compile_request,
+    evaluate_request,
+    expected_of,
+    pack_request,
+    reference_request,
+)
 from farm.compiling.slots import Slot
 from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
@@ -25,9 +32,11 @@ from farm.targets.compilers import COMPILERS
 class Steps:
     """One cell on its way through the children; every step raises StepEnded where its child does not answer."""
 
-    def __init__(self, order: Mapping[str, Any], children: Children) -> None:
+    def __init__(self, order: Mapping[str, Any], children: Children, *, keyed: bool = False) -> None:
+        """`keyed`: what is compiled is published under the order's key, so only who is what that says compiles."""
         self.order = order
         self.children = children
+        self.keyed = keyed
         self.sample = children.folder / "sample" / "sample.npz"
         """One sample with its right outputs; `evaluate` leaves it."""
         spec = order["spec"]
@@ -113,6 +122,8 @@ class Steps:
 
         Where it compiles the whole model, it also says what `debug` wants to know.
         """
+        if self.keyed and request["action"] in ("compile", "tune"):
+            request = {**request, "expected": expected_of(self.order["spec"])}
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
             texts = texts_beside(Path(request["program"])) if debug.get("print") else {}

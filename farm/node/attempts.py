@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, PAUSE, RELEASE, FreeSlots, Slot
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
@@ -114,7 +114,10 @@ class Slots:
             with self._leases.hold(attempt) as lease:
                 if self._draining.is_set():
                     lease.cancelled.set()
-                self._finish(attempt, self._execute(attempt, lease))
+                outcome = self._execute(attempt, lease)
+                if outcome.kind is FailureKind.TOOLCHAIN_MISMATCH:
+                    self._say(MISMATCH)
+                self._finish(attempt, outcome)
         finally:
             unbind()
 
@@ -188,9 +191,13 @@ class Slots:
     def _away(self, lease: Lease, kept: bool, /) -> None:
         """Tell the store and the supervisor that an attempt waits for object storage."""
         lease.wait_for_storage(kept=kept)
+        self._say(AWAY)
+
+    def _say(self, word: bytes) -> None:
+        """Tell the supervisor; where it has not heard for long, it hears the same again in a moment."""
         if self._lifeline is not None:
             with socket.socket(fileno=os.dup(self._lifeline)) as line, suppress(BlockingIOError, BrokenPipeError):
-                line.send(AWAY, socket.MSG_DONTWAIT)  # It hears the same again in a moment.
+                line.send(word, socket.MSG_DONTWAIT)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Tell the store until it answers: an outcome is worth more than a free slot."""

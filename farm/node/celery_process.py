@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, PAUSE, RELEASE, Slot, as_text
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, MISMATCH, PAUSE, RELEASE, Slot, as_text
 
 
 class CeleryProcess:
@@ -49,6 +49,7 @@ class CeleryProcess:
         self._started = time.monotonic()
         self._consuming: float | None = None
         self._away = False
+        self._mismatched = False
         self.may_consume = False
 
     @property
@@ -68,12 +69,19 @@ class CeleryProcess:
         met, self._away = self._away, False
         return met
 
+    def met_mismatch(self) -> bool:
+        """Say whether an attempt of it has found another toolchain than its job is for since the last call."""
+        self._hear()
+        met, self._mismatched = self._mismatched, False
+        return met
+
     def _hear(self) -> None:
         with suppress(OSError):  # Nothing was said, or nobody is there any more.
             words = self._lifeline.recv(4096)
             if CONSUMING in words and self._consuming is None:
                 self._consuming = time.monotonic()
             self._away = self._away or AWAY in words
+            self._mismatched = self._mismatched or MISMATCH in words
 
     @property
     def ended(self) -> bool:

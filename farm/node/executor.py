@@ -96,7 +96,7 @@ class _AttemptRun:
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
-        self.steps = Steps(attempt.order, children)
+        self.steps = Steps(attempt.order, children, keyed=True)
         self.folder = children.folder
         self.impatient = artifacts
         """Object storage for what can be done without."""

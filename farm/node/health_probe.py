@@ -16,11 +16,12 @@ from farm.compiling.children import Children, StepEnded
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
 from farm.errors import FarmError
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, FailureKind
 from farm.manifest import parse_manifest
 from farm.matrix import expand
 from farm.models.model import read_model
 from farm.node.slot_shares import SlotKind
+from farm.node.survey import probe as look_for
 from farm.node.work_folder import WorkFolder
 from farm.results.accuracy import judge
 from farm.settings import Settings
@@ -54,6 +55,9 @@ def probe(settings: Settings, kind: SlotKind) -> str:
     Waits for GPUs that attempts hold. To be believed where `lacks_room` finds nothing.
     """
     pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
+    others = {each.target.compiler: each for each in kind.pools if each.target.compiler != pool.target.compiler}
+    if changed := [text for other in others.values() if (text := _changed(settings, other))]:
+        return "; ".join(changed)
     slots = list({slot.gpu: slot for slot in kind.slots}.values())
     # Probes work where attempts do: a disk that cannot be written to fails both.
     with (
@@ -80,6 +84,16 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
         return f"{where}: {error}"
 
 
+def _changed(settings: Settings, pool: Pool) -> str:
+    """Return how the compiler of a pool differs from what was registered; empty if it does not."""
+    found = look_for(pool.target.compiler, settings)
+    here = str(found.get("toolchain") or found.get("reason"))
+    # The label may have the version of ROCm, which is not asked for here.
+    if here.rpartition("-")[2] == pool.toolchain.rpartition("-")[2]:
+        return ""
+    return f"{pool.target}: {FailureKind.TOOLCHAIN_MISMATCH}: here is {here}, not {pool.toolchain}"
+
+
 def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> str:
     model = folder / "model" / "probe.onnx"
     model.parent.mkdir()
@@ -89,7 +103,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     limits = AttemptLimits(time=PROBE_SECONDS, memory=0)
     once = settings.model_copy(update={"measure_seconds": 1e-3})
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
-    steps = Steps(cell.order, children)
+    steps = Steps(cell.order, children, keyed=True)
     if pool.untuned:
         steps.compile(model, None)
         return ""

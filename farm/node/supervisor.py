@@ -27,6 +27,7 @@ from typing import Any
 import farm
 from farm.compiling import cgroups
 from farm.errors import StoreUnavailable
+from farm.jobs.state import FailureKind
 from farm.logging import get_logger
 from farm.node.celery_process import CeleryProcess
 from farm.node.deliveries import Deliveries
@@ -59,6 +60,9 @@ STILL_SECONDS = 60.0
 
 UNPROVEN = "its first health probe runs"
 """Why a worker rests that has just started."""
+
+MISMATCHED = "an attempt found another toolchain than its job is for: a health probe looks at what is installed"
+"""Why a worker rests until that is known."""
 
 Probe = Callable[[Settings, SlotKind], str]
 """Returns why slots of a kind cannot compile and run a good program; empty where they can."""
@@ -245,6 +249,7 @@ class Worker:
         self._resting = UNPROVEN
         self._broken = ""
         """Why its process takes no jobs though it may."""
+        self._mismatch = ""
         self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
         self._stage = Stage.SERVING
@@ -367,7 +372,9 @@ class Worker:
         full = lacks_room(self._settings)
         if self._probes.answer and full:
             self._probes.forget()  # For want of room, which is no fault of the node: it is probed again when there is.
-        if (wrong := self._probes.answer) is not None:
+        self._see_to_mismatch()
+        wrong = self._probes.answer
+        if wrong is not None:
             if wrong:
                 log.error("health probe failed", worker=self._id, reason=wrong)
             try:
@@ -387,9 +394,27 @@ class Worker:
             log.info("the node is let back", node=self._node)
         self._fenced = fenced
         suspect = wrong is None and beat.failed >= SUSPICIOUS
-        if not full and (not self._probes.proven or (self._probes.due if fenced else suspect)):
+        soon = not self._probes.proven or (self._probes.due if fenced else suspect)
+        if not full and (self._probes.due if self._mismatch else soon):
             self._probes.start()
-        self._resting = full or self._deliveries.resting or ("" if self._probes.proven else UNPROVEN)
+        self._resting = full or self._deliveries.resting or self._mismatch or ("" if self._probes.proven else UNPROVEN)
+
+    def _see_to_mismatch(self) -> None:
+        """Rest from an attempt that found another toolchain than its job is for until a probe finds what is registered.
+
+        What was installed meanwhile is no fault of the node, whose other workers go on: it is not fenced for it.
+        """
+        wrong = self._probes.answer
+        if wrong and FailureKind.TOOLCHAIN_MISMATCH in wrong:
+            log.error("worker rests", worker=self._id, reason=wrong)
+            self._mismatch = f"{wrong}; start it again, then it serves what is installed now"
+            self._probes.forget()
+        elif wrong == "":
+            self._mismatch = ""
+        if self._process and self._process.met_mismatch():
+            log.error("worker rests", worker=self._id, reason=MISMATCHED)
+            self._mismatch = self._mismatch or MISMATCHED
+            self._probes.begin_row()
 
     def leave(self) -> None:
         """End its process, where it has not ended, and its registration."""

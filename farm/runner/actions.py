@@ -42,6 +42,9 @@ class CompilerModule(Protocol):
     def probe(self, request: Request) -> Result:
         """Say what is installed, and why it cannot be used where it cannot."""
 
+    def state(self, request: Request) -> Result:
+        """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, cpu_family."""
+
     def compile(self, request: Request, messages: Messages) -> Result:
         """Quantize, compile, save."""
 
@@ -142,6 +145,7 @@ def _pack(request: Request, messages: Messages) -> Result:
 
 def _compile(request: Request, messages: Messages) -> Result:
     check_model(request)
+    _refuse_other_toolchain(request)
     result = compiler_module(request).compile(request, messages)
     result["size"] = os.stat(request["program"]).st_size  # noqa: PTH116
     result["peak_memory"] = _peak_memory()
@@ -156,7 +160,32 @@ def _slice(request: Request, messages: Messages) -> Result:
     return write_slices(request["model"]["path"], request["inputs"], Path(request["slices"]))
 
 
+def _refuse_other_toolchain(request: Request) -> None:
+    """Compile nothing for a cache key that this process is not: what it is may have changed since its worker looked.
+
+    Raises RequestFailed (`toolchain_mismatch`).
+    """
+    expected = request.get("expected")
+    if not expected:
+        return
+    here = compiler_module(request).state(request)
+    # The digest says all; the label may have the version of an installation that only the worker looks at.
+    same = here["toolchain"].rpartition("-")[2] == expected["toolchain"].rpartition("-")[2]
+    differs = [] if same else [f"toolchain {here['toolchain']}, not {expected['toolchain']}"]
+    if here["recipe"] != expected["recipe"]:
+        differs.append(f"recipe {here['recipe']}, not {expected['recipe']}")
+    for name, version in expected["libraries"].items():
+        if here["libraries"].get(name) != version:
+            differs.append(f"{name} {here['libraries'].get(name, 'missing')}, not {version}")
+    if expected["cpu_family"] and here["cpu_family"] != expected["cpu_family"]:
+        differs.append(f"CPU family {here['cpu_family']}, not {expected['cpu_family']}")
+    if differs:
+        message = f"what compiles here is not what the cache key says: {'; '.join(differs)}"
+        raise RequestFailed("toolchain_mismatch", message, "start the worker again: then it looks at what is installed")
+
+
 def _tune(request: Request, messages: Messages) -> Result:
+    _refuse_other_toolchain(request)
     return compiler_module(request).tune(request, messages)
 
 

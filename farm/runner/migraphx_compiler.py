@@ -51,6 +51,9 @@ _VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
 """What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
 `farm/targets/pools.py` says what each is for."""
 
+RECIPE = 1
+"""Number of this module: it goes up when its conversion or quantization changes what comes out."""
+
 _EIGHT_BIT = ("int8", "fp8")
 _HALF = ("fp16", "bf16")
 
@@ -90,6 +93,16 @@ def probe(request: Request) -> Result:
         "missing": missing,
         "cpu_family": "",
     }
+
+
+def state(request: Request) -> Result:
+    """Say of this process what a cache key says of who compiles; the version of ROCm in the label is not its to know.
+
+    Every target is loaded for it, as by `probe`: the toolchain is made of the libraries of all.
+    """
+    _module()
+    found = probe({**request, "rocm": ""})
+    return {"recipe": RECIPE, **{name: found[name] for name in ("toolchain", "libraries", "cpu_family")}}
 
 
 def _features(migraphx: Any) -> list[str]:
@@ -195,7 +208,7 @@ def compile(request: Request, messages: Messages) -> Result:
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
-    _refuse_broken(request["program"], request["device"])
+    _refuse_broken(request["program"], (request.get("expected") or {}).get("arch") or request["device"])
     result = {
         **_signature(program, request),
         "weight_dtypes": _weight_dtypes(instructions),
@@ -236,7 +249,7 @@ def _refuse_broken(path: str, device: str) -> None:
         )
     foreign = mxr.foreign_arches(found, device)
     if foreign:
-        raise RequestFailed("compiler_error", f"the program has kernels for {', '.join(foreign)}, not for {device}")
+        raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
 def tune(request: Request, messages: Messages) -> Result:

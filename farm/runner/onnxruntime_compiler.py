@@ -27,7 +27,19 @@ MIN_WEIGHT = 64
 """Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights."""
 
 
+RECIPE = 1
+"""Number of this module: it goes up when its conversion or quantization changes what comes out."""
+
+
 # --- what is installed -----------------------------------------------------------------------------------------
+
+
+def state(request: Request) -> Result:
+    """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, CPU family."""
+    found = probe(request)
+    if not found["available"]:
+        raise RequestFailed("toolchain_mismatch", found["reason"])
+    return {"recipe": RECIPE, **{name: found[name] for name in ("toolchain", "libraries", "cpu_family")}}
 
 
 def probe(request: Request) -> Result:

@@ -40,7 +40,8 @@ tune        as compile, of one slice: without program, with database (the privat
 compile     model, inputs, batch, precision, options, quantization, tuning {mode, exhaustive_tune?, slices?
             [{key, count}]}, calibration (as samples, or null), program (path to write), database (folder, where
             it was tuned), cross ({arch, compute_units, xcc} of a GPU that is not here, or null), debug? {level,
-            before?, after?} (how much to log; where to write the program's text)
+            before?, after?} (how much to log; where to write the program's text), expected? {toolchain, recipe,
+            libraries, cpu_family, arch} (what the cache key says of who compiles: another fails, and compiles nothing)
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
     offload_copy, output_parameters, session (how to run it best, where that was tuned)

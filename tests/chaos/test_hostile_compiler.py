@@ -29,7 +29,7 @@ from tests.support.api_farm import freeze_manifest
 
 STANDIN = Path(__file__).parents[1] / "support" / "standin"
 POOL = Pool(
-    Target("migraphx", "gfx942"), "rocm7.2-migraphx2.17-0badc0de", Device("gfx942:sramecc+:xnack-", 304, 8), recipe=1
+    Target("migraphx", "gfx942"), "rocm7.2-migraphx2.17-4f53cda1", Device("gfx942:sramecc+:xnack-", 304, 8), recipe=1
 )
 MANIFEST = """\
 version: 1

@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.jobs.state import FailureKind
+from farm.runner import onnxruntime_compiler
+from farm.targets.compilers import ONNXRUNTIME
 from tests.support.compiling import MAGIKA, PNET, RNET, SWIFT_F0, Case, Refused, inputs_of
 
 NewCase = Callable[..., Case]
@@ -73,6 +75,28 @@ def test_every_precision_of_a_detector(case: NewCase, precision: str, weights: s
     assert measured["throughput"] == pytest.approx(1 / measured["latency"])
     assert measured["load"] > 0
     assert evaluated["peak_memory"] > 1 << 20
+
+
+def test_a_child_compiles_only_for_the_key_that_it_is(case: NewCase) -> None:
+    """It states what it is itself: what is installed may have changed since the worker looked."""
+    here = onnxruntime_compiler.state({})
+    assert here["recipe"] == ONNXRUNTIME.recipe
+    same = {**here, "libraries": {"sympy": here["libraries"]["sympy"]}, "arch": "cpu"}
+    net = case(RNET)
+    assert net.compile("fp32", expected=same)["size"]
+    assert net.compile("fp32", expected={**same, "libraries": {}, "cpu_family": None})["size"]
+    net.program.unlink()
+    for changed, says in (
+        ({"toolchain": "onnxruntime1.0.0-00000000"}, f"toolchain {here['toolchain']}, not onnxruntime1.0.0-00000000"),
+        ({"recipe": 99}, f"recipe {here['recipe']}, not 99"),
+        ({"libraries": {"sympy": "0.1"}}, f"sympy {here['libraries']['sympy']}, not 0.1"),
+        ({"libraries": {"gone": "1.0"}}, "gone missing, not 1.0"),
+        ({"cpu_family": "x86-64-v0"}, f"CPU family {here['cpu_family']}, not x86-64-v0"),
+    ):
+        with pytest.raises(Refused, match=says) as refused:
+            net.compile("fp32", expected={**same, **changed})
+        assert refused.value.kind is FailureKind.TOOLCHAIN_MISMATCH
+        assert not net.program.exists()
 
 
 def test_int8_counts_what_it_quantized(case: NewCase) -> None:

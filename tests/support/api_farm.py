@@ -20,12 +20,16 @@ from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import Outcome
+from farm.runner import onnxruntime_compiler
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 from tests.support.helpers import wait_until
 
-POOL = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1, {"onnx": "1.23.2"})
+POOL = Pool(
+    Target("onnxruntime", "cpu"), onnxruntime_compiler.probe({})["toolchain"], Device("cpu"), 1, {"onnx": "1.23.2"}
+)
+"""What is installed here: children compile for nothing else."""
 
 MANIFEST = """\
 version: 1

@@ -114,10 +114,16 @@ class Case:
         return dict(found["quantized"])
 
     def compile(
-        self, precision: str, calibration: Mapping[str, Any] | None = None, **quantization: Any
+        self,
+        precision: str,
+        calibration: Mapping[str, Any] | None = None,
+        *,
+        expected: Mapping[str, Any] | None = None,
+        **quantization: Any,
     ) -> dict[str, Any]:
         return self.run(
             "compile",
+            expected=expected,
             precision=precision,
             quantization=COMPILERS[self.compiler].filled_quantization(precision, quantization),
             tuning={"mode": "off"},

@@ -37,11 +37,12 @@ def run(
     *,
     tuning: str = "off",
     previous: tuple[str, ...] = (),
+    toolchain: str = POOL.toolchain,
     **tuned: int,
 ) -> Outcome:
     """Submit one cell of a model with a batch, and run an attempt after those that failed in the `previous` ways.
 
-    `tuned` is added to its spec's `tuning`.
+    `tuned` is added to its spec's `tuning`; `toolchain` is the one that its key names.
     """
     text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
     text += f"    tuning: {{mode: {tuning}}}\n"
@@ -52,6 +53,7 @@ def run(
     ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
     claim.order["spec"]["tuning"] |= tuned
+    claim.order["spec"]["toolchain"] = toolchain
     named = (claim.token, claim.order, claim.limits, claim.namespace, claim.key)
     attempt = Attempt(job_id, number, *named, slot=slot, previous=previous)
     return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
@@ -80,6 +82,16 @@ def test_an_enforcement_tunes_into_a_database_of_its_own(
     assert database.read().snapshot.log.total().sessions == 1
 
 
+@pytest.mark.parametrize("tuning", ["off", "quick"])
+def test_a_toolchain_that_was_upgraded_in_place_publishes_nothing_under_the_old_key(
+    farm: Farm, tmp_path: Path, tuning: str
+) -> None:
+    outcome = run(farm, tmp_path, tuning=tuning, toolchain="onnxruntime1.0.0-00000000")
+    assert outcome.kind is FailureKind.TOOLCHAIN_MISMATCH, outcome.message
+    assert f"toolchain {POOL.toolchain}, not onnxruntime1.0.0-00000000" in outcome.message
+    assert not list(farm.artifacts.list_objects("ns/main/artifacts/"))
+
+
 @pytest.mark.parametrize(("previous", "threads"), [(("hang",), None), (("compiler_crash", "storage"), "1")])
 def test_after_a_crash_every_child_compiles_without_threads(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, previous: tuple[str, ...], threads: str | None
@@ -91,7 +103,7 @@ def test_after_a_crash_every_child_compiles_without_threads(
         given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
         return run_child(request, **options)
 
-    monkeypatch.setattr("farm.compiling.steps.run_child", noted)
+    monkeypatch.setattr("farm.compiling.children.run_child", noted)
     assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
     assert set(given) == {threads}
 

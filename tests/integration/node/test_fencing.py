@@ -23,6 +23,8 @@ from farm.node.health_probe import lacks_room, probe
 from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
+from farm.targets.pools import Target
+from tests.support.api_farm import POOL as INSTALLED
 from tests.support.helpers import wait_until
 from tests.support.jobs import POOL, control_plane, explain, join_pool, new_cell, running_worker, submit, take
 
@@ -274,6 +276,37 @@ def test_a_worker_whose_first_probe_has_passed_takes_jobs_before_its_next_heartb
         assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
 
 
+def test_a_worker_whose_toolchain_was_upgraded_in_place_rests_and_its_node_is_not_fenced(
+    farm_settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    """What it compiles would be published under keys that it is not. Rolled back, it takes jobs again by itself."""
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+
+    def resting() -> str:
+        return str(next(worker["resting"] for worker in store.workers.list() if worker["node"] == "n1"))
+
+    script = [{"do": "fail-on", "node": "n1", "kind": "toolchain_mismatch"}]
+    with (
+        control_plane(farm_settings, store) as reports,
+        running_worker(farm_settings, store, "n1", wrong=wrong),
+        running_worker(farm_settings, store, "n2"),
+    ):
+        wait_until(lambda: "n1" in nodes_of_next_build(store, reports))
+        wrong.write_text("onnxruntime/cpu: toolchain_mismatch: here is another")
+
+        def all_succeed() -> bool:
+            build = submit(store, *[new_cell(script=script) for _ in range(20)])
+            return bool(reports.wait(build)["counts"]["succeeded"] == 20)
+
+        wait_until(lambda: all_succeed() and "here is another; start it again" in resting())
+        assert fenced(store, "n1") == ""
+        assert "n1" not in nodes_of_next_build(store, reports)
+        wrong.write_text("")
+        wait_until(lambda: not resting())
+        wait_until(lambda: "n1" in nodes_of_next_build(store, reports))
+
+
 def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.touch()
@@ -355,9 +388,19 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
 
 def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) -> None:
     settings = load_settings({}, data_dir=tmp_path)
-    kind = SlotKind("cpu", (POOL,), (ANYWHERE,) * 3)
+    kind = SlotKind("cpu", (INSTALLED,), (ANYWHERE,) * 3)
     assert probe(settings, kind) == ""
     assert [path for folder in (tmp_path / "work").iterdir() for path in folder.iterdir()] == []
+
+
+def test_the_probe_finds_what_was_upgraded_in_place(tmp_path: Path) -> None:
+    """Also of a compiler that it does not compile with."""
+    settings = load_settings({}, data_dir=tmp_path)
+    kind = SlotKind("cpu", (POOL,), (ANYWHERE,))
+    assert "toolchain_mismatch" in probe(settings, kind)
+    assert f"toolchain {INSTALLED.toolchain}, not {POOL.toolchain}" in probe(settings, kind)
+    other = replace(INSTALLED, target=Target("migraphx", "ref"), toolchain="migraphx2.15-00000000")
+    assert "migraphx/ref: toolchain_mismatch: here is " in probe(settings, replace(kind, pools=(INSTALLED, other)))
 
 
 def test_the_probe_says_why_it_fails(tmp_path: Path) -> None:

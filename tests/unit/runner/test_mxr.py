@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -76,6 +77,36 @@ def test_architecture_of_a_code_object(code: bytes, arches: list[str]) -> None:
 )
 def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) -> None:
     assert (not foreign_arches(read(write_mxr(tmp_path / "net.mxr")), device)) is runs
+
+
+@pytest.mark.parametrize(
+    ("flags", "arch", "refused"),
+    [
+        (0x4C | 0x200 | 0xC00, "gfx942:sramecc+:xnack-", False),
+        (0x4C | 0x300 | 0xC00, "gfx942:sramecc+:xnack-", True),
+        (0x4C | 0x200 | 0x800, "gfx942:sramecc+:xnack-", True),
+        (0x4C | 0x100 | 0x400, "gfx942:sramecc+:xnack-", False),
+        (0x4C | 0x300 | 0xC00, "gfx942:any", False),
+        (0x3F | 0x200 | 0xC00, "gfx942:sramecc+:xnack-", True),
+    ],
+)
+def test_kernels_are_held_against_the_whole_arch_as_the_loader_does(
+    tmp_path: Path, flags: int, arch: str, refused: bool
+) -> None:
+    """A worker with `xnack+` fills no key of `xnack-`; kernels for either way fit both."""
+    path = str(write_mxr(tmp_path / "net.mxr", program(elf(flags))))
+    if refused:
+        with pytest.raises(RequestFailed, match=f"not for {re.escape(arch)}") as failed:
+            _refuse_broken(path, arch)
+        assert failed.value.kind == "toolchain_mismatch"
+    else:
+        _refuse_broken(path, arch)
+
+
+def test_a_program_without_code_objects_has_none_to_check(tmp_path: Path) -> None:
+    path = write_mxr(tmp_path / "net.mxr", change(modules={"main": {"nodes": []}}))
+    assert read(path)["code_objects"] == []
+    _refuse_broken(str(path), "gfx942:sramecc+:xnack-")
 
 
 def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
