@@ -144,13 +144,15 @@ class Children:
         environment: Mapping[str, str] | None = None,
         seconds: float = 0.0,
         quiet: bool = False,
+        threads: int = 0,
         python: str | None = None,
     ) -> dict[str, Any]:
         """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
 
         The child may read these files and folders, and write to those folders; they are made where they are missing.
-        It gets `seconds` at most (0: as long as there is); with `quiet` what it says of its progress is kept back.
-        `python` is another interpreter than its compiler's. Raises StepEnded where there is no answer.
+        It gets `seconds` at most (0: as long as there is) and `threads` (0: those of a slot); with `quiet` what it says
+        of its progress is kept back. `python` is another interpreter than its compiler's. Raises StepEnded where there
+        is no answer.
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +162,7 @@ class Children:
         end = run_child(
             {
                 **request,
-                "threads": self.settings.threads_per_slot,
+                "threads": threads or self.settings.threads_per_slot,
                 "gpu": self.slot.gpu,
                 "cpus": self.slot.cpus,
                 "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],

@@ -56,6 +56,13 @@ class Steps:
         """What the spec sets for its compiler: not for the reference, whose recipe does not name it."""
         return {**self.order["spec"]["env"], **self.env_files}
 
+    @property
+    def threads(self) -> int:
+        """How many threads a child of this cell uses: a slot's, unless they change the program; then the spec says."""
+        spec = self.order["spec"]
+        compiler = COMPILERS[spec["compiler"]["name"]]
+        return compiler.threads(spec["options"], spec["tuning"]["mode"]) or self.children.settings.threads_per_slot
+
     def beside(self, slot: Slot, folder: Path) -> Steps:
         """Return the steps of the same cell in another slot, to be taken at the same time; see `Children.beside`."""
         steps = copy(self)
@@ -138,6 +145,7 @@ class Steps:
             environment={**debugging, **self.environment, **(environment or {})},
             seconds=seconds,
             quiet=quiet,
+            threads=self.threads,
         )
         if debug.get("timings"):
             answer["passes"] = pass_seconds(self.children.log_path, start)

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class Wanted:
     model: Path
     target: str = ""
     precisions: Sequence[str] = ()
-    options: Mapping[str, bool | str] = field(default_factory=dict)
+    options: Mapping[str, bool | int | str] = field(default_factory=dict)
     tuning: str = OFF
     inputs: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +129,9 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     if wanted.gpu_memory_limit and not pool.target.device.startswith("gfx"):
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit is about the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
+    if COMPILERS[pool.target.compiler].threads(wanted.options, wanted.tuning):
+        # The program is for this machine, so it may use as much of it as a slot has.
+        wanted = replace(wanted, options={"threads": settings.threads_per_slot, **wanted.options})
     document = _manifest(wanted, model, pool, work)
     try:
         manifest = parse_manifest(json.dumps(document, ensure_ascii=False), "optimize")

@@ -237,6 +237,12 @@ class Compiler:
             options.get(name) in option.family_bound for name, option in self.options.items()
         )
 
+    def threads(self, options: Mapping[str, Any], tuning: str) -> int:
+        """Return the threads that a program is tuned for and measured with; 0 if they change nothing in it."""
+        if tuning == OFF or "threads" not in self.options:
+            return 0
+        return int(options.get("threads", self.options["threads"].default))
+
     def filled(self, options: Mapping[str, Any]) -> dict[str, OptionValue]:
         """Return a spec's compile options with every default filled in: what a compile runs with."""
         return {name: options.get(name, option.default) for name, option in self.options.items()}
@@ -371,6 +377,7 @@ ONNXRUNTIME = Compiler(
             choices=("standard", "tuned"),
             family_bound=("tuned",),
         ),
+        "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True),
     },
     quantization={
         "int8": {

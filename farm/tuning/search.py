@@ -56,8 +56,8 @@ REFUSED = frozenset(
 def slice_key(spec: Mapping[str, Any], signature: str, threads: int) -> str:
     """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
 
-    64 hex digits. Names and weights are no part of it, so equal layers of different models share one. Where the threads
-    of a slot decide what can be tried, they are part of it.
+    64 hex digits. Names and weights are no part of it, so equal layers of different models share one. If the number
+    of threads decides what can be tried, it is part of it.
     """
     fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
     extra: dict[str, Any] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
@@ -253,7 +253,7 @@ class Search:
             self.children.cancelled.wait(FINISH_PAUSE)
 
     def _key(self, signature: str) -> str:
-        return slice_key(self.spec, signature, self.children.settings.threads_per_slot)
+        return slice_key(self.spec, signature, self.steps.threads)
 
     def _is_known(self, piece: SearchedSlice) -> bool:
         """Say whether the database has a slice by now; count it where it does."""

@@ -37,6 +37,7 @@ def run(
     *,
     tuning: str = "off",
     previous: tuple[str, ...] = (),
+    options: str = "",
     toolchain: str = POOL.toolchain,
     **tuned: int,
 ) -> Outcome:
@@ -45,7 +46,7 @@ def run(
     `tuned` is added to its spec's `tuning`; `toolchain` is the one that its key names.
     """
     text = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
-    text += f"    tuning: {{mode: {tuning}}}\n"
+    text += f"    tuning: {{mode: {tuning}}}\n" + (f"    options: {options}\n" if options else "")
     frozen = freeze_manifest(folder, text, batch="N")
     for path in frozen.files.values():
         farm.artifacts.put_blob_file(path)
@@ -90,6 +91,26 @@ def test_a_toolchain_that_was_upgraded_in_place_publishes_nothing_under_the_old_
     assert outcome.kind is FailureKind.TOOLCHAIN_MISMATCH, outcome.message
     assert f"toolchain {POOL.toolchain}, not onnxruntime1.0.0-00000000" in outcome.message
     assert not list(farm.artifacts.list_objects("ns/main/artifacts/"))
+
+
+@pytest.mark.parametrize(("options", "threads"), [("", 1), ("{threads: 3}", 3)])
+def test_a_tuned_program_has_the_threads_of_its_spec_whatever_the_slot_has(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, threads: int
+) -> None:
+    """Else the same key would be another program on each worker."""
+    given: dict[str, set[int]] = {}
+
+    def noted(request: Mapping[str, Any], **options: Any) -> ChildEnd:
+        given.setdefault(request["action"], set()).add(request["threads"])
+        return run_child(request, **options)
+
+    monkeypatch.setattr("farm.compiling.children.run_child", noted)
+    monkeypatch.setattr(type(farm.settings), "threads_per_slot", 2)
+    outcome = run(farm, tmp_path, tuning="quick", options=options)
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    compiling = {action: given[action] for action in ("compile", "evaluate", "bench")}
+    assert compiling == {"compile": {threads}, "evaluate": {threads}, "bench": {threads}}
+    assert given["reference"] == {2}
 
 
 @pytest.mark.parametrize(("previous", "threads"), [(("hang",), None), (("compiler_crash", "storage"), "1")])
