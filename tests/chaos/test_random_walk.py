@@ -52,6 +52,10 @@ AT_WORK = (":waiting", ":handed", ":running", ":levels", ":row")
 """Lists of a pool that are gone when nothing is left to do."""
 
 
+Quarantined = Sequence[tuple[str, float]]
+"""Keys that lost three workers, and when: until one of its jobs succeeds, one loss more is enough."""
+
+
 @dataclass
 class Asked:
     """A build as it was asked for."""
@@ -251,8 +255,8 @@ def first_half(whole: Callable[..., int]) -> Callable[..., int]:
     return create
 
 
-def end_of(attempts: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """What a job's attempts lead to by the policy of each kind: its state and kind."""
+def end_of(attempts: Sequence[Mapping[str, Any]], losses: int) -> tuple[str, str | None]:
+    """What a job's attempts lead to by the policy of each kind, after losses of another job: its state and kind."""
     charged = 0
     for one in attempts:
         if one["end"] in ("succeeded", "cancelled"):
@@ -260,14 +264,16 @@ def end_of(attempts: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
         if one["end"] != "released":
             charged += 1
             kind = one["kind"] if one["end"] == "failed" else FailureKind.WORKER_LOST
-            if charged >= POLICIES[FailureKind(kind)].attempts:
+            losses += kind == FailureKind.WORKER_LOST
+            if charged >= POLICIES[FailureKind(kind)].attempts or losses >= 3:
                 return "failed", kind
     return "queued", None
 
 
-def wrong_of_job(job: Mapping[str, Any], fate: Fate, notes: Notes) -> Iterator[str]:
+def wrong_of_job(job: Mapping[str, Any], fate: Fate, notes: Notes, quarantined: Quarantined) -> Iterator[str]:
     """What is not as the fate of its key and the policies of failures have it."""
-    state, kind = end_of(job["attempts"])
+    again = any(key == job["key"] and at <= job["created_at"] for key, at in quarantined)
+    state, kind = end_of(job["attempts"], losses=2 if again else 0)
     # A job that waits for its next attempt, or whose worker was lost, ends when nobody wants it any more.
     if state != job["state"] and job["state"] != "cancelled":
         yield f"job {job['id']} is {job['state']}, and its attempts lead to {state}: {job['attempts']}"
@@ -283,7 +289,7 @@ def wrong_of_job(job: Mapping[str, Any], fate: Fate, notes: Notes) -> Iterator[s
         yield f"job {job['id']} failed by {drawn}, and its fate was {fate}"
 
 
-def wrong_of_build(rig: Rig, asked: Asked, notes: Notes) -> Iterator[str]:
+def wrong_of_build(rig: Rig, asked: Asked, notes: Notes, quarantined: Quarantined) -> Iterator[str]:
     """What is not as the model has it."""
     name = f"build {asked.build_id}"
     found = rig.artifacts.get_object(f"ns/main/builds/{asked.build_id}/report.json")
@@ -303,7 +309,7 @@ def wrong_of_build(rig: Rig, asked: Asked, notes: Notes) -> Iterator[str]:
             continue
         if cell["state"] != "cancelled" and (cell["state"], cell["kind"]) != (job["state"], job["kind"]):
             yield f"{name}: {cell['identifier']} {cell['state']}, and its job is {job['state']}"
-        yield from wrong_of_job(job, notes.fates.get(job["id"], Fate()), notes)
+        yield from wrong_of_job(job, notes.fates.get(job["id"], Fate()), notes, quarantined)
     by_farm = any(cell["kind"] and POLICIES[FailureKind(cell["kind"])].fault is Blame.FARM for cell in cells)
     code = 6 if by_farm else 1 if states["failed"] or states["cancelled"] else 0
     if report["build"]["verdict"]["exit_code"] != code:
@@ -364,10 +370,14 @@ def test_a_random_walk(fault: Fault, rig: Rigs, pytestconfig: pytest.Config, mon
             for worker in workers:
                 worker.join()
         farm.builds += [asked.build_id for asked in walk.accepted]
-        wrong = [*notes.wrong, *(text for asked in walk.accepted for text in wrong_of_build(farm, asked, notes))]
+        tried = [job for job_id in list(notes.fates) if (job := farm.store.jobs.get(job_id))]
+        quarantined = [(job["key"], job["ended_at"]) for job in tried if job["quarantined"]]
+        found = [text for asked in walk.accepted for text in wrong_of_build(farm, asked, notes, quarantined)]
+        wrong = [*notes.wrong, *found]
         twice = [key for key, count in notes.published.items() if count > 1]
         fault.measured(
             steps=dict(walk.did), workers=dict(notes.did), requests=dict(line.done), published=len(notes.published),
+            quarantined=len(quarantined),
             wrong=len(wrong), without_expiry=left,
         )  # fmt: skip
         assert not wrong, "\n".join(wrong[:20])
