@@ -46,6 +46,7 @@ FATES = (
     Fate(FailureKind.INTERNAL, 2),
     Fate(FailureKind.GPU_FAULT, 3),
     Fate(FailureKind.OUT_OF_MEMORY, 1),
+    Fate(FailureKind.WORKER_LOST, 3),
 )
 
 
@@ -144,8 +145,8 @@ class WalkingWorker(threading.Thread):
         jobs, spec = self._farm.store.jobs, claim.order["spec"]
         described, ours = (spec["toolchain"], spec["compiler"]["recipe"]), (pool.toolchain, pool.recipe)
         self._expect(described == ours, f"{job_id} is for {described}, and came to a worker with {ours}")
-        self._notes.fates[job_id] = fate_of(spec)
-        if self._draw(0.03):
+        self._notes.fates[job_id] = fate = fate_of(spec)
+        if fate.kind is FailureKind.WORKER_LOST or self._draw(0.03):
             return False
         asleep = self._draw(0.06)
         # An attempt after a lost one is slow, so that the one who slept wakes up meanwhile.
