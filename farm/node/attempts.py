@@ -196,7 +196,7 @@ class Slots:
     def _say(self, word: bytes) -> None:
         """Tell the supervisor; where it has not heard for long, it hears the same again in a moment."""
         if self._lifeline is not None:
-            with socket.socket(fileno=os.dup(self._lifeline)) as line, suppress(BlockingIOError, BrokenPipeError):
+            with socket.socket(fileno=os.dup(self._lifeline)) as line, suppress(OSError):
                 line.send(word, socket.MSG_DONTWAIT)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:

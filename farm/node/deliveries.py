@@ -49,8 +49,11 @@ class Deliveries:
 
     def keep_left(self) -> None:
         """Have the jobs of left programs wait for them: their worker process is dead. Raises StoreUnavailable."""
-        for parcel in self._outbox.left():
-            self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
+        try:
+            for parcel in self._outbox.left():
+                self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
+        except OSError as error:
+            log.error("cannot look into the outbox", error=str(error))
         self._wake.set()
 
     def _run(self) -> None:

@@ -64,7 +64,7 @@ class Outbox:
             "sidecar": sidecar,
             "files": {blob: path.name for blob, path in files.items()},
             "phases": phases,
-            "boot": BOOT.read_text(),
+            "boot": _boot(),
         }
         (new / "parcel.json").write_text(json.dumps(document))
         return Parcel(new.rename(self._folder / name), lock, document)
@@ -196,8 +196,16 @@ def _read(folder: Path) -> dict[str, Any] | None:
         document: dict[str, Any] = json.loads((folder / "parcel.json").read_text())
     except (OSError, ValueError):
         return None
-    sound = document["boot"] == BOOT.read_text() or (folder / "settled").exists()
+    sound = document.get("boot") == _boot() or (folder / "settled").exists()
     return document if sound else None
+
+
+def _boot() -> str:
+    """What names the time since the machine was started; the same for ever where the system does not say."""
+    try:
+        return BOOT.read_text()
+    except OSError:
+        return ""
 
 
 def _sync(path: Path) -> None:

@@ -227,9 +227,9 @@ def test_a_parcel_outlives_its_process_and_a_loss_of_power_once_it_waits(
 
 def test_what_is_not_whole_goes(tmp_path: Path) -> None:
     """Whoever was killed while he put a parcel there, or removed it, leaves a folder that is none."""
-    for name in (".begun", "broken"):
+    for name, text in ((".begun", "{}"), ("broken", "{"), ("strange", "{}")):
         (tmp_path / "box" / name).mkdir(parents=True)
-        (tmp_path / "box" / name / "parcel.json").write_text("{")
+        (tmp_path / "box" / name / "parcel.json").write_text(text)
     box = Outbox(tmp_path / "box")
     assert not list(box.left())
     assert not list((tmp_path / "box").iterdir())
