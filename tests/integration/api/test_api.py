@@ -521,7 +521,10 @@ def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, fro
     assert [e["state"] for e in events if e["type"] == "build"][-1] == "reported"
 
 
-def test_a_cut_stream_goes_on_without_gap_or_repeat(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
+def test_a_cut_stream_goes_on_without_gap_or_repeat(
+    farm: Farm, url: str, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.client.client.FOLLOW_DELAYS", (0.0,) * 8)
     build_id = finished(farm, client, frozen)
     whole = [event["id"] for event in client.watch(build_id)]
     assert len(whole) > 6

@@ -994,6 +994,7 @@ def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, clien
 
 def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
     """Three workers died of it; the folder has what they had."""
+    farm = Farm(farm.settings.model_copy(update={"lease_seconds": 0.4, "renew_seconds": 0.1}))
     build = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("[fp32, fp16]", "[fp32]")))
     jobs = farm.store.jobs
 
