@@ -250,6 +250,8 @@ class Sidecar(_SidecarPart):
     inputs: list[Port] = []
     outputs: list[Port] = []
     offload_copy: bool | None = None
+    symbolic_shapes: str = ""
+    """Why the compiler refused the static shapes that were asked for, if the program keeps the model's own."""
     weight_dtypes: list[str] = []
     compute_dtypes: list[str] = []
     quantized: dict[str, int] = {}

@@ -176,6 +176,7 @@ class Steps:
             "quantized": compiled["quantized"],
             "emulated": self.order.get("emulated", []),
             "offload_copy": compiled.get("offload_copy"),
+            "symbolic_shapes": compiled.get("symbolic_shapes", ""),
             "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
             "verification": {
                 "reference": spec["verification"]["reference"],

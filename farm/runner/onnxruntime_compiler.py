@@ -9,6 +9,7 @@ import platform
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,11 @@ def compile(request: Request, messages: Messages) -> Result:
     level = "all" if request["options"].get("level") == "tuned" else choice.level if choice else "basic"
     scratch = Path(tempfile.mkdtemp())
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = onnx.load_model(request["model"]["path"])
-    drop_overridable_constants(model)
-    fix_shapes(model, request["inputs"])
-    keep_text(request, "before", lambda: _text(model))
     quantized: dict[str, int] = {}
     convert = _CONVERSIONS.get(precision)
     if convert:
-        model = _at_least_opset(model, 13)
-        plain = _save(model, scratch / "fixed.onnx")
-        del model
         base = scratch / "base.onnx"
-        _optimise_original(plain, base, "basic", threads)
+        symbolic = _optimise_original(request, scratch, base, "basic", threads)
         messages.phase("quantizing", 0.1)
         converted = scratch / "converted.onnx"
         quantized = convert(base, converted, request, messages)
@@ -128,11 +121,9 @@ def compile(request: Request, messages: Messages) -> Result:
         else:
             converted.replace(program)
     else:
-        plain = _save(model, scratch / "fixed.onnx")
-        del model
         messages.phase("compiling")
-        _optimise_original(plain, program, level, threads)
-    result = _accept(program, precision, quantized, scratch, threads)
+        symbolic = _optimise_original(request, scratch, program, level, threads)
+    result = {**_accept(program, precision, quantized, scratch, threads), "symbolic_shapes": symbolic}
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
     return {**result, "session": choice._asdict()} if choice else result
 
@@ -213,14 +204,55 @@ def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: 
         )
 
 
-def _optimise_original(source: Path, target: Path, level: str, threads: int) -> None:
-    """Optimise the user's model; what is invalid in it is his, not the compiler's."""
+def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
+    """Optimise the user's model with the request's shapes; what is invalid in it is his, not the compiler's.
+
+    ONNX Runtime may refuse the shapes for the sake of a branch that is never taken with them. It then gets the model
+    with the shapes that it came with; return why, or an empty text.
+    """
+    refusal = "ONNX Runtime refuses the model"
     try:
-        _optimise(source, target, level, "ONNX Runtime refuses the model", threads=threads)
+        _optimise(_prepared(request, scratch, fixed=True), target, level, refusal, threads=threads)
     except RequestFailed as failure:
+        if _has_open_sizes(request):
+            with suppress(RequestFailed):
+                _optimise(_prepared(request, scratch, fixed=False), target, level, refusal, threads=threads)
+                said = f"static shapes are refused, the program keeps the model's own: {failure.message}"
+                print(said, flush=True)  # noqa: T201 (the log)
+                return failure.message
         if "INVALID_GRAPH" in failure.detail or "INVALID_PROTOBUF" in failure.detail:
             raise RequestFailed("bad_model", failure.message, failure.detail) from None
         raise
+    return ""
+
+
+def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
+    """Write the user's model the way it is optimised: `fixed` with the request's shapes, else with its own."""
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = _loaded(request)
+    drop_overridable_constants(model)
+    if fixed:
+        fix_shapes(model, request["inputs"])
+    keep_text(request, "before", lambda: _text(model))
+    if request["precision"] in _CONVERSIONS:
+        model = _at_least_opset(model, 13)
+    return _save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
+
+
+def _has_open_sizes(request: Request) -> bool:
+    """Whether some size of an input is left open by the model."""
+    sizes = [
+        dimension
+        for value in _loaded(request, load_external_data=False).graph.input
+        for dimension in value.type.tensor_type.shape.dim
+    ]
+    return any(not size.HasField("dim_value") or size.dim_value <= 0 for size in sizes)
+
+
+def _loaded(request: Request, **how: bool) -> Any:
+    import onnx
+
+    return onnx.load_model(request["model"]["path"], **how)
 
 
 def _at_least_opset(model: Any, version: int) -> Any:

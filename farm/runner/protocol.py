@@ -44,7 +44,8 @@ compile     model, inputs, batch, precision, options, quantization, tuning {mode
             libraries, cpu_family, arch} (what the cache key says of who compiles: another fails, and compiles nothing)
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
-    offload_copy, output_parameters, session (how to run it best, where that was tuned)
+    offload_copy, output_parameters, session (how to run it best, where that was tuned), symbolic_shapes (why static
+    ones were refused, if the program keeps the model's own; else empty; only ONNX Runtime)
 evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
             tolerance, equal, measure_seconds, sample (path to write, or null), session (optional)
     -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs},

@@ -272,6 +272,34 @@ def test_operator_that_onnxruntime_lacks(tmp_path: Path) -> None:
     assert refused.value.kind is FailureKind.UNSUPPORTED_OPERATOR
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_branch_that_does_not_fit_the_static_shape_leaves_the_models_own(tmp_path: Path, precision: str) -> None:
+    """Of a voice detector for two rates, one branch never fits the frame that is compiled for."""
+
+    def branch(size: int) -> Any:
+        weights = numpy_helper.from_array(np.ones((size, 4), np.float32), f"w{size}")
+        node = helper.make_node("MatMul", ["x", weights.name], [f"y{size}"])
+        return helper.make_graph([node], f"of {size}", [], [tensor(f"y{size}", [1, 4])], [weights])
+
+    nodes = [
+        helper.make_node("Equal", ["s", "rate"], ["wide"]),
+        helper.make_node("If", ["wide"], ["y"], then_branch=branch(512), else_branch=branch(256)),
+    ]
+    inputs = [tensor("x", [1, "frame"]), tensor("s", [], TensorProto.INT64)]
+    path = save(tmp_path, nodes, inputs, [tensor("y", [1, 4])], weights={"rate": np.array(1)})
+    net = Case(tmp_path, path, inputs_of(path, x=[1, 512]), batch=None, ranges={"s": {"value": 1}})
+    net.reference()
+    compiled = net.compile(precision)
+    assert "Incompatible dimensions" in compiled["symbolic_shapes"]
+    assert compiled["inputs"][0]["shape"] == [1, "frame"]
+    assert "static shapes are refused" in (tmp_path / "log.txt").read_text()
+    assert net.evaluate(precision)["verification"]["errors"]["y"] < 1e-2
+
+
+def test_static_shapes_that_fit_are_taken(case: NewCase) -> None:
+    assert case(RNET).compile("fp32")["symbolic_shapes"] == ""
+
+
 def test_without_verification_samples_are_made_and_nothing_is_compared(case: NewCase) -> None:
     """Verification can be off: the program is still loaded, run and measured."""
     net = case(RNET)
