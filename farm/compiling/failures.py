@@ -66,7 +66,7 @@ _MESSAGES = (
         "the compiler does not have the model's tensor type {what}",
     ),
     _Known(
-        r"NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation"
+        r"NOT_IMPLEMENTED|is not a registered function/op|No Op registered for|Could not find an implementation"
         r"|can't be converted to MLDataType|Unsupported model IR version|ONNX Runtime only \*guarantees\* support"
         r"|\b(?:is|are) not supported\b",
         FailureKind.UNSUPPORTED_OPERATOR,

@@ -341,7 +341,7 @@ class _Expansion:
         outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
         converted = {"conversion": model.conversion} if model.conversion else {}
         plan.pools = [each.name for each in parts.pools]
-        plan.warnings = tuple(_untuned(settings.tuning, kind, choice))
+        plan.warnings = (*_untuned(settings.tuning, kind, choice), *_doubts(model, compiler))
         plan.model = {"format": model.format, "files": list(model.files), **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
         plan.order = _order(plan.emulated, settings, tuning["mode"], background, parts.env_files, pool)
@@ -585,6 +585,12 @@ def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
     for name, mode in (("tuning", given.mode), ("background", given.background)):
         if mode != OFF and (choice.any_device or mode not in kind.tuning):
             yield f"`{name}: {mode}` does nothing, {choice.text} {has}"
+
+
+def _doubts(model: FrozenModel, compiler: Compiler) -> Iterator[str]:
+    """Say why a compiler may refuse the model; not every one does."""
+    for doubt in model.doubts:
+        yield f"{doubt}; if {compiler.name} does not take it all the same, the cell fails"
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:

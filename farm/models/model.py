@@ -71,6 +71,8 @@ class FrozenModel:
     opset: int = 0
     operators: Mapping[str, int] = field(default_factory=dict)
     weight_dtypes: Sequence[str] = ()
+    doubts: Sequence[str] = ()
+    """What the model's format does not allow and some compiler takes all the same, in sentences."""
     conversion: Mapping[str, Any] | None = None
     """How the model was made from one of another format (`farm.client.conversion`), if it was."""
 
@@ -87,6 +89,7 @@ class FrozenModel:
             "weight_dtypes": list(self.weight_dtypes),
             "size": self.size,
             "conversion": self.conversion,
+            **({"doubts": list(self.doubts)} if self.doubts else {}),
         }
 
     @classmethod
@@ -102,6 +105,7 @@ class FrozenModel:
             opset=document.get("opset", 0),
             operators=document.get("operators", {}),
             weight_dtypes=document.get("weight_dtypes", ()),
+            doubts=document.get("doubts", ()),
             conversion=document.get("conversion"),
         )
 
@@ -158,6 +162,7 @@ def read_model(
         opset=found["opset"],
         operators=found["operators"],
         weight_dtypes=found["weight_dtypes"],
+        doubts=found.get("doubts", ()),
     )
 
 

@@ -81,6 +81,17 @@ _OLD_OPERATORS = frozenset(
 )
 """Experimental operators that ONNX has dropped and ONNX Runtime still runs."""
 
+_CONTRIBUTED = frozenset(
+    {
+        "ATen", "BiasAdd", "BiasGelu", "BiasSplitGelu", "ConstantFill", "DynamicScale", "FastGelu", "GroupNorm",
+        "GroupQueryAttention", "MXFixNeuron", "MXQuantizeDequantize", "MatMulBnb4", "MatMulIntegerToFloat",
+        "MatMulNBits", "MultiHeadAttention", "NhwcConv", "QLinearAdd", "QLinearAveragePool", "QLinearConcat",
+        "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+    }
+)  # fmt: skip
+"""Operators of other domains, which MIGraphX knows by their names alone, whatever domain and opset they are said of."""
+
 _Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
@@ -100,7 +111,8 @@ def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> dict[str
     """Check an ONNX file and return what it is.
 
     The answer has `format`, `inputs` and `outputs` (`{"name", "dtype", "shape"}`; a dimension is a number, a
-    name or None; a shape of unknown rank is None), `opset`, `opsets` by domain, `operators` with their counts
+    name or None; a shape of unknown rank is None), `opset`, `opsets` by domain, `doubts` (sentences: what ONNX does not
+    allow and some compiler takes all the same), `operators` with their counts
     (also those in subgraphs and functions), `weights` (bytes by dtype), `weight_dtypes` (most bytes first) and
     `external_files` (relative paths). No external file is opened; sizes and kinds of files come from the folder.
     With `alone` the external files are not there yet: where they would be is checked, they themselves are not.
@@ -150,6 +162,7 @@ class _Check:
         self.operators: Counter[str] = Counter()
         self.weights: Counter[str] = Counter()
         self.files: set[str] = set()
+        self.doubts: dict[str, None] = {}
         self.functions = {(each.domain, each.name, each.overload): each for each in model.functions}
         self.expanded: dict[_Key, int] = {}
         self.nodes = 0
@@ -176,6 +189,7 @@ class _Check:
             "outputs": [self.value(info, "output") for info in graph.output],
             "opset": opsets.get("", 0),
             "opsets": opsets,
+            "doubts": list(self.doubts),
             "operators": dict(sorted(self.operators.items())),
             "weights": dict(self.weights.most_common()),
             "weight_dtypes": [dtype for dtype, _ in self.weights.most_common()],
@@ -273,6 +287,9 @@ class _Check:
                 f"node {_node(node)}: operator {_name(node.op_type)} is of unknown domain {_name(domain)}",
                 kind="unsupported_operator",
             )
+        if domain not in opsets and domain == "com.microsoft":
+            self.doubts[f"the model imports no opset of domain {_name(domain)}"] = None
+            return
         if domain not in opsets:
             raise BadModel(f"node {_node(node)}: the model imports no opset of domain {_name(domain)}")
         if domain.startswith("com.microsoft") or node.op_type in _OLD_OPERATORS:
@@ -280,10 +297,10 @@ class _Check:
         try:
             self.defs.get_schema(node.op_type, opsets[domain], domain)
         except self.defs.SchemaError:
-            raise BadModel(
-                f"node {_node(node)}: opset {opsets[domain]} has no operator {_name(node.op_type)}",
-                kind="unsupported_operator",
-            ) from None
+            said = f"opset {opsets[domain]} has no operator {_name(node.op_type)}"
+            if node.op_type not in _CONTRIBUTED and not self.defs.has(node.op_type, domain):
+                raise BadModel(f"node {_node(node)}: {said}", kind="unsupported_operator") from None
+            self.doubts[said] = None
 
     def attribute(
         self, attribute: Any, opsets: dict[str, int], visible: frozenset[str], where: str, depth: int

@@ -220,7 +220,8 @@ def _optimise_original(request: Request, scratch: Path, target: Path, level: str
                 said = f"static shapes are refused, the program keeps the model's own: {failure.message}"
                 print(said, flush=True)  # noqa: T201 (the log)
                 return failure.message
-        if "INVALID_GRAPH" in failure.detail or "INVALID_PROTOBUF" in failure.detail:
+        lacks_operator = "No Op registered for" in failure.detail
+        if not lacks_operator and ("INVALID_GRAPH" in failure.detail or "INVALID_PROTOBUF" in failure.detail):
             raise RequestFailed("bad_model", failure.message, failure.detail) from None
         raise
     return ""

@@ -10,7 +10,7 @@ from onnx import helper
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.runner.tf_check import check_tf
-from tests.support.compiling import PNET, Case, Refused
+from tests.support.compiling import PNET, Case, Refused, inputs_of
 from tests.support.hostile_models import model
 
 
@@ -25,6 +25,27 @@ def test_unknown_operators_are_the_compilers_limit(tmp_path: Path) -> None:
         with pytest.raises(BadModel) as refused:
             check_onnx(path)
         assert refused.value.kind == "unsupported_operator"
+
+
+def test_a_domain_that_is_not_imported_is_told_and_left_to_the_compilers(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    path.write_bytes(model(nodes=[node], opsets=[helper.make_opsetid("", 17)]).SerializeToString())
+    assert check_onnx(path)["doubts"] == ["the model imports no opset of domain 'com.microsoft'"]
+    net = Case(tmp_path, path, inputs_of(path), batch=None)
+    assert net.reference()["origin"] == {"y": "onnxruntime"}
+    net.compile("native")
+    assert net.evaluate("native")["verification"]["errors"]["y"] < 1e-6
+
+
+def test_an_operator_of_a_later_opset_is_left_to_the_compilers(tmp_path: Path) -> None:
+    """MIGraphX knows operators by their names alone; who does not says so itself."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(nodes=[helper.make_node("Gelu", ["x"], ["y"])]).SerializeToString())
+    assert check_onnx(path)["doubts"] == ["opset 17 has no operator 'Gelu'"]
+    with pytest.raises(Refused) as refused:
+        Case(tmp_path, path, inputs_of(path), batch=None).compile("native")
+    assert refused.value.kind is FailureKind.UNSUPPORTED_OPERATOR
 
 
 def test_nodes_in_any_order_are_fine(tmp_path: Path) -> None:

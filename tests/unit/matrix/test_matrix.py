@@ -1155,3 +1155,11 @@ def test_a_file_in_the_environment_is_in_the_key_by_its_digest() -> None:
     assert "was not brought with the manifest" in told(text)
     other = cells(text, files={"gemms.txt": {"digest": "e" * 64, "size": 12}})[0]
     assert cell.key != other.key
+
+
+def test_what_a_compiler_may_refuse_and_another_takes_is_a_warning() -> None:
+    doubtful = {"net": dataclasses.replace(model(), doubts=["the model imports no opset of domain 'com.microsoft'"])}
+    assert FrozenModel.from_dict(doubtful["net"].as_dict()).doubts == doubtful["net"].doubts
+    for target, compiler in (("gfx1100", "migraphx"), ("onnxruntime/cpu", "onnxruntime")):
+        (warning,) = one(manifest_text(model=ONE, targets=f"[{target}]"), doubtful).warnings
+        assert warning.startswith(f"the model imports no opset of domain 'com.microsoft'; if {compiler}")
