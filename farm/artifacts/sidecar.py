@@ -161,9 +161,15 @@ class Verification(_SidecarPart):
     `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
     (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
     or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
+    `reference` is who was asked for the right outputs, `origin` who gave them: `expected` is what the samples bring.
     """
 
     reference: str = ""
+    origin: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    """References that could not run the model and why, by their names, in the order in which they were asked."""
+    unverified: dict[str, str] = {}
+    """Outputs that were compared with nothing, and why."""
     samples: int = Field(default=0, ge=0)
     errors: dict[str, Error] = {}
     rms: dict[str, Error] = {}
@@ -327,6 +333,18 @@ def schema() -> dict[str, Any]:
     }
 
 
+def unverified_of(verification: Mapping[str, Any]) -> str:
+    """Say which outputs of a program were compared with nothing, and why; empty if all were compared."""
+    names = list(verification.get("unverified") or ())
+    if not names:
+        return ""
+    why = verification["unverified"][names[0]]
+    if not verification["errors"] and not verification["equal"]:
+        return f"not verified: {why}"
+    more = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
+    return f"output `{names[0]}`{more} not verified: {why}"
+
+
 def _processes(sidecar: Sidecar) -> dict[str, int] | None:
     looks = [*sidecar.tuning.conditions, *sidecar.measurements.conditions]
     told = [found.processes.model_dump() for found in looks if found.processes]
@@ -351,10 +369,12 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
 
     `sidecar` is the object key that leads back to the whole. Seconds, bytes, and errors by output name as in
     the sidecar; `latency` is null where nothing was measured, `baseline_latency` where no untuned build was.
+    `unverified` says which outputs were compared with nothing, and why; it is empty where verification is off.
     `processes` are the most others that used the GPU before or after tuning or measuring; null where that is not told.
     """
     sidecar = document if isinstance(document, Sidecar) else Sidecar.model_validate(document)
     verification = sidecar.verification or Verification()
+    unverified = unverified_of(verification.model_dump())
     measured = sidecar.measurements
     return {
         "key": sidecar.key,
@@ -363,7 +383,9 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "program": {name: getattr(sidecar.blobs.program, name) for name in ("path", "digest", "size")},
         "toolchain": sidecar.toolchain,
         "device": sidecar.device.arch,
-        "verified": sidecar.verification is not None,
+        "verified": sidecar.verification is not None
+        and bool(not unverified or verification.errors or verification.equal),
+        "unverified": unverified,
         "errors": verification.errors,
         "rms": verification.rms,
         "equal": verification.equal,

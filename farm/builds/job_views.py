@@ -12,7 +12,7 @@ from farm.artifacts import reference_key
 from farm.artifacts.s3 import S3Store
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
-from farm.compiling.requests import reference_recipe
+from farm.compiling.requests import reference_recipe, references_of
 from farm.errors import NotFound
 from farm.jobs.state import AttemptLimits, State
 from farm.spec import digest_of
@@ -78,7 +78,8 @@ class JobViews:
         """Return all that decides an attempt; `ended` is the job or cell that says how it did."""
         namespace, order = attempt.namespace, attempt.order
         failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
-        known = self._artifacts.get_object(reference_key(namespace, digest_of(reference_recipe(order))))
-        made = json.loads(known.data) if known else None
+        recipes = (reference_recipe(order, used) for used in references_of(order) or ("",))
+        known = (self._artifacts.get_object(reference_key(namespace, digest_of(recipe))) for recipe in recipes)
+        made = next((json.loads(found.data) for found in known if found), None)
         reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
         return reproduction.describe(attempt, reference=reference, ended=failure)

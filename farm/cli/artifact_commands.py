@@ -312,7 +312,11 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
     if checked:
         weak = ", weak evidence" if checked.get("weak") else ""
         samples = render.plural(checked.get("samples", 0), "sample")
-        rows.append(("checked", f"against {checked.get('reference') or 'a reference'}, {samples}{weak}"))
+        who = ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference") or "a reference"
+        if checked.get("errors") or checked.get("equal") or not checked.get("unverified"):
+            rows.append(("checked", f"against {who}, {samples}{weak}"))
+        rows += [("refused", f"{name}: {why}") for name, why in checked.get("refused", {}).items()]
+        rows += [("unverified", f"{name}: {why}") for name, why in checked.get("unverified", {}).items()]
         rows += [("error", f"{name}: {error:.2e}") for name, error in checked.get("errors", {}).items()]
         rows += [("equal", f"{name}: {share:.2%}") for name, share in checked.get("equal", {}).items()]
     else:

@@ -170,7 +170,11 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(found["quantized"].items()))
         rows.append(("quantized", counts))
     samples = render.plural(accuracy["samples"], "sample")
-    rows.append(("accuracy", f"{'ok' if accuracy['passed'] else 'FAIL'}, {samples} against {accuracy['reference']}"))
+    if accuracy["unverified"]:
+        rows.append(("accuracy", f"{accuracy['unverified']}; --samples with expected outputs help"))
+    if accuracy["outputs"] or not accuracy["unverified"]:
+        passed = "ok" if accuracy["passed"] else "FAIL"
+        rows.append(("accuracy", f"{passed}, {samples} against {accuracy['reference']}"))
     rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
     if accuracy["weak"]:
         rows.append(("", "weak: the samples prove little, a constant answer would pass too; --samples helps"))

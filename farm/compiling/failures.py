@@ -80,6 +80,9 @@ _MESSAGES = (
     *_DYING_WORDS,
 )
 
+_TABLES = {"": _MESSAGES, FailureKind.INTERNAL: _MESSAGES, FailureKind.UNVERIFIABLE: _DYING_WORDS}
+"""What is looked for in the words of an error, by the kind that the child stated."""
+
 _STATED = frozenset(
     {
         FailureKind.BAD_MODEL,
@@ -90,6 +93,7 @@ _STATED = frozenset(
         FailureKind.OUT_OF_MEMORY,
         FailureKind.TOOLCHAIN_MISMATCH,
         FailureKind.INTERNAL,
+        FailureKind.UNVERIFIABLE,
     }
 )
 """Kinds that a child may state. Of the others it cannot know: limits, the node, the farm, gates."""
@@ -151,8 +155,9 @@ def _from_error(error: Mapping[str, str], detail: str) -> Failure:
     detail = error["detail"] or detail
     stated = error["kind"]
     kind = FailureKind(stated) if stated in _STATED else FailureKind.COMPILER_ERROR
-    if stated in ("", FailureKind.INTERNAL) and (found := _recognise(_MESSAGES, f"{message}\n{detail}")):
-        kind, message = found.kind, found.message or message
+    if table := _TABLES.get(stated):
+        found = _recognise(table, f"{message}\n{detail}")
+        kind, message = (found.kind, found.message or message) if found else (kind, message)
     return Failure(kind, message[:_LONGEST_TEXT], detail[:_LONGEST_TEXT])
 
 

@@ -277,6 +277,8 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     errors = (record["verification"] or {}).get("errors", {})
     lines.append(f"here       succeeded: {found['program']}")
     lines += [f"error      {name}: {error:.2e}" for name, error in errors.items()]
+    unverified = (record["verification"] or {}).get("unverified", {})
+    lines += [f"unverified {name}: {why}" for name, why in unverified.items()]
     if latency := record["measurements"]["latency"]:
         lines.append(f"latency    {latency['median'] * 1e3:.3g} ms")
     return lines

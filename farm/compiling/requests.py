@@ -25,25 +25,62 @@ _READING = ("nhwc", "max_loop_iterations", "limit_max_iterations")
 """MIGraphX's options that change what a model is read as."""
 
 
-def reference_recipe(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the reference outputs of a work order; equal recipes share one blob."""
+EXPECTED = "expected"
+"""The reference that computes nothing: outputs that the samples do not bring are not verified."""
+
+
+def references_of(order: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return who may compute the right outputs, in order: who the manifest asks for, then the others that can.
+
+    MIGraphX's `ref` is no reference for itself, unless it is asked for. Empty where nothing is verified.
+    """
+    verification = order["spec"]["verification"]
+    if not verification:
+        return ()
+    others = ["onnxruntime", "onnx"] if order["model"]["format"] == "onnx" else []
+    others += ["migraphx"] if order["target"] != "migraphx/ref" else []
+    return tuple(dict.fromkeys([verification["reference"], *others]))
+
+
+def reference_recipe(order: Mapping[str, Any], used: str = "") -> dict[str, Any]:
+    """Return what decides a work order's reference outputs; equal recipes share one blob.
+
+    They are made by `used`, if that is not the reference that the manifest asks for.
+    """
     spec = order["spec"]
     verification = spec["verification"]
+    if verification:
+        used = used or verification["reference"]
+        verification = {**verification, "reference": used}
     recipe = {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
-    if verification and verification["reference"] == "migraphx":
+    if used == "migraphx":
         # It reads the original model by these options too: another layout, or fewer iterations of a loop.
         recipe["options"] = {name: spec["options"][name] for name in _READING if name in spec["options"]}
     return recipe
 
 
-def reference_request(order: Mapping[str, Any], model: Path, samples: Path | None, reference: Path) -> dict[str, Any]:
-    """Ask for sample inputs and their right outputs, written to `reference`; checks the model too."""
+def reference_request(
+    order: Mapping[str, Any],
+    model: Path,
+    samples: Path | None,
+    reference: Path,
+    *,
+    used: str = "",
+    unverified: str = "",
+) -> dict[str, Any]:
+    """Ask for sample inputs and their right outputs, written to `reference`; checks the model too.
+
+    They are made by `used`, if that is not the reference that the manifest asks for; `unverified` is why none can run
+    the model, if `used` is EXPECTED.
+    """
     verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE, "reference": "none"}
+    used = used or verification["reference"]
     return _request(
         order,
         "reference",
-        compiler=verification["reference"],
-        device="ref" if verification["reference"] == "migraphx" else "cpu",
+        compiler=used,
+        device="ref" if used == "migraphx" else "cpu",
+        unverified=unverified,
         model=_model(order, model),
         samples={"path": str(samples)} if samples else verification["samples"],
         min_samples=verification["samples"].get("generate", 1),

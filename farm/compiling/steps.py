@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import farm
-from farm.compiling.children import Children
+from farm.compiling.children import Children, StepEnded
 from farm.compiling.requests import (
+    EXPECTED,
     check_request,
     compile_request,
     evaluate_request,
     expected_of,
     pack_request,
     reference_request,
+    references_of,
 )
 from farm.compiling.slots import Slot
+from farm.jobs.state import FailureKind
 from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
+
+FALLBACK_SECONDS = 600.0
+"""What a reference may take that nobody asked for."""
+
+_REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, FailureKind.HANG}
+"""Ends of a reference's child that say nothing of the compiler, nor of the user's limits and samples."""
 
 
 class Steps:
@@ -47,6 +56,8 @@ class Steps:
         """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Where the files are that environment variables of the spec name."""
+        self.refused: dict[str, str] = {}
+        """Why references could not run the model, by their names, in the order in which they were asked."""
         self.conditions: list[dict[str, Any]] = []
         """How the GPU was before and after the program was measured, where its driver tells."""
         self._checked = False
@@ -69,12 +80,43 @@ class Steps:
         steps.children = self.children.beside(slot, folder)
         return steps
 
-    def reference(self, model: Path, samples: Path | None, path: Path) -> None:
-        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it."""
-        request = reference_request(self.order, model, samples, path)
+    def reference(
+        self, model: Path, samples: Path | None, path: Path, bring: Callable[[str], bool] = lambda used: False
+    ) -> str:
+        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it.
+
+        References are asked in order, until one can run the model; where none can, the samples' own expected outputs
+        are all there is (EXPECTED). `bring` may bring what a reference made before. Return whose they are.
+        """
+        references = references_of(self.order)
+        for used in references or ("none",):
+            try:
+                if not bring(used):
+                    self._ask_reference(model, samples, path, used, seconds=FALLBACK_SECONDS if self.refused else 0.0)
+            except StepEnded as ended:
+                if ended.failure is None or not self._may_ask_next(ended.failure.kind):
+                    raise
+                self.refused[used] = ended.failure.message
+                with self.children.log_path.open("a") as log:
+                    log.write(f"reference {used} cannot be had: {ended.failure.kind}: {ended.failure.message}\n")
+            else:
+                return used
+        first = self.refused[references[0]]
+        why = f"no reference can run the model ({', '.join(references)}): {first}"
+        self._ask_reference(model, samples, path, EXPECTED, unverified=why)
+        return EXPECTED
+
+    def _ask_reference(
+        self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0
+    ) -> None:
+        request = reference_request(self.order, model, samples, path, used=used, unverified=unverified)
         inputs = [model.parent, *([samples] if samples else [])]
-        self.children.ask(request, read=inputs, write=[path.parent])
+        self.children.ask(request, read=inputs, write=[path.parent], seconds=seconds)
         self._checked = True
+
+    def _may_ask_next(self, kind: FailureKind) -> bool:
+        """Whether a reference's failure leaves the question to the next; a fallback's does, whatever it was."""
+        return kind in _REFERENCE_FAILED or (bool(self.refused) and kind is not FailureKind.STORAGE)
 
     def prepare(self, model: Path) -> Path:
         """Check the model, where no compiling child does, and return it in the form that compilers take."""
@@ -180,6 +222,7 @@ class Steps:
             "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
             "verification": {
                 "reference": spec["verification"]["reference"],
+                "refused": self.refused,
                 **evaluated["verification"],
             }
             if spec["verification"]

@@ -108,6 +108,7 @@ class FailureKind(StrEnum):
     INTERNAL = "internal"
     TOOLCHAIN_MISMATCH = "toolchain_mismatch"
     ACCURACY = "accuracy"
+    UNVERIFIABLE = "unverifiable"
     REGRESSION = "regression"
     BUDGET = "budget"
 
@@ -122,7 +123,7 @@ class FailureKind(StrEnum):
         return self in GATES
 
 
-GATES = frozenset({FailureKind.ACCURACY, FailureKind.REGRESSION, FailureKind.BUDGET})
+GATES = frozenset({FailureKind.ACCURACY, FailureKind.UNVERIFIABLE, FailureKind.REGRESSION, FailureKind.BUDGET})
 
 POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.BAD_MODEL: Policy(
@@ -195,6 +196,12 @@ POLICIES: Mapping[FailureKind, Policy] = {
         1,
         "the program is not accurate enough",
         "use another precision, better calibration, or a wider tolerance",
+    ),
+    FailureKind.UNVERIFIABLE: Policy(
+        Fault.USER,
+        1,
+        "the program cannot be compared with a reference",
+        "give samples with expected outputs, or write `verify: {unverifiable: publish}`",
     ),
     FailureKind.REGRESSION: Policy(
         Fault.USER, 1, "the program is slower than its baseline", "measure both again, alone on the node"

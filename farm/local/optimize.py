@@ -504,6 +504,8 @@ def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:
     """Return what there is to say of a program: sizes in bytes, times in seconds, errors by output."""
+    from farm.artifacts import sidecar as sidecars
+
     cell, checked = planned.cell, made.sidecar["verification"] or {}
     errors = {
         name: {"error": error, "tolerance": tolerance_of(name, cell.gates["tolerance"])}
@@ -523,7 +525,8 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "quantized": made.sidecar["quantized"],
         "size": {"before": planned.model.size, "after": made.program.stat().st_size},
         "accuracy": {
-            "reference": checked.get("reference", ""),
+            "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
+            "unverified": sidecars.unverified_of(checked),
             "samples": checked.get("samples", 0),
             "outputs": {**errors, **equal},
             "weak": checked.get("weak", False),

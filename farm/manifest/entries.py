@@ -302,7 +302,9 @@ class Verify(Entry):
     on_fail: Literal["fail", "warn"] = "fail"
     """What a cell does that is not accurate enough."""
     reference: Literal["onnxruntime", "migraphx"] = "onnxruntime"
-    """Who computes the right outputs, where the samples do not bring them."""
+    """Who computes the right outputs, where the samples do not bring them; if it cannot, another reference does."""
+    unverifiable: Literal["publish", "fail"] = "publish"
+    """What a cell does whose program no reference can be compared with: it is published as not verified, or fails."""
 
 
 class Limits(Entry):

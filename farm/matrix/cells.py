@@ -502,7 +502,8 @@ class _Expansion:
                 place: Path = ("models", combination.index, "verify", "tolerance")
                 self.complain(message, place, suggestion(pattern, outputs))
         tolerance = tolerances(verify, combination.precision, outputs)
-        return {"tolerance": tolerance, "weak": verify.weak, "on_fail": verify.on_fail}
+        chosen = {name: getattr(verify, name) for name in ("weak", "on_fail", "unverifiable")}
+        return {"tolerance": tolerance, **chosen}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from farm.artifacts.sidecar import facts
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
-from farm.compiling.requests import after_a_crash, reference_recipe
+from farm.compiling.requests import EXPECTED, after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
@@ -198,27 +198,32 @@ class _AttemptRun:
 
     def _reference(self, model: Path, samples: Path | None) -> Path:
         """Bring the inputs and right outputs to compare with: made once for a model and its samples, then a blob."""
-        recipe = reference_recipe(self.order)
-        key = digest_of(recipe)
-        record = reference_key(self.attempt.namespace, key)
         path = self.folder / "reference" / "reference.npz"
         path.parent.mkdir()
-        known = self.artifacts.get_object(record)
+        used = self.steps.reference(model, samples, path, lambda name: self._bring_reference(name, path))
+        if not self.reference and used != EXPECTED:
+            self.keeping = self.aside.submit(self._keep_reference, path, used)
+        return path
+
+    def _bring_reference(self, used: str, path: Path) -> bool:
+        """Bring what a reference made for another attempt; say whether there was something."""
+        key = digest_of(reference_recipe(self.order, used))
+        known = self.artifacts.get_object(reference_key(self.attempt.namespace, key))
         if known:
             document = json.loads(known.data)
             digest = document["digest"]
             try:
                 self.cache.copy(digest, path)
                 self.reference = {"path": path.name, "digest": digest, "size": document["size"]}
-                return path
+                return True
             except ArtifactGone:
                 log.warning("reference is gone, making it again", digest=digest)
-        self.steps.reference(model, samples, path)
-        self.keeping = self.aside.submit(self._keep_reference, path, recipe, record)
-        return path
+        return False
 
-    def _keep_reference(self, path: Path, recipe: Mapping[str, Any], record: str) -> None:
+    def _keep_reference(self, path: Path, used: str) -> None:
         """Upload a reference for other attempts; one that cannot be kept is made again by who needs it."""
+        recipe = reference_recipe(self.order, used)
+        record = reference_key(self.attempt.namespace, digest_of(recipe))
         try:
             digest, size = self.impatient.put_blob_file(path)
             self.cache.put(digest, path)

@@ -110,6 +110,8 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     reference = folder / "reference" / "reference.npz"
     steps.reference(model, None, reference)
     evaluated = steps.evaluate(steps.compile(model, None), reference)
+    if steps.refused:
+        return f"{pool.target}: {next(iter(steps.refused.values()))}"  # Every reference can run this model.
     wrong = judge(evaluated["verification"], cell.gates["tolerance"])
     return f"{pool.target}: {wrong.message}" if wrong else ""
 

@@ -64,6 +64,12 @@ def judge(
     return None
 
 
+def judge_unverified(facts: Mapping[str, Any]) -> Judgement | None:
+    """Return why a program was not compared with a reference, though it was to be: all of it or some outputs."""
+    message = facts.get("unverified")
+    return Judgement(FailureKind.UNVERIFIABLE, message) if message else None
+
+
 def weak_outputs(
     facts: Mapping[str, Any], tolerances: Mapping[str, float], *, equal_share: float = 0.99
 ) -> Sequence[str]:

@@ -52,6 +52,7 @@ def _properties(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
             ("program", facts["program"]["digest"]),
             ("latency", facts.get("latency")),
             ("weak", facts.get("weak")),
+            ("unverified", facts.get("unverified") or None),
         ]
     return [(name, value) for name, value in found if value is not None]
 

@@ -55,10 +55,13 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         judgement = accuracy.judge(
             cell["facts"], gates["tolerance"], gates["weak"], equal_share=default_equal_share(planned["precision"])
         )
-        if judgement and gates["on_fail"] == "fail":
-            cell |= {"state": State.FAILED, "kind": judgement[0], "message": judgement[1]}
-        elif judgement:
-            cell["warning"] = judgement[1]
+        unverified = accuracy.judge_unverified(cell["facts"])
+        failed = [judgement] if gates["on_fail"] == "fail" else []
+        failed += [unverified] if gates.get("unverifiable") == "fail" else []
+        if reason := next(filter(None, failed), None):
+            cell |= {"state": State.FAILED, "kind": reason.kind, "message": reason.message}
+        else:
+            cell["warning"] = "; ".join(found.message for found in (judgement, unverified) if found)
     policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""
@@ -90,6 +93,9 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
         code = ExitCode.OK
     count = sum(cell["state"] == State.SUCCEEDED for cell in cells)
     parts = [f"{count} of {len(cells)} cells succeeded"]
+    unverified = sum(cell["state"] == State.SUCCEEDED and is_unverified(cell) for cell in cells)
+    if unverified:
+        parts[0] += f" ({unverified} not or not wholly verified)"
     for number, words in (
         (sum(cell["as_expected"] for cell in cells), "failed as expected"),
         (len(wrong) - len(by_farm) - len(by_gate), "failed"),
@@ -103,6 +109,11 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
     counts["hits"] = sum(cell["hit"] for cell in cells)
     return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
+
+
+def is_unverified(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell's program was to be compared with a reference and was not, or only some of its outputs."""
+    return bool((cell.get("facts") or {}).get("unverified"))
 
 
 def expected_failure(planned: Mapping[str, Any]) -> Document | None:

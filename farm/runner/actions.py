@@ -8,10 +8,11 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from .protocol import Messages, Request, RequestFailed, Result
+from .protocol import CannotRun, Messages, Request, RequestFailed, Result
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""
@@ -61,7 +62,8 @@ class CompilerModule(Protocol):
         """Return the ranks of the original model's outputs by name, where known."""
 
 
-_MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler"}
+_MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler", "onnx": ".onnx_evaluator"}
+"""The onnx package's evaluator is a reference, and compiles nothing."""
 
 
 def run_action(request: Request, messages: Messages) -> Result:
@@ -194,8 +196,9 @@ def _reference(request: Request, messages: Messages) -> Result:
 
     messages.phase("verifying", 0.0, "reference outputs")
     check_model(request)
-    module = None if request["compiler"] == "none" else compiler_module(request)
+    module = _reference_module(request)
     ranks = module.output_ranks(request) if module else {}
+    random = _random_outputs(request) if module else {}
     minimum = int(request.get("min_samples") or 8)
     source = request["samples"]
     if "generate" in source:
@@ -211,24 +214,68 @@ def _reference(request: Request, messages: Messages) -> Result:
         distinct = samples.distinct(inputs)
         points.append({"batch": samples.batch, "runs": len(samples.runs), "samples": distinct})
     origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
-    if module and any(name not in origin for name in ranks):
-        program = module.load_reference(request)
-        for index, feeds in enumerate(runs):
-            messages.phase("verifying", index / len(runs), "reference outputs")
-            made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
-            # In the model's order; what the user expects wins.
-            outputs[index] = {name: outputs[index].get(name, made[name]) for name in program.outputs}
+    # What the user expects wins, also of a random output.
+    wanted = [name for name in ranks if name in origin or name not in random]
+    refused = str(request.get("unverified") or "")
+    if module and not refused and any(name not in origin for name in wanted):
+        with _blamed_on_reference():
+            program = module.load_reference(request)
+            for index, feeds in enumerate(runs):
+                messages.phase("verifying", index / len(runs), "reference outputs")
+                made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
+                # In the model's order.
+                outputs[index] = {name: outputs[index].get(name, made[name]) for name in wanted}
         origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
-    save_runs(request["reference"], runs, outputs, {"points": points, "minimum": minimum, "origin": origin})
+    unverified = {
+        name: f"it depends on the random operator {random[name]}" if name in random else refused
+        for name in ranks
+        if name not in origin
+    }
+    meta = {"points": points, "minimum": minimum, "origin": origin, "unverified": unverified, "refused": refused}
+    save_runs(request["reference"], runs, outputs, meta)
     return {
         "samples": min(point["samples"] for point in points),
         "runs": len(runs),
         "origin": origin,
+        "unverified": unverified,
         "outputs": [
             {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
         ],
         "peak_memory": _peak_memory(),
     }
+
+
+def _reference_module(request: Request) -> CompilerModule | None:
+    """Return the module of who computes the right outputs, or knows their names; None where none are wanted."""
+    compiler = request["compiler"]
+    if compiler == "none":
+        return None
+    if compiler == "expected":
+        compiler = "migraphx" if request["model"]["format"] == "tf" else "onnx"
+    return compiler_module({**request, "compiler": compiler})
+
+
+def _random_outputs(request: Request) -> dict[str, str]:
+    """Return the outputs that depend on a random operator; none where this interpreter cannot tell."""
+    from .onnx_evaluator import random_outputs
+
+    try:
+        return {} if request["model"]["format"] == "tf" else random_outputs(request)
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        return {}
+
+
+@contextmanager
+def _blamed_on_reference() -> Iterator[None]:
+    """What a reference cannot run says nothing of the compiler; one that is not here is another matter."""
+    try:
+        yield
+    except RequestFailed as failure:
+        if failure.kind == "toolchain_mismatch":
+            raise
+        raise RequestFailed("unverifiable", failure.message, failure.detail) from None
 
 
 def _evaluate(request: Request, messages: Messages) -> Result:
@@ -245,15 +292,24 @@ def _evaluate(request: Request, messages: Messages) -> Result:
     load = time.perf_counter() - started
     times: list[list[float]] = []
     found = []
-    for point, part in zip(points, parts, strict=True):
-        outputs = []
-        times.append([])
-        for index in part:
-            messages.phase("verifying", sum(map(len, times)) / total)
-            values, seconds = _timed(program, runs[index])
-            times[-1].append(seconds)
-            outputs.append(values)
-        found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
+    try:
+        for point, part in zip(points, parts, strict=True):
+            outputs = []
+            times.append([])
+            for index in part:
+                messages.phase("verifying", sum(map(len, times)) / total)
+                values, seconds = _timed(program, runs[index])
+                times[-1].append(seconds)
+                outputs.append(values)
+            found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
+    except RequestFailed as failure:
+        # Samples that no reference takes either say nothing against the program.
+        if not (isinstance(failure, CannotRun) or (meta.get("refused") and not references[0])):
+            raise
+        print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
+        if request.get("sample"):
+            _save_sample(request["sample"], runs[0], references[0])
+        return {**_not_run(program, failure.message), "measurements": {"load": load}, "peak_memory": _peak_memory()}
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
@@ -268,7 +324,13 @@ def _evaluate(request: Request, messages: Messages) -> Result:
     if request.get("sample"):
         _save_sample(request["sample"], runs[0], references[0])
     return {
-        "verification": {**evidence.worst(found), "samples": samples, "runs": total, "origin": meta["origin"]},
+        "verification": {
+            **evidence.worst(found),
+            "samples": samples,
+            "runs": total,
+            "origin": meta["origin"],
+            "unverified": meta.get("unverified", {}),
+        },
         # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
         "measurements": {
             **measured[-1],
@@ -277,6 +339,15 @@ def _evaluate(request: Request, messages: Messages) -> Result:
             "points": measured if len(measured) > 1 else [],
         },
         "peak_memory": _peak_memory(),
+    }
+
+
+def _not_run(program: Program, why: str) -> dict[str, Any]:
+    """Return the verification of a program that could be loaded and not be run."""
+    facts: dict[str, Any] = {name: {} for name in ("errors", "rms", "equal", "spread", "origin")}
+    unverified = dict.fromkeys(program.outputs, why)
+    return {
+        "verification": {**facts, "nonfinite": [], "weak": False, "samples": 0, "runs": 0, "unverified": unverified}
     }
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from . import mxr
 from .elf import identity
 from .mxr import dtype_name
-from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
+from .protocol import CannotRun, Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
@@ -697,7 +697,7 @@ def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
         raise RequestFailed("compiler_error", f"the program wants {_dtype(shape)}, the model has {array.dtype}")
     if array.dtype.isbuiltin != 1:
         # Arguments reach a program as Python buffers, which have no format for bfloat16 and float8.
-        raise RequestFailed("unsupported_operator", f"MIGraphX's Python module takes no inputs of {array.dtype}")
+        raise CannotRun("unsupported_operator", f"MIGraphX's Python module takes no inputs of {array.dtype}")
     # A scalar has the strides {0}, which no array of one element has.
     if array.size > 1:
         return migraphx.argument(array)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import onnxruntime_tuning
+from . import onnx_evaluator, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
@@ -558,11 +558,4 @@ def load_reference(request: Request) -> _SessionProgram:
 
 def output_ranks(request: Request) -> dict[str, int | None]:
     """Return the ranks of the original model's outputs."""
-    import onnx
-
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    return {
-        value.name: len(value.type.tensor_type.shape.dim) if value.type.tensor_type.HasField("shape") else None
-        for value in model.graph.output
-    }
+    return onnx_evaluator.output_ranks(request)

@@ -28,8 +28,11 @@ check       model {path, format, outputs (names of a TensorFlow graph's nodes; e
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
 reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,
-            options, reference (path to write); the compiler "none" makes samples without outputs
-    -> samples, runs, origin {output: "expected" or the compiler's name}, outputs [{name, dtype, shape}]
+            options, reference (path to write), unverified (why no reference can run the model; else empty); the
+            compiler is who computes: also "onnx", the onnx package's own evaluator, "expected" (nobody: what the
+            samples expect is taken, and the rest is not verified), and "none" (samples without outputs)
+    -> samples, runs, origin {output: "expected" or the compiler's name}, unverified {output: why it is not compared},
+    outputs [{name, dtype, shape}]; fails as `unverifiable` where the compiler cannot run the model
 pack        model, quantization {block_size, symmetric}, packed (path to write: the model with int4 weights)
     -> quantized {operator: count}
 slice       model, inputs, slices (folder to write to)
@@ -48,10 +51,10 @@ compile     model, inputs, batch, precision, options, quantization, tuning {mode
     ones were refused, if the program keeps the model's own; else empty; only ONNX Runtime)
 evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
             tolerance, equal, measure_seconds, sample (path to write, or null), session (optional)
-    -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs},
-    measurements {load, cold_run, warm_run, latency, device_latency {median, repeats} or null (without host copies),
-    p50, p90, p99, repeats, throughput, batch, shapes, points [the same, at every size of a dynamic program]},
-    peak_memory
+    -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs, origin, unverified},
+    measurements {load (and no more, if the program could not be run), cold_run, warm_run, latency, device_latency
+    {median, repeats} or null (without host copies), p50, p90, p99, repeats, throughput, batch, shapes, points [the
+    same, at every size of a dynamic program]}, peak_memory
 bench       programs [{compiler (also `torch`, for a PyTorch model as it is), device, program (path, or null: the
             original model), model {path, format, outputs, order (of a TorchScript archive's inputs)}, inputs, batch,
             options, outputs, samples}], first (runs to time one by one), rounds, seconds (of each program in all
@@ -89,6 +92,10 @@ class RequestFailed(Exception):
         self.kind = kind
         self.message = message
         self.detail = detail
+
+
+class CannotRun(RequestFailed):
+    """A program cannot be given its inputs from here, which says nothing against it."""
 
 
 class Messages:

@@ -340,6 +340,17 @@ def aligned(size: int) -> int:
 # --- dtypes and shapes -----------------------------------------------------------------------------------------
 
 
+_ML_DTYPES = {
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+    "float8e8m0": "float8_e8m0fnu",
+    "float4e2m1": "float4_e2m1fn",
+}
+"""Its names for what ONNX calls otherwise."""
+
+
 def numpy_dtype(name: str) -> Any:
     """Return the numpy dtype of a dtype name; bfloat16, float8 and int4 come from ml_dtypes."""
     try:
@@ -349,8 +360,7 @@ def numpy_dtype(name: str) -> Any:
             import ml_dtypes
         except ImportError:
             raise RequestFailed("unsupported_operator", f"inputs or outputs of {name} need ml_dtypes") from None
-    known = {"float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2": "float8_e5m2"}
-    kind = getattr(ml_dtypes, known.get(name, name), None)
+    kind = getattr(ml_dtypes, _ML_DTYPES.get(name, name), None)
     if kind is None:
         raise RequestFailed("unsupported_operator", f"inputs or outputs of {name} cannot be made here")
     return np.dtype(kind)

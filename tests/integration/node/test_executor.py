@@ -23,7 +23,7 @@ from farm.compiling.steps import measurements_of
 from farm.errors import UsageError
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
-from farm.runner.protocol import Messages
+from farm.runner.protocol import CannotRun, Messages, RequestFailed
 from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
@@ -207,6 +207,47 @@ def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: py
     assert measured.latency
     assert measured.device_latency
     assert measured.device_latency.repeats > 1
+
+
+class Unfed(OnDevice):
+    """A program that cannot be given its inputs, or does not take them."""
+
+    def __init__(self, failure: RequestFailed) -> None:
+        self.failure = failure
+
+    def prepare(self, feeds: Any) -> Any:
+        raise self.failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "refused", "published"),
+    [
+        (CannotRun("unsupported_operator", "no inputs of bfloat16"), "", True),
+        (RequestFailed("", "MIGraphX failed while running: axis 7"), "no reference can run the model", True),
+        (RequestFailed("", "MIGraphX failed while running: axis 7"), "", False),
+    ],
+)
+def test_what_cannot_be_run_through_no_fault_of_its_own_is_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: RequestFailed, refused: str, published: bool
+) -> None:
+    """Inputs that the module does not take say nothing of the program, nor do samples that no reference takes."""
+    x = np.ones((1, 4), np.float32)
+    meta = {"points": [{"batch": 1, "runs": 1, "samples": 1}], "minimum": 1, "origin": {}, "refused": refused}
+    samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}], [{}] if refused else [{"y": x}], meta)
+    monkeypatch.setattr(actions, "compiler_module", lambda request: SimpleNamespace(load=lambda _: Unfed(failure)))
+    request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
+    told = Messages(os.open(os.devnull, os.O_WRONLY))
+
+    def evaluated() -> dict[str, Any]:
+        return actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
+
+    if published:
+        answer = evaluated()
+        assert answer["verification"]["unverified"] == {"y": failure.message}
+        assert Measurements.model_validate(measurements_of(answer["measurements"], shared=False)).latency is None
+    else:
+        with pytest.raises(RequestFailed):
+            evaluated()
 
 
 def test_a_mistake_of_the_farm_leaves_its_log(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """A STAND-IN for MIGraphX's Python module on a node with GPUs. Nothing is compiled here, and no GPU is used.
 
 It has the names and signatures that `farm/runner/migraphx_compiler.py` calls, for models that are one Relu of `x`. On
-import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` beside it
-says which GPU it is to find (`arch`), and whether `get_target` takes `gpu_arch`. Programs have the form of real ones
-(`tests/support/gpu_programs.py`, copied beside it), with an empty code object of the arch that they were compiled for.
+import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` beside
+it says which GPU it is to find (`arch`), whether `get_target` takes `gpu_arch`, and which targets it `refuses`.
+Programs have the form of real ones (`tests/support/gpu_programs.py`, copied beside it), with an empty code object of
+the arch that they were compiled for.
 """
 
 import ctypes
@@ -91,6 +92,8 @@ class program:
     def compile(self, t, offload_copy=True, fast_math=True, exhaustive_tune=False):
         """compile(self: migraphx.program, t: migraphx.target, offload_copy: bool = True, fast_math: bool = True,
         exhaustive_tune: bool = False) -> None"""
+        if t.name in NODE.get("refuses", ()):
+            raise RuntimeError(f"the stand-in does not compile for {t.name}")
         if t.name == "gpu":
             self.arch = t.sizes.get("gpu_arch") or NODE["arch"]
 

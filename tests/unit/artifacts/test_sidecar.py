@@ -72,6 +72,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "toolchain": "onnxruntime1.31.1-1a2b3c4d",
         "device": "gfx942:sramecc+:xnack-",
         "verified": True,
+        "unverified": "",
         "errors": {"scores": 1e-4},
         "rms": {"scores": 1e-5},
         "equal": {"classes": 1.0},

@@ -567,14 +567,19 @@ def test_a_models_settings_are_laid_over_the_manifests_and_an_includes_over_both
     assert (fp32.limits, fp32.priority) == ({"time": 7200.0, "memory": 1 << 30}, 1)
     assert (fp16.limits, fp16.priority) == ({"time": 10800.0, "memory": 1 << 30}, 9)
     assert (fp32.spec.salt, fp32.spec.options) == ("b", {"level": "tuned"})
-    assert fp32.gates == {"tolerance": {"*": 0.5, "y": 0.1}, "weak": "fail", "on_fail": "fail"}
+    assert fp32.gates == {
+        "tolerance": {"*": 0.5, "y": 0.1},
+        "weak": "fail",
+        "on_fail": "fail",
+        "unverifiable": "publish",
+    }
     assert fp16.gates["tolerance"] == {"*": 0.4}
 
 
 def test_gates_and_limits_have_defaults() -> None:
     cell = one(manifest_text(model=ONE), limits={"time": 60.0, "memory": 5})
     assert cell.limits == {"time": 60.0, "memory": 5}
-    assert cell.gates == {"tolerance": {"*": 1e-3}, "weak": "warn", "on_fail": "fail"}
+    assert cell.gates == {"tolerance": {"*": 1e-3}, "weak": "warn", "on_fail": "fail", "unverifiable": "publish"}
 
 
 def test_a_pair_has_the_tolerance_of_its_coarser_half_unless_it_has_its_own() -> None:

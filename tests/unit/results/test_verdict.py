@@ -71,6 +71,31 @@ def test_an_inaccurate_program_fails_the_builds_gate_though_its_job_succeeded() 
     assert code(cell) == ExitCode.GATE_FAILED
 
 
+UNVERIFIED = {**FACTS, "verified": False, "unverified": "not verified: no reference can run the model", "errors": {}}
+
+
+def test_a_program_that_nothing_was_compared_with_is_never_green_in_silence() -> None:
+    cell = judge_cell(planned(), {"state": "succeeded", "facts": UNVERIFIED})
+    assert (cell["state"], cell["warning"]) == ("succeeded", UNVERIFIED["unverified"])
+    verdict = verdict_of([cell, judge_cell(planned(), succeeded())])
+    assert verdict["text"] == "2 of 2 cells succeeded (1 not or not wholly verified)"
+    assert verdict["exit_code"] == ExitCode.OK
+    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
+    assert UNVERIFIED["unverified"] in text
+
+
+def test_a_manifest_that_wants_everything_verified_gets_a_failed_gate() -> None:
+    strict = planned()
+    strict["gates"]["unverifiable"] = "fail"
+    cell = judge_cell(strict, {"state": "succeeded", "facts": UNVERIFIED})
+    assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "unverifiable", "user")
+    assert (cell["message"], code(cell)) == (UNVERIFIED["unverified"], ExitCode.GATE_FAILED)
+    expected = judge_cell(
+        {**strict, "expected": expectation("unverifiable")}, {"state": "succeeded", "facts": UNVERIFIED}
+    )
+    assert code(expected) == ExitCode.OK
+
+
 def test_a_gate_that_warns_keeps_the_success() -> None:
     cell = judge_cell(planned(tolerance=0.001, on_fail="warn"), succeeded())
     assert cell["state"] == "succeeded"
