@@ -17,7 +17,7 @@ from farm.app import Farm
 from farm.compiling.slots import from_text
 from farm.errors import FarmFault
 from farm.logging import configure
-from farm.node.attempts import Slots
+from farm.node.attempts import Attempts
 from tasks import compile as _registers_the_task  # noqa: F401
 from tasks.consumer import Reading
 
@@ -49,7 +49,7 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     ) -> None:
         farm = Farm.current()
         try:
-            opened = Slots.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+            opened = Attempts.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
         except FarmFault as error:
             raise SystemExit(f"the worker process cannot start: {error.message}; {error.hint}") from None
         if lifeline is not None:
@@ -80,4 +80,4 @@ def ignore_warnings(**_: Any) -> None:
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def tell_supervisor(**_: Any) -> None:
     """Say that this process consumes."""
-    Slots.current().consuming()
+    Attempts.current().consuming()

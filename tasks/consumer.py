@@ -16,7 +16,7 @@ from celery.worker import consumer
 from celery.worker.consumer.tasks import Tasks
 
 from farm.logging import get_logger
-from farm.node.attempts import Slots
+from farm.node.attempts import Attempts
 
 log = get_logger(__name__)
 
@@ -37,11 +37,11 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 
     def start(self, parent: Any) -> None:
         """Ask before each message, as Celery itself does for `worker_disable_prefetch`."""
-        slots, channel = Slots.current(), parent.task_consumer.channel
+        attempts, channel = Attempts.current(), parent.task_consumer.channel
         has_room = channel.qos.can_consume
-        channel.qos.can_consume = lambda: slots.may_consume and has_room()
+        channel.qos.can_consume = lambda: attempts.may_consume and has_room()
         # The loop looks again when something happens, or after some seconds.
-        slots.when_resumed = lambda: parent.hub.call_soon(_nothing)
+        attempts.when_resumed = lambda: parent.hub.call_soon(_nothing)
         channel.handlers["BRPOP"] = partial(_read, channel.handlers["BRPOP"])
 
 

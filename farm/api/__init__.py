@@ -1,1 +1,1 @@
-"""The HTTP API: `create_app(farm)` in `app`, one module per concept beside it."""
+"""The HTTP API: `create_app(farm)` in `application`, one `…_routes` module for each concept."""

@@ -1,5 +1,5 @@
-"""S3Store: the artifact store on any S3 server that honours conditional writes. The only room that knows
-boto3."""
+"""S3Store: the artifact store on any S3 server that honours conditional writes. The only module that
+knows boto3."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-# --- requests to the child: what `farm/runner/protocol.py` describes, from a work order -------------------------
+# --- what the sidecar says, from what children said --------------------------------------------------------------
 
 
 def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:

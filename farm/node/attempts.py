@@ -1,4 +1,4 @@
-"""Slots: what a worker process does with a message. Claim, execute under a renewed lease, finish."""
+"""Attempts: what a worker process does with a message. Claim, execute under a renewed lease, finish."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Draining(Exception):
     """The worker takes no more work; the message goes back."""
 
 
-class Slots:
+class Attempts:
     """The attempts of one worker process. One thread of Celery's pool calls `run` for each message."""
 
-    _opened: ClassVar[Slots]
+    _opened: ClassVar[Attempts]
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Slots:
         *,
         worker: str,
         node: str,
-    ) -> Slots:
-        """Make the slots of this process; `current` returns them."""
+    ) -> Attempts:
+        """Make the attempts of this process; `current` returns them."""
         cls._opened = cls(store, executor, settings, slots, worker=worker, node=node)
         return cls._opened
 
     @classmethod
-    def current(cls) -> Slots:
-        """Return the slots of this process."""
+    def current(cls) -> Attempts:
+        """Return the attempts of this process."""
         return cls._opened
 
     def run(self, job_id: str, number: int) -> None:

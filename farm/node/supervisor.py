@@ -1,4 +1,4 @@
-"""Worker: what is behind `farm worker`. Runs one Celery worker process for each kind of slot, and keeps it consuming.
+"""Supervisor: runs `farm worker`. It has one Celery worker process for each kind of slot, and keeps it consuming.
 
 A node has a worker for each kind (each GPU model, CPU), because an attempt that waits for a card must not hold a CPU
 slot. The supervisor registers them, sends their heartbeats, starts a process again when it dies or stops consuming, and

@@ -1,7 +1,7 @@
 """Find what this node can compile for: its ROCm, its compilers, its GPUs, and the pools that follow from them.
 
 Compilers are asked in child processes, so that a broken one cannot take the worker with it. `gpus.py` puts together
-what the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py` say; `slots.py` shares a node out.
+what the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py` say; `slot_shares.py` shares a node out.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compi
 def run_action(request: Request, messages: Messages) -> Result:
     """Do what a request asks for.
 
-    Raises Failure with the kind and sentence for the user.
+    Raises RequestFailed with the kind and sentence for the user.
     """
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     actions: dict[str, Callable[[Request, Messages], Result]] = {

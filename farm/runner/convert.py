@@ -23,7 +23,7 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_cpu
 def libraries(request: Request) -> Result:
     """Return the versions of the libraries that a converter uses, without loading them.
 
-    Raises Failure (`toolchain_mismatch`) that names what is missing and what installs it.
+    Raises RequestFailed (`toolchain_mismatch`) that names what is missing and what installs it.
     """
     extra = request["converter"]
     found = {name: _version(name) for name in _LIBRARIES[extra]}

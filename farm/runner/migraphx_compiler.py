@@ -151,7 +151,7 @@ def _cross_compiles(migraphx: Any) -> bool:
 def _module() -> Any:
     """Import the real MIGraphX.
 
-    Raises Failure (`toolchain_mismatch`): not there, for another Python, or a placeholder of that name.
+    Raises RequestFailed (`toolchain_mismatch`): not there, for another Python, or a placeholder of that name.
     """
     try:
         migraphx = importlib.import_module("migraphx")

@@ -120,7 +120,7 @@ class Messages:
 
 @contextmanager
 def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
-    """Turn whatever a compiler raises into a Failure that begins with what was being done."""
+    """Turn whatever a compiler raises into a RequestFailed that begins with what was being done."""
     try:
         yield
     except (RequestFailed, MemoryError):

@@ -103,7 +103,7 @@ def make_samples(
     `inputs` has `{"dtype", "shape"}` by name, all sizes static; the batch axis is added to it where the data shows it.
     Arrays in the data that are named in `output_ranks` are expected outputs. `limit` bounds the samples taken (0: all).
 
-    Raises Failure (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
+    Raises RequestFailed (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
     """
     if "path" in source:
         return _from_file(source, inputs, batch, what, output_ranks or {}, limit)

@@ -21,7 +21,7 @@ from farm.client.client import freeze
 from farm.compiling.children import StepEnded
 from farm.compiling.slots import FreeSlots, Slot
 from farm.jobs.state import Phase
-from farm.node.attempts import Slots
+from farm.node.attempts import Attempts
 from farm.settings import Settings
 from farm.tuning.records import RecordStore
 from farm.tuning.tuner import Tuner
@@ -244,7 +244,7 @@ def test_slots_with_cpus_of_their_own_tune_a_real_model_together(farm: Farm, tmp
     cpus = sorted(os.sched_getaffinity(0))[:2]
     slots = [Slot(cpus=(cpu,)) for cpu in cpus]
     assert farm.executor
-    Slots(farm.store, farm.executor, farm.settings, slots, worker="w1", node="n1").run(job, number)
+    Attempts(farm.store, farm.executor, farm.settings, slots, worker="w1", node="n1").run(job, number)
     (cell,) = farm.store.builds.cells(frozen.submission["build_id"])
     assert cell["state"] == "succeeded", cell
     found = farm.artifacts.get_object(cell["facts"]["sidecar"])
