@@ -64,13 +64,7 @@ def _texts() -> Iterator[tuple[str, str, int]]:
     yield "merge keys", f"{HEAD}models: [{{<<: {{name: net}}, source: {{path: net.onnx}}}}]\n", 4
     yield "duplicate key", f"{SOUND}name: other\n", 5
     yield "duplicate key inside", f"{HEAD}models: [{{name: net, name: other, source: {{path: net.onnx}}}}]\n", 4
-    for tag in (
-        "!!python/object/apply:os.system ['true']",
-        "!!python/name:os.system",
-        "!!binary aGk=",
-        "!own x",
-        "!!set {a}",
-    ):
+    for tag in TAGS:
         yield f"tag {tag.split()[0]}", f"{SOUND}labels: {tag}\n", 5
     for number in (".nan", "-.inf", "1e999", "9" * 400 + "e9"):
         yield f"number {number[:8]}", with_model(f"verify: {{tolerance: {number}}}"), 5
@@ -97,21 +91,7 @@ def _texts() -> Iterator[tuple[str, str, int]]:
         with_model(f"inputs: {{x: {{shape: [a, b, c]}}}}, dims: {{a: [{axis}], b: [{axis}], c: [{axis}]}}"),
         0,
     )
-    for name in (
-        "../net",
-        "/etc/passwd",
-        "a b",
-        "net;true",
-        "$(true)",
-        "`true`",
-        "NET",
-        "é",
-        "-",
-        ".",
-        "..",
-        "a\\u0000b",
-        "\\e[31m",
-    ):
+    for name in NAMES:
         yield (
             f"model {name}",
             HEAD + f'models: [{{name: "{name}", source: {{path: net.onnx}}}}]\n'.replace("\\$", "$"),
