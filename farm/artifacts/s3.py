@@ -74,6 +74,12 @@ CLIENT_PART = 128 << 20
 MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
 
+URL_SECONDS = 3600
+"""How long a presigned URL for an object is good."""
+
+UPLOAD_SECONDS = 43_200
+"""How long those for the parts of a large upload are: a slow line needs hours."""
+
 HINT = "`farm doctor` checks address, bucket and credentials"
 
 UNREACHABLE_SECONDS = 5.0
@@ -521,15 +527,15 @@ class S3Store:
 
     # --- outside access -------------------------------------------------------------------------------------
 
-    def presign_get(self, key: str, *, filename: str = "", seconds: int = 3600) -> str:
+    def presign_get(self, key: str, *, filename: str = "") -> str:
         """Return a URL from which anyone may download an object for a while, as a file named `filename`."""
         parameters = {"Bucket": self._bucket, "Key": key}
         if filename:
             safe = re.sub(r"[^\w.+-]", "_", filename, flags=re.ASCII)
             parameters["ResponseContentDisposition"] = f'attachment; filename="{safe}"'
-        return self._public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds)
+        return self._public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=URL_SECONDS)
 
-    def presign_put(self, digest: str, size: int, *, seconds: int = 3600) -> PresignedPut:
+    def presign_put(self, digest: str, size: int) -> PresignedPut:
         """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
         checksum = _base64(digest)
         url = self._public.generate_presigned_url(
@@ -540,13 +546,13 @@ class S3Store:
                 "ChecksumSHA256": checksum,
                 "ContentLength": size,
             },
-            ExpiresIn=seconds,
+            ExpiresIn=URL_SECONDS,
         )
         return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)}, 0, size)
 
     # --- large uploads, by clients --------------------------------------------------------------------------
 
-    def begin_upload(self, namespace: str, digest: str, size: int, *, seconds: int = 43_200) -> list[PresignedPut]:
+    def begin_upload(self, namespace: str, digest: str, size: int) -> list[PresignedPut]:
         """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
 
         Nothing signs the bytes of a part: the blob is there once `finish_upload` has hashed the whole.
@@ -565,7 +571,7 @@ class S3Store:
                 continue
             parameters = {"Bucket": self._bucket, "Key": key, "UploadId": upload, "PartNumber": number}
             url = self._public.generate_presigned_url(
-                "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=seconds
+                "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=UPLOAD_SECONDS
             )
             puts.append(PresignedPut(url, {"content-length": str(length)}, start, length))
         return puts

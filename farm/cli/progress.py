@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.cli import output, render
@@ -96,11 +96,7 @@ def display() -> Iterator[tuple[Display, float | None]]:
         yield screen, LIVELY_PERIOD
 
 
-def follow(
-    client: FarmClient,
-    build_id: str,
-    show: Callable[[], AbstractContextManager[tuple[Display, float | None]]] = display,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def follow(client: FarmClient, build_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Show a build until its report is written; return the build and its cells.
 
     Events say when to look; looks say what there is to see. So nothing is missed and nothing is said twice, whatever
@@ -110,7 +106,7 @@ def follow(
     # A daemon: it may be deep in a read when Ctrl-C comes, and nobody waits for it then.
     threading.Thread(target=_listen, args=(client, build_id, news), name="events", daemon=True).start()
     report = client.report(build_id)
-    with show() as (screen, period):
+    with display() as (screen, period):
         screen.show(report["cells"], report["build"].get("outlook"))
         looked = time.monotonic()
         message: FarmError | str = ""

@@ -54,7 +54,7 @@ class Slice:
     count: int = 1
 
 
-def write_slices(path: str, inputs: Mapping[str, Any], folder: Path, per_slice: int = PER_SLICE) -> Result:
+def write_slices(path: str, inputs: Mapping[str, Any], folder: Path) -> Result:
     """Cut the model and write the distinct slices into a folder.
 
     Returns `slices`, a list of `{path, signature, operations, count, inputs}` in the model's order, and `operations`,
@@ -64,7 +64,7 @@ def write_slices(path: str, inputs: Mapping[str, Any], folder: Path, per_slice: 
 
     distinct: dict[str, dict[str, Any]] = {}
     total = 0
-    for piece in cut(path, inputs, per_slice):
+    for piece in cut(path, inputs):
         total += piece.operations
         if piece.signature in distinct:
             distinct[piece.signature]["count"] += 1

@@ -28,7 +28,7 @@ from farm.errors import ArtifactGone, Conflict, UsageError
 from farm.logging import get_logger
 from farm.spec import Device
 from farm.tuning import text
-from farm.tuning.formats import PROBLEM_CACHE, write_folder
+from farm.tuning.formats import write_folder
 from farm.tuning.records import Snapshot
 
 log = get_logger(__name__)
@@ -194,13 +194,13 @@ class TuningDatabase:
         seen |= {_digest(key) for key in deltas} | ({head.snapshot} if head else set())
         return Restored(snapshot.join(*deltas.values()), head.generation if head else 0, len(deltas), seen)
 
-    def restore(self, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> Restored:
+    def restore(self, folder: Path) -> Restored:
         """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read.
 
-        See `since` and `files.write_folder`.
+        See `since` and `formats.write_folder`.
         """
         restored = self.since(frozenset())
-        write_folder(restored.snapshot, folder, problem_cache=problem_cache)
+        write_folder(restored.snapshot, folder)
         return restored
 
     def since(self, seen: frozenset[str]) -> Restored:

@@ -18,10 +18,10 @@ def save_encoder(path: Path, layers: int = 3) -> Path:
     nodes: list[onnx.NodeProto] = []
     tensors: list[onnx.TensorProto] = []
 
-    def op(kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
-        names = [f"v{len(nodes)}_{index}" for index in range(outputs)]
-        nodes.append(helper.make_node(kind, inputs, names, **attributes))
-        return names[0]
+    def op(kind: str, *inputs: str, **attributes: object) -> str:
+        name = f"v{len(nodes)}_0"
+        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
 
     def weight(*shape: int) -> str:
         return constant((random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
