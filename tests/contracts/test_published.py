@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 
 from farm.api.application import openapi
 from farm.artifacts import sidecar
 from farm.client import family
+from tests.contracts.published import command_lines
 from tests.support.places import ROOT
 
 
@@ -32,3 +34,12 @@ def test_the_family_index_schema_is_up_to_date_and_a_schema() -> None:
     document = json.loads((ROOT / "configs" / "family.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(document)
     assert document == family.schema()
+
+
+def test_systemds_units_use_options_that_the_commands_have() -> None:
+    commands = command_lines()
+    for unit in (ROOT / "deploy" / "systemd").glob("*.service"):
+        text = unit.read_text()
+        command = re.findall(r"^ExecStart=\S+/(farm \w+)", text, re.MULTILINE)[0]
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        assert options <= commands[command]["parameters"].keys(), unit.name
