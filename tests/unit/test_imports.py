@@ -195,9 +195,11 @@ SERVER_LIBRARIES = {"celery", "kombu", "redis", "boto3", "botocore", "fastapi", 
 
 PURE = [
     "builds/follow_up",
+    "builds/latest",
     "builds/outlook",
     "builds/plan",
     "builds/retry",
+    "cli/render",
     "client/family",
     "compiling/failures",
     "compiling/requests",
