@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import itertools
 import logging
 import secrets
 import shutil
@@ -100,10 +99,6 @@ def redis_url(valkey_url: str) -> str:
     return valkey_url
 
 
-BUCKETS = 8
-"""Buckets of a session. A new one is slow: its first object waits 0.2 s for volumes."""
-
-
 class WeedServer:
     """The session's SeaweedFS with its credentials."""
 
@@ -111,21 +106,6 @@ class WeedServer:
         self.access_key = secrets.token_hex(8)
         self.secret_key = secrets.token_hex(16)
         self.server = servers.start_weed(folder, self.access_key, self.secret_key)
-        self._buckets = itertools.cycle([f"tests-{number}" for number in range(BUCKETS)])
-        self._made: set[str] = set()
-
-    def empty_bucket(self, client: S3Client) -> str:
-        """Return a bucket with nothing in it; the test before that had it is some tests away."""
-        bucket = next(self._buckets)
-        if bucket not in self._made:
-            client.create_bucket(Bucket=bucket)
-            self._made.add(bucket)
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-            if found := page.get("Contents"):
-                client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": item["Key"]} for item in found]})
-        for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
-            client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-        return bucket
 
     def client(self) -> S3Client:
         """A plain boto3 client, to look at the server past the code under test."""
@@ -160,15 +140,21 @@ def s3_client(weed: WeedServer) -> S3Client:
 
 
 @pytest.fixture
-def s3_settings(weed: WeedServer, s3_client: S3Client) -> dict[str, str]:
-    """The settings that name the session's SeaweedFS and an empty bucket on it."""
-    return {
+def s3_settings(weed: WeedServer, s3_client: S3Client) -> Iterator[dict[str, str]]:
+    """The settings that name the session's SeaweedFS and a fresh bucket on it.
+
+    An emptied one would not do: SeaweedFS goes on to list folders that were emptied.
+    """
+    bucket = f"test-{secrets.token_hex(6)}"
+    s3_client.create_bucket(Bucket=bucket)
+    yield {
         "s3_endpoint": weed.server.url,
         "s3_public_endpoint": "",
-        "s3_bucket": weed.empty_bucket(s3_client),
+        "s3_bucket": bucket,
         "s3_access_key": weed.access_key,
         "s3_secret_key": weed.secret_key,
     }
+    s3_client.delete_bucket(Bucket=bucket)
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_health_says_which_server_is_away(settings: Settings) -> None:
     with serving(create_app(Farm(away), loopback=True)) as url:
         answer = httpx.get(f"{url}/v1/health", timeout=30)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-        assert answer.json()["type"] == "urn:farm:error:StorageUnavailable"
+        assert answer.json()["type"] == "urn:farm:error:StorageAway"
 
 
 def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

@@ -667,8 +667,8 @@ def test_a_finished_program_outlives_its_worker(store: Store, end: str) -> None:
     assert store._link.ask("EXISTS", key("kept")) == 0
 
 
-def test_a_node_that_does_not_bring_its_program_costs_no_attempt(store_settings: Settings) -> None:
-    store = Store.connect(store_settings.model_copy(update={"outbox_hours": 0.6 / 3600}))
+def test_a_node_that_does_not_bring_its_program_costs_no_attempt(farm_settings: Settings) -> None:
+    store = Store.connect(farm_settings.model_copy(update={"outbox_hours": 0.6 / 3600}))
     job_id, claim, build_id = kept(store)
     assert lose(store) == job_id
     job = store.jobs.get(job_id)
