@@ -46,17 +46,7 @@ class Outbox:
 
         It is there whole or not at all, also if we are killed now, and ours until it is let go. Raises OSError.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"{attempt.job_id}-{attempt.number}-{secrets.token_hex(4)}"
-        new = self._folder / f".{name}"
-        new.mkdir()
-        lock = _locked(new)
-        assert lock is not None, "nobody else knows of it"
-        for blob, path in files.items():
-            try:
-                os.link(path, new / blob)
-            except OSError:  # Another file system.
-                shutil.copyfile(path, new / blob)
+        new, lock = self._begin(f"{attempt.job_id}-{attempt.number}")
         document = {
             "job": attempt.job_id,
             "token": attempt.token,
@@ -66,8 +56,30 @@ class Outbox:
             "phases": phases,
             "boot": _boot(),
         }
-        (new / "parcel.json").write_text(json.dumps(document))
-        return Parcel(new.rename(self._folder / name), lock, document)
+        try:
+            for blob, path in files.items():
+                try:
+                    os.link(path, new / blob)
+                except OSError:  # Another file system.
+                    shutil.copyfile(path, new / blob)
+            (new / "parcel.json").write_text(json.dumps(document))
+            return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document)
+        except BaseException:
+            # On a full disk. Under our lock nobody else could remove it, and its links keep what they name.
+            shutil.rmtree(new, ignore_errors=True)
+            os.close(lock)
+            raise
+
+    def _begin(self, name: str) -> tuple[Path, int]:
+        """Make a folder for a parcel, and lock it; its name says that it is not whole yet."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            new = self._folder / f".{name}-{secrets.token_hex(4)}"
+            new.mkdir()
+            lock = _locked(new)
+            if lock is not None:
+                return new, lock
+            # Whoever looks for what is left came between, and removes it.
 
     def left(self) -> Iterator[Parcel]:
         """Yield the parcels that nobody holds any more; each is ours until the next."""

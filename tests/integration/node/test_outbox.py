@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,15 @@ def waiting(farm: Farm, attempt: Attempt, outage: Outage) -> Iterator[tuple[thre
         yield cancelled, outcomes
     finally:
         thread.join()
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A function that does nothing but raise."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def look(farm: Farm) -> str:
@@ -195,6 +205,38 @@ def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path
         assert look(farm) == ""
         farm.settings = farm.settings.model_copy(update={"outbox_bytes": 1000})
         assert look(farm).startswith("its outbox is full: ")
+
+
+ATTEMPT = Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k")
+
+
+def test_a_full_disk_leaves_nothing_of_a_parcel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its links would keep the disk full, under a lock that only the end of the process opens."""
+    (tmp_path / "program").write_bytes(b"x" * 1000)
+    box = Outbox(tmp_path / "box")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {})
+    assert list((tmp_path / "box").iterdir()) == []
+
+
+def test_who_looks_for_what_is_left_does_not_disturb_who_begins_a_parcel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program").write_bytes(b"x")
+    box = Outbox(tmp_path / "box")
+    mkdir = Path.mkdir
+
+    def looked_at(folder: Path, *arguments: Any, **options: Any) -> None:
+        mkdir(folder, *arguments, **options)
+        if folder.name.startswith(".j-1"):
+            monkeypatch.setattr(Path, "mkdir", mkdir)
+            assert not list(box.left())
+
+    monkeypatch.setattr(Path, "mkdir", looked_at)
+    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}).__exit__()
+    assert [parcel.job for parcel in box.left()] == ["j"]
 
 
 KILLED = """
