@@ -243,13 +243,18 @@ class _Expansion:
         return self.chosen[asked]
 
     def spread(self, identifier: str, pools: Sequence[str]) -> str:
-        """Return the pool for a cell, of those that serve it alike: each has a share by slots, and keeps its cells."""
+        """Return the pool for a cell, of those that serve it alike: each has a share by slots, and keeps its cells.
+
+        One that takes no jobs now gets none, unless none of them does: nobody may come to take them.
+        """
 
         def score(pool: str) -> float:
             chance = (int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest()[:12], 16) + 1) / (16**12 + 1)
-            return max(self.slots.get(pool, 0), 0.01) / -math.log(chance)
+            return (self.slots.get(pool) or 1) / -math.log(chance)
 
-        return pools[0] if len(pools) == 1 else max(pools, key=score)
+        return (
+            pools[0] if len(pools) == 1 else max([pool for pool in pools if self.slots.get(pool)] or pools, key=score)
+        )
 
     def plan(self, combination: Combination) -> _Plan | None:
         """Work out all of a cell but its shape. Returns None where something is wrong."""

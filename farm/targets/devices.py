@@ -139,13 +139,16 @@ def choose_pools(
 ) -> list[Pool]:
     """Return the pools that serve a target, any of which gives the same cache keys.
 
-    Of those `in_use`, or with a toolchain of all that are `known`. Of several recipes or versions of `libraries` (those
-    that the key names) the newest counts: they are the farm's own. `family_bound`: keys name the CPU family.
+    Of those `in_use`, or with a toolchain of all that are `known` if none of it is in use. Of several recipes or
+    versions of `libraries` (those that the key names) the newest counts: they are the farm's own. `family_bound`: keys
+    name the CPU family.
 
     Raises NoPool if none is left, and if the rest of them differ in what keys use.
     """
     serving = sorted(filter(choice.serves, known if toolchain else in_use), key=lambda pool: pool.name)
     candidates = [pool for pool in serving if pool.begins(toolchain)]
+    # What is known for good may have no worker any more.
+    candidates = [pool for pool in candidates if pool in in_use] or candidates
     toolchains = {pool.toolchain for pool in candidates}
     if candidates and len(toolchains) == 1:
         newest = max(_age(pool, libraries) for pool in candidates)

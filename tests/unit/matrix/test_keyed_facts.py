@@ -176,6 +176,40 @@ def test_cells_that_every_family_compiles_alike_go_to_all_nodes_by_their_slots()
     assert 25 < shares[0] < 75
 
 
+@pytest.mark.parametrize("chosen", ["", f"toolchains: [{CPU.toolchain}]\n"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CPU, cpu_family="x86-64-v4"),
+        replace(CPU, cpu_family="x86-64-v2"),
+        replace(CPU, recipe=2),
+        replace(CPU, registered=CPU.stem),
+    ],
+    ids=["newer family", "older family", "newer recipe", "older release"],
+)
+@pytest.mark.parametrize("other_is_gone", [True, False])
+def test_no_cell_waits_for_workers_that_are_gone_while_others_give_it_the_same_key(
+    chosen: str, other: Pool, other_is_gone: bool
+) -> None:
+    """A manifest that names its toolchain has all that are known to choose from."""
+    text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="standard", mode="off", background="off")
+    manifest = parse_manifest(text.replace("[1, 8]", str(list(range(1, 401)))) + chosen, "facts")
+    here, gone = (CPU, other) if other_is_gone else (other, CPU)
+    known = [CPU, other]
+    live = in_use([(here, 1), (gone, 0)])
+    cells = expand(manifest, {"net": MODEL}, {}, live, known=known, slots={here.name: 1, gone.name: 0})
+    assert {cell.pool for cell in cells} == {here.name}
+
+
+def test_no_cell_waits_for_a_pool_that_takes_none_while_another_gives_it_the_same_key() -> None:
+    """Its workers live, but rest: they wait to be started again with what is installed now."""
+    resting = replace(CPU, cpu_family="x86-64-v4")
+    text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="standard", mode="off", background="off")
+    manifest = parse_manifest(text.replace("[1, 8]", str(list(range(1, 401)))), "facts")
+    cells = expand(manifest, {"net": MODEL}, {}, [CPU, resting], slots={CPU.name: 1, resting.name: 0})
+    assert {cell.pool for cell in cells} == {CPU.name}
+
+
 def test_a_family_is_chosen_by_toolchains() -> None:
     other = replace(CPU, cpu_family="x86-64-v4")
     text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="tuned", mode="off", background="off")
