@@ -16,6 +16,7 @@ from typing import Any
 
 import farm
 from farm.compiling.children import Children, StepEnded
+from farm.compiling.failures import Failure
 from farm.compiling.requests import (
     EXPECTED,
     check_request,
@@ -32,7 +33,7 @@ from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
 
 FALLBACK_SECONDS = 600.0
-"""What a reference may take that nobody asked for."""
+"""What a reference may take at most that nobody asked for; also no more than half of the time that is left."""
 
 _REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, FailureKind.HANG}
 """Ends of a reference's child that say nothing of the compiler, nor of the user's limits and samples."""
@@ -92,9 +93,9 @@ class Steps:
         for used in references or ("none",):
             try:
                 if not bring(used):
-                    self._ask_reference(model, samples, path, used, seconds=FALLBACK_SECONDS if self.refused else 0.0)
+                    self._ask_reference(model, samples, path, used, seconds=self._patience if self.refused else 0.0)
             except StepEnded as ended:
-                if ended.failure is None or not self._may_ask_next(ended.failure.kind):
+                if ended.failure is None or not self._may_ask_next(ended.failure):
                     raise
                 self.refused[used] = ended.failure.message
                 with self.children.log_path.open("a") as log:
@@ -114,9 +115,17 @@ class Steps:
         self.children.ask(request, read=inputs, write=[path.parent], seconds=seconds)
         self._checked = True
 
-    def _may_ask_next(self, kind: FailureKind) -> bool:
-        """Whether a reference's failure leaves the question to the next; a fallback's does, whatever it was."""
-        return kind in _REFERENCE_FAILED or (bool(self.refused) and kind is not FailureKind.STORAGE)
+    @property
+    def _patience(self) -> float:
+        """Seconds that a reference gets which nobody asked for: the program needs some, too."""
+        limit = self.children.limits["time"]
+        return min(FALLBACK_SECONDS, max((limit - self.children.seconds) / 2, 0.001)) if limit else FALLBACK_SECONDS
+
+    def _may_ask_next(self, failure: Failure) -> bool:
+        """Whether a reference's failure leaves the question to the next; a fallback's does, unless it is the node's."""
+        if failure.fences:
+            return False
+        return failure.kind in _REFERENCE_FAILED or (bool(self.refused) and failure.kind is not FailureKind.STORAGE)
 
     def prepare(self, model: Path) -> Path:
         """Check the model, where no compiling child does, and return it in the form that compilers take."""

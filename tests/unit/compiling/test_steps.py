@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
-from farm.compiling.children import Children
+from farm.compiling.children import Children, StepEnded
+from farm.compiling.failures import Failure
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps, program_name
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, FailureKind
 from farm.settings import load_settings
 
 
@@ -80,3 +81,48 @@ def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) 
     assert (children.peak_memory, beside.peak_memory) == (5, 5)
     assert (beside.began, beside.limits, beside.cancelled) == (children.began, children.limits, children.cancelled)
     assert beside.log_path != children.log_path
+
+
+REFUSAL = Failure(FailureKind.UNVERIFIABLE, "has no such operator")
+
+
+def asking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: Failure | None
+) -> tuple[Steps, list[tuple[str, float]]]:
+    """Steps whose children end as given, one after the other; what was asked of them, and for how many seconds."""
+    children = Children(folder, load_settings({}), {"time": 60.0, "memory": 0}, lambda *_: None, threading.Event())
+    asked: list[tuple[str, float]] = []
+
+    def ask(request: dict[str, Any], *, seconds: float, **_: Any) -> dict[str, Any]:
+        asked.append((request["compiler"], seconds))
+        if failure := ends[len(asked) - 1]:
+            raise StepEnded(failure)
+        return {}
+
+    monkeypatch.setattr(children, "ask", ask)
+    whole = order("onnxruntime")
+    whole["spec"] |= {"compiler": {"name": "migraphx"}, "precision": "fp32"}
+    whole["model"] = {"format": "onnx", "files": []}
+    return Steps({**whole, "identifier": "net/a/b", "target": "migraphx/cpu"}, children), asked
+
+
+def test_a_reference_that_cannot_be_killed_ends_the_attempt_also_if_nobody_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is fenced for it."""
+    stuck = Failure(FailureKind.GPU_FAULT, "process 7 cannot be killed", fences=True)
+    steps, _ = asking(tmp_path, monkeypatch, REFUSAL, stuck, None)
+    with pytest.raises(StepEnded) as ended:
+        steps.reference(tmp_path / "net.onnx", None, tmp_path / "reference.npz")
+    assert ended.value.failure == stuck
+
+
+def test_references_that_nobody_asked_for_leave_time_to_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Failure(FailureKind.TIME_LIMIT, "it took longer")
+    steps, asked = asking(tmp_path, monkeypatch, REFUSAL, slow, None)
+    assert steps.reference(tmp_path / "net.onnx", None, tmp_path / "reference.npz") == "migraphx"
+    assert [name for name, _ in asked] == ["onnxruntime", "onnx", "migraphx"]
+    assert asked[0][1] == 0, "all there is"
+    assert 0 < asked[1][1] <= 30
