@@ -77,7 +77,12 @@ class Deliveries:
                 self._suspected = False
                 artifacts.with_patience(0).reach()
             for parcel in self._outbox.left():
-                self._deliver(parcel, artifacts)
+                try:
+                    self._deliver(parcel, artifacts)
+                except StorageAway as error:
+                    # A server that lives, and has lost a part of its disk, refuses some names for ever.
+                    artifacts.with_patience(0).reach()
+                    log.error("a finished program waits, others go first", job=parcel.job, error=error.message)
         except StorageUnavailable as error:
             return f"object storage is away: {error.message}"
         except StoreUnavailable as error:

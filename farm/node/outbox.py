@@ -30,6 +30,9 @@ log = get_logger(__name__)
 TRIES = 3
 """How often a publication that storage refuses is begun from its first blob: it may have lost what it had."""
 
+_FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})
+"""What a parcel says of itself."""
+
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -208,6 +211,8 @@ def _read(folder: Path) -> dict[str, Any] | None:
         document: dict[str, Any] = json.loads((folder / "parcel.json").read_text())
     except (OSError, ValueError):
         return None
+    if not isinstance(document, dict) or not document.keys() >= _FIELDS:
+        return None  # Another release's.
     sound = document.get("boot") == _boot() or (folder / "settled").exists()
     return document if sound else None
 

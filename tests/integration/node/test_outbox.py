@@ -198,6 +198,33 @@ def test_a_program_that_nobody_wants_any_more_is_there_for_the_next_who_does(
     assert box.size == 0
 
 
+def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has lost a part of its disk answers 500 to some names, and all else as ever."""
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, _):
+        cancelled.set()
+    outage.end()
+    (tmp_path / "log").write_text("log")
+    first = replace(attempt, job_id="", token="1-other", key="0" * 64)
+    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}).__exit__()
+    send = outage._session.send
+
+    def damaged(request: Any) -> Any:
+        if first.key in request.url:
+            raise EndpointConnectionError(endpoint_url=request.url)
+        return send(request)
+
+    monkeypatch.setattr(outage._session, "send", damaged)
+    assert look(farm) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert job["state"] == "succeeded"
+    assert [parcel.token for parcel in box.left()] == ["1-other"], "it is tried again"
+
+
 def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
     attempt = claimed(farm, tmp_path)
     (tmp_path / "program").write_bytes(b"x" * 1000)
@@ -269,7 +296,8 @@ def test_a_parcel_outlives_its_process_and_a_loss_of_power_once_it_waits(
 
 def test_what_is_not_whole_goes(tmp_path: Path) -> None:
     """Whoever was killed while he put a parcel there, or removed it, leaves a folder that is none."""
-    for name, text in ((".begun", "{}"), ("broken", "{"), ("strange", "{}")):
+    strange = {"strange": "{}", "list": "[1]", "newer": '{"schema": 2, "work": "j"}'}
+    for name, text in {".begun": "{}", "broken": "{", **strange}.items():
         (tmp_path / "box" / name).mkdir(parents=True)
         (tmp_path / "box" / name / "parcel.json").write_text(text)
     box = Outbox(tmp_path / "box")
