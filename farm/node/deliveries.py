@@ -23,6 +23,10 @@ AWAY_PAUSES = (0.5, 1.5)
 """Between two questions whether storage is back, in seconds; at random, since all nodes ask."""
 
 
+AWAY = "object storage is away"
+"""How the reason begins for which jobs wait however long it takes; `_workers.lua` knows it, too."""
+
+
 class Deliveries:
     """Looks after object storage for a node's supervisor, in a thread of its own."""
 
@@ -34,7 +38,7 @@ class Deliveries:
         self._wake = threading.Event()
         self._suspected = True
         self.resting = ""
-        """Why the node's workers take no jobs: storage is away, or the outbox is full."""
+        """Why the node's workers take no jobs: storage is away or refuses, or the outbox is full."""
 
     def start(self) -> None:
         """Begin to watch, where there is an object storage."""
@@ -83,8 +87,10 @@ class Deliveries:
                     # A server that lives, and has lost a part of its disk, refuses some names for ever.
                     artifacts.with_patience(0).reach()
                     log.error("a finished program waits, others go first", job=parcel.job, error=error.message)
+        except StorageAway as error:
+            return f"{AWAY}: {error.message}"
         except StorageUnavailable as error:
-            return f"object storage is away: {error.message}"
+            return f"its object storage refuses: {error.message}"
         except StoreUnavailable as error:
             log.info("what is left in the outbox waits for the store", error=error.message)
         most = self._settings.outbox_bytes

@@ -18,6 +18,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from farm.app import Farm
+from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
 from farm.jobs.state import AttemptEnd, Outcome
 from farm.node.deliveries import Deliveries
@@ -223,6 +224,18 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     assert job
     assert job["state"] == "succeeded"
     assert [parcel.token for parcel in box.left()] == ["1-other"], "it is tried again"
+
+
+def test_an_object_storage_that_refuses_is_no_outage_that_jobs_wait_for(farm: Farm, tmp_path: Path) -> None:
+    """That does not pass by itself: pool_timeout counts, as for all else for which workers take no jobs."""
+    attempt = claimed(farm, tmp_path)
+    watch = Deliveries(farm.store, farm.settings, lambda: None)
+    why = watch._look(S3Store.from_settings(farm.settings.model_copy(update={"s3_bucket": "misspelt"})))
+    assert why.startswith("its object storage refuses: cannot reach s3://misspelt")
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 1, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600, resting=why)
+    assert farm.store.jobs.finish(attempt.job_id, attempt.token, Outcome.released()) == "ok"
+    assert farm.store.jobs.fail_unserved(POOL.name, 0.0) == 1
 
 
 def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
