@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError, StorageAway, StorageUnavailable, StoreUnavailable
@@ -55,6 +56,8 @@ class Deliveries:
         """Have the jobs of left programs wait for them: their worker process is dead. Raises StoreUnavailable."""
         try:
             for parcel in self._outbox.left():
+                with suppress(OSError):  # A full disk gets room when it is delivered.
+                    parcel.settle()
                 self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
         except OSError as error:
             log.error("cannot look into the outbox", error=str(error))
@@ -100,6 +103,8 @@ class Deliveries:
 
     def _deliver(self, parcel: Parcel, artifacts: S3Store) -> None:
         """Publish a program whose attempt has ended, and end the attempt. Nobody else compiles it meanwhile."""
+        with suppress(OSError):
+            parcel.settle()
         self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
         try:
             # Whatever the answer was: for a job that is cancelled, or another attempt's by now, it is right, too,

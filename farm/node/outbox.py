@@ -114,7 +114,7 @@ class Parcel:
         self._folder = folder
         self._lock = lock
         self._document = document
-        self.settled = False
+        self.settled = (folder / "settled").exists()
         """Whether it outlives a loss of power."""
 
     def __enter__(self) -> Parcel:

@@ -226,6 +226,20 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     assert [parcel.token for parcel in box.left()] == ["1-other"], "it is tried again"
 
 
+def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process was killed in an ordinary upload, so it was not written through to the disk yet."""
+    attempt = claimed(farm, tmp_path)
+    (tmp_path / "log").write_text("log")
+    box.put(attempt, {}, {"log": tmp_path / "log"}, {}).__exit__()
+    Deliveries(farm.store, farm.settings, lambda: None).keep_left()
+    assert farm.store.workers.died("w1", "died") == [], "the job waits"
+    (tmp_path / "boot").write_text("the second")
+    monkeypatch.setattr("farm.node.outbox.BOOT", tmp_path / "boot")
+    assert [parcel.job for parcel in box.left()] == [attempt.job_id]
+
+
 def test_an_object_storage_that_refuses_is_no_outage_that_jobs_wait_for(farm: Farm, tmp_path: Path) -> None:
     """That does not pass by itself: pool_timeout counts, as for all else for which workers take no jobs."""
     attempt = claimed(farm, tmp_path)
