@@ -14,11 +14,11 @@ demo: $(VENV)/.dev
 
 # In two processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 2 --dist loadgroup)
+	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 2 --dist loadscope)
 
 # A slice of the faults; `make chaos` does all.
 test-faults: $(VENV)/.dev
-	$(RUN)/python -m pytest tests/chaos $(or $(PYTEST),-n 2 --dist loadgroup)
+	$(RUN)/python -m pytest tests/chaos $(or $(PYTEST),-n 2 --dist loadscope)
 
 # What is measured for real: alone, and better on a machine that does nothing else.
 test-noise: $(VENV)/.dev

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import botocore.session
 import pytest
@@ -48,6 +48,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+STORIES = {
+    "tests/acceptance/test_guide.py",
+    "tests/acceptance/test_main_job.py",
+    "tests/integration/local/test_embedded_farm.py",
+}
+"""Files whose tests run in order, in one process: each goes on where the one before it ended."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread single tests over the processes, but for stories.
+
+    xdist's own groups (`--dist loadgroup`) are lost with pytest 9.2, which no longer reads the node ids that hold them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Stories(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in STORIES else nodeid
+
+    return Stories(config, log)
 
 
 @pytest.fixture(autouse=True)

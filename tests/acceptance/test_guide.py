@@ -44,9 +44,6 @@ MARK = re.compile(r"<!-- (?P<name>[a-z -]+?)(?:: (?P<value>.+?))? -->")
 KINDS = ("sh", "python", "yaml", "cpp", "text")
 yaml = YAML(typ="safe", pure=True)
 
-pytestmark = pytest.mark.xdist_group("guide")
-"""Blocks run in order, beside one farm."""
-
 
 @dataclass(frozen=True)
 class Block:

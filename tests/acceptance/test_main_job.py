@@ -17,9 +17,6 @@ from farm.local import servers
 from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
 from tests.support.helpers import wait_until
 
-pytestmark = pytest.mark.xdist_group("main job")
-"""One farm for them, which takes a minute to run the quickstart."""
-
 
 @pytest.fixture(scope="module")
 def first(quickstart: Command) -> dict[str, Any]:

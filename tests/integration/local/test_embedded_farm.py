@@ -84,10 +84,6 @@ def none_runs(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-one_story = pytest.mark.xdist_group("embedded farm")
-"""For the tests of one farm, in one process."""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One data folder for the whole story: what each chapter leaves is what the next one finds."""
@@ -101,7 +97,6 @@ def first(folder: Path) -> Iterator[tuple[EmbeddedFarm, Settings]]:
         yield farm, settings
 
 
-@one_story
 def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
     """It takes work: the API answers, a worker is registered. Secrets are its owner's alone."""
     farm, settings = first
@@ -119,7 +114,6 @@ def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settin
     }
 
 
-@one_story
 def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
     """And leaves without taking anything with it."""
     _, settings = first
@@ -130,7 +124,6 @@ def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], 
     assert ask(settings, "/v1/workers")["items"]
 
 
-@one_story
 def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings]) -> None:
     """At its old address, and with its data."""
     farm, settings = first
@@ -147,7 +140,6 @@ def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings])
     assert store.has_blob(digest, size)
 
 
-@one_story
 def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple[EmbeddedFarm, Settings]) -> None:
     farm, settings = first
     worker = next(server for server in farm._servers if server.name == "worker")
