@@ -70,7 +70,7 @@ def test_a_hostile_compiler_reaches_nothing(
     ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
     executor = farm.executor
-    other = executor._work / "j-other-1-x"
+    other = executor._work._folder() / "j-other-1-x"
     for name in ("model", "program"):
         (other / name).mkdir(parents=True)
     (other / "model" / "net.onnx").write_bytes(b"a secret model")
