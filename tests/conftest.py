@@ -7,6 +7,7 @@ import logging
 import secrets
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -130,6 +131,21 @@ class WeedServer:
         self.access_key = secrets.token_hex(8)
         self.secret_key = secrets.token_hex(16)
         self.server = servers.start_weed(folder, self.access_key, self.secret_key)
+        self._share_volumes()
+
+    def _share_volumes(self) -> None:
+        """Keep all buckets in one set of volumes: volumes of its own would cost each test's bucket 0.2 s."""
+        ports = dict(part.lstrip("-").split("=") for part in self.server.command if ".port" in part)
+        place = {part: f"{servers.HOST}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")}
+        subprocess.run(
+            [servers.weed_binary(), "shell", *(f"-{part}={address}" for part, address in place.items())],
+            input="fs.configure -locationPrefix=/buckets -collection=tests -apply\nexit\n",
+            env=self.server.environment,
+            text=True,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
     def client(self) -> S3Client:
         """A plain boto3 client, to look at the server past the code under test."""
@@ -198,4 +214,5 @@ def settings(redis_url: str, s3_settings: dict[str, str], tmp_path: Path) -> Set
         lease_seconds=3.0,
         renew_seconds=0.5,
         retry_delay=0.2,
+        measure_seconds=0.1,
     )
