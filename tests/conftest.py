@@ -136,7 +136,9 @@ class WeedServer:
     def _share_volumes(self) -> None:
         """Keep all buckets in one set of volumes: volumes of its own would cost each test's bucket 0.2 s."""
         ports = dict(part.lstrip("-").split("=") for part in self.server.command if ".port" in part)
-        place = {part: f"{servers.HOST}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")}
+        place = {
+            part: f"{servers.HOST}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")
+        }
         subprocess.run(
             [servers.weed_binary(), "shell", *(f"-{part}={address}" for part, address in place.items())],
             input="fs.configure -locationPrefix=/buckets -collection=tests -apply\nexit\n",

@@ -37,10 +37,12 @@ from tests.support.walking_worker import Fate, Notes, WalkingWorker
 
 LEASE = 0.6
 POOLS = [
-    Pool(Target("onnxruntime", "cpu"), f"onnxruntime{number}-0000000{number}", Device("cpu"), recipe=number)
-    for number in (1, 2)
+    Pool(Target("onnxruntime", "cpu"), f"onnxruntime{release}-0000000{release}", Device("cpu"), recipe=recipe)
+    for release, recipe in ((1, 1), (2, 1), (2, 2))
 ]
-"""Two releases of a compiler, with modules of different numbers for them: an upgrade that rolls on and back."""
+"""Two releases of a compiler, the second with an old and a new module of the farm's: upgrades that roll on and back."""
+
+TOOLCHAINS = sorted({pool.toolchain for pool in POOLS})
 
 AT_ONCE = 12
 """Builds that are open at a time; with more of them, fewer of their actions meet."""
@@ -136,7 +138,7 @@ class Walk:
         self._salt += self.chance.random() < 0.3
         salt = f"{self.chance.random()}" if self.chance.random() < 0.2 else f"walk {self._salt}"
         batches = self.chance.sample(range(1, 6), self.chance.randint(1, 4))
-        toolchains = self.chance.sample([pool.toolchain for pool in POOLS], self.chance.randint(1, 2))
+        toolchains = self.chance.sample(TOOLCHAINS, self.chance.randint(1, 2))
         fail_fast = self.chance.random() < 0.2
         text = (
             f"version: 1\nname: walk\ntargets: [onnxruntime/cpu]\ntoolchains: {json.dumps(toolchains)}\n"
