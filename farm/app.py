@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
+    from farm.builds.finishing import BuildFinisher
     from farm.builds.job_views import JobViews
+    from farm.builds.known import KnownArtifacts
+    from farm.builds.reading import BuildReader
     from farm.builds.service import BuildService
     from farm.node.executor import Executor
     from farm.store import Store
@@ -76,10 +79,34 @@ class Farm:
 
     @cached_property
     def builds(self) -> BuildService:
-        """Plans, builds, reports."""
+        """Accepts builds and changes to them."""
         from farm.builds.service import BuildService
 
-        return BuildService(self.store, self.artifacts, self.settings)
+        return BuildService(
+            self.store, self.artifacts, self.settings, reader=self.build_reader, known=self._known_artifacts
+        )
+
+    @cached_property
+    def build_reader(self) -> BuildReader:
+        """Reads builds and their reports."""
+        from farm.builds.reading import BuildReader
+
+        return BuildReader(self.store, self.artifacts, self.jobs)
+
+    @cached_property
+    def build_finisher(self) -> BuildFinisher:
+        """Finishes the builds that have ended."""
+        from farm.builds.finishing import BuildFinisher
+
+        return BuildFinisher(
+            self.store, self.artifacts, builds=self.builds, reader=self.build_reader, known=self._known_artifacts
+        )
+
+    @cached_property
+    def _known_artifacts(self) -> KnownArtifacts:
+        from farm.builds.known import KnownArtifacts
+
+        return KnownArtifacts(self.store, self.artifacts)
 
     @cached_property
     def jobs(self) -> JobViews:

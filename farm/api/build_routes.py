@@ -61,13 +61,13 @@ def list_builds(
     caller: ReaderCaller, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
 ) -> dict[str, list[schemas.Document]]:
     """List the newest builds of the namespace."""
-    return {"items": farm.builds.list(caller.namespace, limit)}
+    return {"items": farm.build_reader.list(caller.namespace, limit)}
 
 
 @router.get("/builds/{build_id}", response_model=schemas.Build)
 def get_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return a build: its state, counts and verdict."""
-    return farm.builds.get(caller.namespace, build_id)
+    return farm.build_reader.get(caller.namespace, build_id)
 
 
 @router.get("/builds/{build_id}/cells", response_model=schemas.Items[schemas.CellView])
@@ -78,7 +78,7 @@ def cells(
     state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
 ) -> dict[str, list[schemas.Document]]:
     """Return a build's cells, judged, in the order of its manifest."""
-    found = farm.builds.cells(caller.namespace, build_id)
+    found = farm.build_reader.cells(caller.namespace, build_id)
     return {"items": [cell for cell in found if state is None or cell["state"] in state]}
 
 
@@ -116,7 +116,7 @@ def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, far
 @router.get("/builds/{build_id}/report")
 def report(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""
-    return farm.builds.report(caller.namespace, build_id)
+    return farm.build_reader.report(caller.namespace, build_id)
 
 
 @router.get("/builds/{build_id}/reproduction")
@@ -127,18 +127,18 @@ def reproduction(
     cell: Annotated[str, Query(description="The cell's identifier.", max_length=500)],
 ) -> schemas.Document:
     """Return what reruns a cell's last attempt elsewhere, also when its job is no longer known."""
-    return farm.builds.reproduction_of_cell(caller.namespace, build_id, cell)
+    return farm.build_reader.reproduction_of_cell(caller.namespace, build_id, cell)
 
 
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
 def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Response:
     """Return a build's report as JUnit XML."""
-    return Response(farm.builds.junit(caller.namespace, build_id), media_type="application/xml")
+    return Response(farm.build_reader.junit(caller.namespace, build_id), media_type="application/xml")
 
 
 def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> str:
     """Resolve the build before the stream begins: after that, an error has no status to travel in."""
-    return farm.builds.resolve(caller.namespace, build_id)
+    return farm.build_reader.resolve(caller.namespace, build_id)
 
 
 @router.get(
@@ -170,7 +170,7 @@ async def _stream(
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
     ended, idle = False, 0
     while not ended:
-        found = await in_thread(partial(farm.builds.events, namespace, build_id, position, EVENT_WAIT))
+        found = await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT))
         for item in found["items"]:
             position = str(item["id"])
             ended = item["type"] == "build" and item.get("state") == "reported"
@@ -180,7 +180,7 @@ async def _stream(
             yield ":\n\n"
         if ended or (not found["items"] and idle % LOOK_EVERY == 0):
             # Without news look at the build itself: its events may be gone while its report is there.
-            build = await in_thread(partial(farm.builds.get, namespace, build_id))
+            build = await in_thread(partial(farm.build_reader.get, namespace, build_id))
             ended = build["state"] == "reported"
             if ended:
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"

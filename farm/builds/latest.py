@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+LATEST = "latest"
+"""The ref that a finished build moves to the cells that passed."""
+
 UNNAMED_FOR = 30 * 86_400.0
 """Seconds for which a manifest's submissions must have left an entry out before one of them drops it."""
 

@@ -151,14 +151,13 @@ class ControlPlane:
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
     """Run the control plane of a farm until `stop` is set."""
-    builds = farm.builds
     ControlPlane(
         farm.settings,
         farm.store,
         send=partial(broker.dispatch, farm.celery),
         queued=partial(broker.queued, farm.celery),
-        finish_build=builds.finish,
-        resume=builds.resume,
+        finish_build=farm.build_finisher.finish,
+        resume=farm.builds.resume,
         tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
         merge=partial(merge_tuning, farm.artifacts),
         collect=partial(

@@ -211,7 +211,7 @@ class Rig:
             return bool(build and build["state"] == "reported")
 
         wait_until(reported, timeout, f"{build_id} is reported")
-        return self.farm.builds.cells("main", build_id)
+        return self.farm.build_reader.cells("main", build_id)
 
     def attempts(self, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The attempts of a cell's job."""

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from farm import __file__ as FARM
+from farm.app import Farm
 from farm.artifacts import (
     BLOBS,
     QUARANTINE,
@@ -30,7 +31,7 @@ from farm.artifacts.ownership import MARKS, documents
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
-from farm.builds.service import LATEST, BuildService
+from farm.builds.latest import LATEST
 from farm.errors import FarmError
 from farm.settings import load_settings
 from farm.store.link import key
@@ -155,16 +156,22 @@ def _asked_by_builds() -> dict[str, list[str]]:
         store.workers.pools.return_value = []
         store.workers.pool_names.return_value = {POOL}
         store.history.builds.return_value = []
-        return _asked_by(lambda artifacts: do(BuildService(store, artifacts, load_settings({}))), **there)
+
+        def in_farm(artifacts: Any) -> None:
+            farm = Farm(load_settings({}))
+            farm.store, farm.artifacts = store, artifacts
+            do(farm)
+
+        return _asked_by(in_farm, **there)
 
     return {
-        "report": asked(lambda builds: builds.report("pr-7", BUILD)),
-        "retry": asked(lambda builds: builds.retry("pr-7", BUILD, {"build_id": "b-1", "failed": False}, by="me")),
-        "cancel": asked(lambda builds: builds.cancel("pr-7", BUILD)),
-        "resume": asked(lambda builds: builds.resume()),
-        "pause pool": asked(lambda builds: builds.pause_pool(POOL, paused=True)),
-        "resume pool": asked(lambda builds: builds.pause_pool(POOL, paused=False)),
-        "finish": asked(lambda builds: builds.finish(BUILD), ended),
+        "report": asked(lambda farm: farm.build_reader.report("pr-7", BUILD)),
+        "retry": asked(lambda farm: farm.builds.retry("pr-7", BUILD, {"build_id": "b-1", "failed": False}, by="me")),
+        "cancel": asked(lambda farm: farm.builds.cancel("pr-7", BUILD)),
+        "resume": asked(lambda farm: farm.builds.resume()),
+        "pause pool": asked(lambda farm: farm.builds.pause_pool(POOL, paused=True)),
+        "resume pool": asked(lambda farm: farm.builds.pause_pool(POOL, paused=False)),
+        "finish": asked(lambda farm: farm.build_finisher.finish(BUILD), ended),
     }
 
 

@@ -178,5 +178,5 @@ def finished(farm: Farm, client: FarmClient, frozen: Frozen) -> str:
     """Submit a build and see it through; return its id."""
     build_id = str(client.submit(frozen)["id"])
     work(farm)
-    farm.builds.finish(build_id)
+    farm.build_finisher.finish(build_id)
     return build_id

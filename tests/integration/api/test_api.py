@@ -345,7 +345,7 @@ def test_a_build_is_found_by_prefix_and_latest(client: FarmClient, frozen: Froze
 def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path) -> None:
     build_id = client.submit(frozen)["id"]
     assert work(farm) == 2
-    farm.builds.finish(build_id)
+    farm.build_finisher.finish(build_id)
     build = client.build(build_id)
     assert (build["state"], build["verdict"]["exit_code"]) == ("reported", 0)
     cells = client.cells(build_id)
@@ -419,7 +419,7 @@ def test_a_family_is_of_one_model_file(farm: Farm, client: FarmClient, tmp_path:
     text = FAMILY.replace("batches: [8, 1, 32]", "batches: [1]")
     build_id = client.submit(freeze_manifest(tmp_path, text, batch="N"))["id"]
     assert work(farm, later) == 1
-    farm.builds.finish(str(build_id))
+    farm.build_finisher.finish(str(build_id))
     family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
     assert [member["shape"] for member in family.document["members"]] == ["b1"]
     assert len(family.left_out) == 2
@@ -512,7 +512,7 @@ def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, fro
     watcher = threading.Thread(target=lambda: events.extend(client.watch(build_id)))
     watcher.start()
     work(farm)
-    farm.builds.finish(build_id)
+    farm.build_finisher.finish(build_id)
     watcher.join(timeout=60)
     assert not watcher.is_alive()
     for identifier in ("net/onnxruntime-cpu/fp32/static", "net/onnxruntime-cpu/fp16/static"):

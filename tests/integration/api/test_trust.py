@@ -205,7 +205,7 @@ def test_a_fork_that_comes_first_changes_nothing_for_main(
         again = {**frozen.submission, "build_id": f"b-{secrets.token_hex(8)}"}
         build_id = fork.submit(Frozen(again, frozen.files))["id"]
         work(farm, succeed(farm, namespace="pr"))
-        farm.builds.finish(build_id)
+        farm.build_finisher.finish(build_id)
         assert {cell["state"] for cell in fork.cells(build_id)} == {"succeeded"}
         planned = client.plan(frozen)
         assert {cell["state"] for cell in planned["cells"]} == {"miss"}, "main does not see what the fork made"

@@ -134,7 +134,7 @@ def test_a_token_has_a_bound_and_what_has_ended_counts_no_more(
 def test_a_retry_is_within_the_bound_too(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
     build_id = client.submit(frozen)["id"]
     work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
-    farm.builds.finish(build_id)
+    farm.build_finisher.finish(build_id)
     with FarmClient(url, client.create_token("ci", "submitter", "main", max_cells=1)) as ci:
         with pytest.raises(QuotaExceeded, match="the token ci may have 1 unfinished cells"):
             ci.retry(build_id, failed=True, new_id=new_build_id())

@@ -54,7 +54,7 @@ def lose_redis(farm: Farm) -> None:
 
 
 def states(farm: Farm, build_id: str) -> dict[str, str]:
-    return {cell["precision"]: cell["state"] for cell in farm.builds.cells("main", build_id)}
+    return {cell["precision"]: cell["state"] for cell in farm.build_reader.cells("main", build_id)}
 
 
 def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Frozen) -> None:
@@ -64,8 +64,8 @@ def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Fr
     farm.builds.resume()
     assert states(farm, build["id"]) == {"fp32": "queued", "fp16": "queued"}
     assert work(farm) == 2
-    farm.builds.finish(build["id"])
-    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+    farm.build_finisher.finish(build["id"])
+    assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
 
 
 def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_are_gone(
@@ -81,12 +81,12 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
         return row
 
     monkeypatch.setattr(farm.store.builds, "get", lost_after)
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     monkeypatch.undo()
     with pytest.raises(StoreUnavailable, match="the store lost build"):
-        farm.builds.report("main", build["id"])
+        farm.build_reader.report("main", build["id"])
     farm.builds.resume()
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     assert set(states(farm, build["id"]).values()) == {"succeeded"}
 
 
@@ -99,14 +99,16 @@ def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
     elapsed: list[float] = []
 
     def looked_at(job_id: str, order: dict[str, Any], key: str) -> Outcome:
-        elapsed.extend(cell["elapsed"] for cell in farm.builds.cells("main", build["id"]) if cell["state"] == "running")
+        elapsed.extend(
+            cell["elapsed"] for cell in farm.build_reader.cells("main", build["id"]) if cell["state"] == "running"
+        )
         return succeed(farm)(job_id, order, key)
 
     work(farm, looked_at)
     assert elapsed
     assert max(elapsed) < 600
-    farm.builds.finish(build["id"])
-    ended = farm.builds.get("main", build["id"])
+    farm.build_finisher.finish(build["id"])
+    ended = farm.build_reader.get("main", build["id"])
     assert ended["state"] == "reported"
     assert 0 <= ended["ended_at"] - ended["created_at"] < 600, "by one clock"
 
@@ -119,7 +121,7 @@ def test_a_plan_and_a_report_say_when_a_build_will_be_done(farm: Farm, tmp_path:
         return succeed(farm)(job_id, order, key)
 
     first = submit(farm, freeze_manifest(tmp_path, MANIFEST))
-    unknown = farm.builds.report("main", first["id"])["build"]["outlook"]
+    unknown = farm.build_reader.report("main", first["id"])["build"]["outlook"]
     assert (unknown["eta"], unknown["unknown"]) == (None, 2)
     work(farm, noted)
     for spec in specs:
@@ -130,9 +132,9 @@ def test_a_plan_and_a_report_say_when_a_build_will_be_done(farm: Farm, tmp_path:
     planned = farm.builds.plan("main", frozen.submission)["outlook"]
     assert (planned["eta"]["expected"], planned["slot_seconds"]["expected"]) == (10, 20), "two slots"
     build = submit(farm, frozen)
-    assert farm.builds.report("main", build["id"])["build"]["outlook"] == planned
+    assert farm.build_reader.report("main", build["id"])["build"]["outlook"] == planned
     farm.builds.pause("main", build["id"], paused=True)
-    assert farm.builds.report("main", build["id"])["build"]["outlook"]["eta"] is None
+    assert farm.build_reader.report("main", build["id"])["build"]["outlook"]["eta"] is None
 
 
 def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, frozen: Frozen) -> None:
@@ -175,11 +177,11 @@ def test_what_was_published_before_the_loss_is_not_compiled_again(farm: Farm, fr
 def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     work(farm)
-    farm.builds.finish(build["id"])
-    before = farm.builds.report("main", build["id"])
+    farm.build_finisher.finish(build["id"])
+    before = farm.build_reader.report("main", build["id"])
     lose_redis(farm)
     farm.builds.resume()
-    assert farm.builds.report("main", build["id"])["cells"] == before["cells"]
+    assert farm.build_reader.report("main", build["id"])["cells"] == before["cells"]
     # A finished build never reopens.
     assert farm.store.builds.get(build["id"]) is None
 
@@ -190,8 +192,8 @@ def test_a_reported_build_is_never_opened_by_its_id_again(
     """The client repeats its request after Redis has forgotten the build; meanwhile its cells would fail."""
     build = submit(farm, frozen)
     work(farm)
-    farm.builds.finish(build["id"])
-    before, ref = farm.builds.report("main", build["id"]), Refs(farm.artifacts).find("main", "latest")
+    farm.build_finisher.finish(build["id"])
+    before, ref = farm.build_reader.report("main", build["id"]), Refs(farm.artifacts).find("main", "latest")
     lose_redis(farm)
     for key in list(farm.artifacts.list_objects("ns/main/artifacts/")):
         farm.artifacts.delete_object(key)
@@ -199,7 +201,7 @@ def test_a_reported_build_is_never_opened_by_its_id_again(
     retry = {"build_id": build["id"], "failed": False}
     assert farm.builds.retry("main", build["id"], retry, by="test")["state"] == "reported"
     assert farm.store.builds.get(build["id"]) is None
-    assert farm.builds.report("main", build["id"]) == before
+    assert farm.build_reader.report("main", build["id"]) == before
     assert Refs(farm.artifacts).find("main", "latest") == ref
 
 
@@ -215,8 +217,8 @@ def test_a_verdict_does_not_change_when_its_end_is_repeated_or_an_expectation_ru
         return succeed(farm)(job_id, order, key)
 
     work(farm, fail_fp16)
-    farm.builds.finish(build["id"])
-    before = farm.builds.report("main", build["id"])
+    farm.build_finisher.finish(build["id"])
+    before = farm.build_reader.report("main", build["id"])
     assert before["build"]["verdict"]["exit_code"] == 0
 
     class Later(datetime):
@@ -225,12 +227,12 @@ def test_a_verdict_does_not_change_when_its_end_is_repeated_or_an_expectation_ru
             return datetime(2100, 1, 2, tzinfo=tz)
 
     monkeypatch.setattr("farm.results.verdict.datetime", Later)
-    assert farm.builds.report("main", build["id"]) == before
+    assert farm.build_reader.report("main", build["id"]) == before
     with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as raw:
         raw.hset(f"{{farm}}:build:{build['id']}", "state", "ended")  # as if the process had died before it let it go
-    farm.builds.finish(build["id"])
-    assert farm.builds.report("main", build["id"]) == before
-    assert farm.builds.get("main", build["id"])["verdict"] == before["build"]["verdict"]
+    farm.build_finisher.finish(build["id"])
+    assert farm.build_reader.report("main", build["id"]) == before
+    assert farm.build_reader.get("main", build["id"])["verdict"] == before["build"]["verdict"]
 
 
 def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
@@ -248,7 +250,7 @@ def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
         return put(place, data, **options)
 
     monkeypatch.setattr(farm.artifacts, "put_object", other_first)
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     found = farm.artifacts.get_object(key)
     assert found
     assert found.data == theirs.encode()
@@ -259,12 +261,12 @@ def test_a_report_that_cannot_be_read_is_written_again(farm: Farm, frozen: Froze
     """As the audit says: submit it again."""
     build = submit(farm, frozen)
     work(farm)
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     farm.artifacts.put_object(f"ns/main/builds/{build['id']}/report.json", b"{")
     lose_redis(farm)
     submit(farm, frozen)
-    farm.builds.finish(build["id"])
-    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+    farm.build_finisher.finish(build["id"])
+    assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
 
 
 def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path: Path) -> None:
@@ -279,20 +281,20 @@ def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path
         fails = "/fp16/" in order["identifier"]
         made = Outcome.failure(FailureKind.BAD_MODEL, "no") if fails else succeed(farm)(job_id, order, claim.key)
         farm.store.jobs.finish(job_id, claim.token, made)
-        settle_left(farm.store, farm.builds.finish)
+        settle_left(farm.store, farm.build_finisher.finish)
     assert states(farm, build["id"]) == {"fp32": "succeeded", "fp16": "failed"}
-    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+    assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
 
 
 def test_a_hit_whose_program_is_gone_is_a_miss(farm: Farm, frozen: Frozen) -> None:
     """The index hears of it only when storage is looked after again."""
     build = submit(farm, frozen)
     work(farm)
-    farm.builds.finish(build["id"])
-    gone, _ = (cell["facts"]["program"]["digest"] for cell in farm.builds.cells("main", build["id"]))
+    farm.build_finisher.finish(build["id"])
+    gone, _ = (cell["facts"]["program"]["digest"] for cell in farm.build_reader.cells("main", build["id"]))
     farm.artifacts.delete_object(f"blobs/sha256/{gone[:2]}/{gone}")
     later = submit(farm, again(frozen))
-    assert sorted(cell["state"] for cell in farm.builds.cells("main", later["id"])) == ["queued", "succeeded"]
+    assert sorted(cell["state"] for cell in farm.build_reader.cells("main", later["id"])) == ["queued", "succeeded"]
     assert work(farm) == 1
     retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
     assert retried["counts"]["succeeded"] == 2
@@ -303,12 +305,12 @@ def test_a_build_whose_plan_is_gone_is_still_there_and_says_why_it_cannot_be_ret
 ) -> None:
     build = submit(farm, frozen)
     work(farm)
-    farm.builds.finish(build["id"])
-    before = farm.builds.report("main", build["id"])
+    farm.build_finisher.finish(build["id"])
+    before = farm.build_reader.report("main", build["id"])
     lose_redis(farm)
     collect(farm.artifacts, plans_kept=timedelta(seconds=-5))
     other = Farm(farm.settings)  # It has not read the plan.
-    assert other.builds.report("main", build["id"]) == before
+    assert other.build_reader.report("main", build["id"]) == before
     with pytest.raises(NotFound, match="no plan") as refused:
         other.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
     assert "submit the manifest again" in refused.value.hint
@@ -330,9 +332,9 @@ def test_latest_names_the_newest_submission_whichever_build_ends_last(farm: Farm
     old, new = (newer(farm, tmp_path, salt) for salt in ("old", "new"))
     while work(farm):
         pass
-    wanted = {cell["key"] for cell in farm.builds.cells("main", new)}
-    farm.builds.finish(new)
-    farm.builds.finish(old)
+    wanted = {cell["key"] for cell in farm.build_reader.cells("main", new)}
+    farm.build_finisher.finish(new)
+    farm.build_finisher.finish(old)
     assert latest_keys(farm) == wanted
 
 
@@ -341,11 +343,11 @@ def test_a_later_submission_of_the_same_program_counts_as_newer(farm: Farm, tmp_
     first, middle = (newer(farm, tmp_path, salt) for salt in ("one", "two"))
     while work(farm):
         pass
-    farm.builds.finish(first)
+    farm.build_finisher.finish(first)
     wanted = latest_keys(farm)
     last = newer(farm, tmp_path, "one")
-    farm.builds.finish(last)
-    farm.builds.finish(middle)
+    farm.build_finisher.finish(last)
+    farm.build_finisher.finish(middle)
     assert latest_keys(farm) == wanted
 
 
@@ -353,10 +355,10 @@ def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> N
     """No build of the namespace waits for an operator; the snapshot before the damaged one counts."""
     first = newer(farm, tmp_path, "one")
     work(farm)
-    farm.builds.finish(first)
+    farm.build_finisher.finish(first)
     second = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("name: net", "name: other")))
     work(farm)
-    farm.builds.finish(second["id"])
+    farm.build_finisher.finish(second["id"])
     ref = Refs(farm.artifacts).find("main", "latest")
     assert ref
     for digest, models in ((ref.snapshot, {"net", "late"}), ("", {"net", "late"})):
@@ -364,8 +366,8 @@ def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> N
             farm.artifacts.put_object(f"blobs/sha256/{digest[:2]}/{digest}", b"{")
         late = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("name: net", "name: late")))
         work(farm)
-        farm.builds.finish(late["id"])
-        assert farm.builds.get("main", late["id"])["state"] == "reported"
+        farm.build_finisher.finish(late["id"])
+        assert farm.build_reader.get("main", late["id"])["state"] == "reported"
         snapshot = Refs(farm.artifacts).read("main", "latest")
         assert snapshot
         assert {cell["model"] for cell in snapshot["cells"].values()} == models
@@ -383,7 +385,7 @@ def test_latest_forgets_what_its_manifest_gave_up_a_month_ago(
             patched.setattr(farm.store, "now", lambda: 1_800_000_000.0 + days * 86_400)
             made = submit(farm, freeze_manifest(tmp_path, text))
         work(farm, outcome)
-        farm.builds.finish(made["id"])
+        farm.build_finisher.finish(made["id"])
 
     def named() -> set[str]:
         snapshot = Refs(farm.artifacts).read("main", "latest")
@@ -421,7 +423,7 @@ def test_a_build_without_its_inputs_is_refused_and_nothing_is_made(farm: Farm, f
     with pytest.raises(InputsMissing, match="not in object storage") as refused:
         farm.builds.submit("main", frozen.submission, by="test")
     assert refused.value.blobs == [frozen.submission["models"]["net"]["files"][0]["digest"]]
-    assert farm.builds.list("main") == []
+    assert farm.build_reader.list("main") == []
     assert list(farm.artifacts.list_objects("ns/main/open/")) == []
 
 
@@ -429,7 +431,7 @@ def test_a_second_build_is_all_hits_and_needs_no_worker(farm: Farm, frozen: Froz
     submit(farm, frozen)
     work(farm)
     build = farm.builds.submit("main", again(frozen).submission, by="test")
-    cells = farm.builds.cells("main", build["id"])
+    cells = farm.build_reader.cells("main", build["id"])
     assert all(cell["state"] == "succeeded" and cell["hit"] for cell in cells)
 
 
@@ -437,8 +439,8 @@ def test_a_pull_requests_namespace_reads_main_and_never_writes_there(farm: Farm,
     submit(farm, frozen)
     work(farm)
     build = farm.builds.submit("pull-request", again(frozen).submission, by="stranger")
-    assert all(cell["hit"] for cell in farm.builds.cells("pull-request", build["id"]))
-    farm.builds.finish(build["id"])
+    assert all(cell["hit"] for cell in farm.build_reader.cells("pull-request", build["id"]))
+    farm.build_finisher.finish(build["id"])
     assert Refs(farm.artifacts).read("main", "latest") is None
     snapshot = Refs(farm.artifacts).read("pull-request", "latest")
     assert snapshot is not None
@@ -463,8 +465,8 @@ models:
 
     build = submit(farm, freeze_manifest(tmp_path, text))
     work(farm, inaccurate)
-    farm.builds.finish(build["id"])
-    cells = {cell["precision"]: cell for cell in farm.builds.cells("main", build["id"])}
+    farm.build_finisher.finish(build["id"])
+    cells = {cell["precision"]: cell for cell in farm.build_reader.cells("main", build["id"])}
     assert (cells["fp16"]["state"], cells["fp16"]["kind"]) == ("failed", "accuracy")
     snapshot = Refs(farm.artifacts).read("main", "latest")
     assert snapshot is not None
@@ -474,7 +476,7 @@ models:
 def test_the_report_is_plain_json_that_anyone_can_read_from_the_bucket(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "tensor w is too short"))
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     found = farm.artifacts.get_object(f"ns/main/builds/{build['id']}/report.json")
     assert found is not None
     report = json.loads(found.data)
@@ -486,16 +488,16 @@ def test_the_report_is_plain_json_that_anyone_can_read_from_the_bucket(farm: Far
 
 def test_builds_are_found_by_the_start_of_their_id(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
-    assert farm.builds.resolve("main", build["id"][:8]) == build["id"]
-    assert farm.builds.resolve("main", "@latest") == build["id"]
+    assert farm.build_reader.resolve("main", build["id"][:8]) == build["id"]
+    assert farm.build_reader.resolve("main", "@latest") == build["id"]
     with pytest.raises(NotFound):
-        farm.builds.resolve("other", build["id"])
+        farm.build_reader.resolve("other", build["id"])
 
 
 def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     farm.store.workers.leave("w1")
-    assert all("no live worker serves" in cell["waiting"] for cell in farm.builds.cells("main", build["id"]))
+    assert all("no live worker serves" in cell["waiting"] for cell in farm.build_reader.cells("main", build["id"]))
 
 
 BUCKET_MANIFEST = """\
@@ -525,7 +527,7 @@ def open_farm(farm: Farm, frozen: Frozen, s3_client: Any) -> Farm:
 
 def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_farm: Farm, frozen: Frozen) -> None:
     build = open_farm.builds.submit("main", from_bucket(), by="test")
-    (cell,) = open_farm.builds.cells("main", build["id"])
+    (cell,) = open_farm.build_reader.cells("main", build["id"])
     assert cell["state"] == "queued"
     # The same bytes have the same key, however they came.
     brought = {cell["precision"]: cell["key"] for cell in open_farm.builds.plan("main", frozen.submission)["cells"]}
@@ -611,7 +613,7 @@ def test_external_data_of_a_bucket_does_not_leave_the_models_folder(
 def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     work(farm)
-    facts = farm.builds.cells("main", build["id"])[0]["facts"]
+    facts = farm.build_reader.cells("main", build["id"])[0]["facts"]
     farm.artifacts.delete_object(facts["sidecar"])
     retention.tidy_storage(farm.store, farm.artifacts)
     planned = farm.builds.plan("main", again(frozen).submission)["cells"]
@@ -625,7 +627,7 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     farm.builds.cancel("main", cancelled["id"])
     lose_redis(farm)
     farm.builds.resume()
-    assert farm.builds.get("main", paused["id"])["paused"]
+    assert farm.build_reader.get("main", paused["id"])["paused"]
     assert set(states(farm, cancelled["id"]).values()) == {"cancelled"}
     assert work(farm) == 0
     farm.builds.pause_pool(POOL.name, paused=False)
@@ -656,14 +658,14 @@ def test_no_job_of_a_paused_build_starts_while_the_store_gets_it_back(
 
 def test_what_waits_says_behind_how_many(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
-    waiting = [cell["waiting"] for cell in farm.builds.report("main", build["id"])["cells"]]
+    waiting = [cell["waiting"] for cell in farm.build_reader.report("main", build["id"])["cells"]]
     assert waiting == [f"0 jobs ahead for 2 slots of {POOL.name}", f"1 job ahead for 2 slots of {POOL.name}"]
 
 
 def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     farm.builds.pause("main", build["id"], paused=True)
-    waiting = farm.builds.report("main", build["id"])["cells"][0]["waiting"]
+    waiting = farm.build_reader.report("main", build["id"])["cells"][0]["waiting"]
     assert waiting == f"{build['id']} is paused; `farm resume {build['id']}` lets it go on"
     farm.builds.cancel("main", build["id"])
     with pytest.raises(Conflict, match="has ended"):
@@ -679,7 +681,7 @@ def test_what_is_queued_again_says_how_its_last_attempt_ended(farm: Farm, frozen
     assert farm.store.jobs.claim(*again, nonce="n", worker="w1", node="n1").answer == "run"
 
     def waiting() -> str:
-        cells = farm.builds.report("main", build["id"])["cells"]
+        cells = farm.build_reader.report("main", build["id"])["cells"]
         return str(next(cell["waiting"] for cell in cells if cell["job"] == handed[0]))
 
     assert waiting() == ""
@@ -718,8 +720,8 @@ def tuned_quickly(farm: Farm, folder: Path) -> tuple[str, str]:
     """Submit, work and finish a build with a background mode; return its id and that of its follow-up."""
     build = submit(farm, freeze_manifest(folder, BACKGROUND))
     assert work(farm) == 1
-    farm.builds.finish(build["id"])
-    followed_by = farm.builds.get("main", build["id"])["followed_by"]
+    farm.build_finisher.finish(build["id"])
+    followed_by = farm.build_reader.get("main", build["id"])["followed_by"]
     assert followed_by
     return build["id"], followed_by
 
@@ -740,24 +742,24 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     """The quick program is out at once; the follow-up is one build of lowest priority, whatever is repeated or lost."""
     first, follower = tuned_quickly(farm, tmp_path)
     assert latest_mode(farm) == "quick"
-    assert farm.builds.get("main", follower)["follows"] == first
+    assert farm.build_reader.get("main", follower)["follows"] == first
     assert [cell["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
     plan = farm.artifacts.get_object(f"ns/main/builds/{follower}/plan.json")
     assert plan
     assert [cell["limits"]["time"] for cell in json.loads(plan.data)["cells"]] == [0], "a deep search may take days"
     lose_redis(farm)
     farm.builds.resume()
-    farm.builds.finish(first)
+    farm.build_finisher.finish(first)
     assert work(farm, compared(farm, verdict)) == 1
-    farm.builds.finish(follower)
-    farm.builds.finish(follower)
+    farm.build_finisher.finish(follower)
+    farm.build_finisher.finish(follower)
     assert latest_mode(farm) == named
-    assert farm.builds.get("main", follower)["verdict"]["exit_code"] == 0
+    assert farm.build_reader.get("main", follower)["verdict"]["exit_code"] == 0
     # The next build of the same manifest is a hit of the quick program; nothing is tuned or taken back.
     again = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
     assert work(farm) == 0
-    farm.builds.finish(again["id"])
-    assert farm.builds.get("main", again["id"])["followed_by"] is None
+    farm.build_finisher.finish(again["id"])
+    assert farm.build_reader.get("main", again["id"])["followed_by"] is None
     assert latest_mode(farm) == named
 
 
@@ -773,7 +775,7 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
         return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 
     def sidecar(build_id: str) -> dict[str, Any]:
-        (cell,) = farm.builds.cells("main", build_id)
+        (cell,) = farm.build_reader.cells("main", build_id)
         assert cell["state"] == "succeeded", cell["message"]
         found = farm.artifacts.lookup(["main"], cell["facts"]["key"])
         assert found
@@ -788,14 +790,14 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
     )
     build = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
     assert work(farm, execute) == 1
-    farm.builds.finish(build["id"])
-    follower = farm.builds.get("main", build["id"])["followed_by"]
+    farm.build_finisher.finish(build["id"])
+    follower = farm.build_reader.get("main", build["id"])["followed_by"]
     quick = sidecar(build["id"])
     assert (quick["tuning"]["mode"], quick["measurements"]["against"]) == ("quick", None)
     assert latest_mode(farm) == "quick"
 
     assert work(farm, execute) == 1
-    farm.builds.finish(follower)
+    farm.build_finisher.finish(follower)
     deeper = sidecar(follower)
     assert deeper["measurements"]["against"] == {
         "key": quick["key"], "ratio": 1.5, "interval": [1.4, 1.6], "verdict": "faster"
@@ -804,18 +806,18 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
     assert latest_mode(farm) == "exhaustive"
     again = submit(farm, freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
     assert work(farm) == 0
-    farm.builds.finish(again["id"])
+    farm.build_finisher.finish(again["id"])
     assert latest_mode(farm) == "exhaustive"
 
 
 def test_the_follow_up_of_a_retried_build_retries_nothing(farm: Farm, tmp_path: Path) -> None:
     build = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
     assert work(farm) == 1
-    farm.builds.finish(retried["id"])
-    found = farm.builds.get("main", farm.builds.get("main", retried["id"])["followed_by"])
+    farm.build_finisher.finish(retried["id"])
+    found = farm.build_reader.get("main", farm.build_reader.get("main", retried["id"])["followed_by"])
     assert (found["follows"], found["retries"]) == (retried["id"], None)
 
 
@@ -825,8 +827,8 @@ def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_
     newer = submit(farm, freeze_manifest(tmp_path, f"{BACKGROUND}    salt: newer\n    tuning: off\n"))
     while work(farm, compared(farm, "faster")):
         pass
-    farm.builds.finish(newer["id"])
-    farm.builds.finish(follower)
+    farm.build_finisher.finish(newer["id"])
+    farm.build_finisher.finish(follower)
     assert latest_mode(farm) == "off"
 
 
@@ -836,8 +838,8 @@ def test_a_follow_up_counts_as_the_submission_that_it_follows(farm: Farm, tmp_pa
     quick = BACKGROUND.replace(", background: exhaustive", "")
     again = submit(farm, freeze_manifest(tmp_path, quick))
     assert work(farm, compared(farm, "faster")) == 1
-    farm.builds.finish(again["id"])
-    farm.builds.finish(follower)
+    farm.build_finisher.finish(again["id"])
+    farm.build_finisher.finish(follower)
     assert latest_mode(farm) == "quick"
 
 
@@ -854,11 +856,11 @@ def test_a_follow_up_that_was_refused_once_comes_with_the_next_try(
     with monkeypatch.context() as patched:
         patched.setattr(farm.store.builds, "create", refuse)
         with pytest.raises(StoreUnavailable):
-            farm.builds.finish(build["id"])
+            farm.build_finisher.finish(build["id"])
     assert farm.store.builds.get(follow_up_id(build["id"])) is None
-    farm.builds.finish(build["id"])
-    followed_by = farm.builds.get("main", build["id"])["followed_by"]
-    assert [cell["state"] for cell in farm.builds.cells("main", followed_by)] == ["queued"]
+    farm.build_finisher.finish(build["id"])
+    followed_by = farm.build_reader.get("main", build["id"])["followed_by"]
+    assert [cell["state"] for cell in farm.build_reader.cells("main", followed_by)] == ["queued"]
 
 
 def test_a_follow_up_that_cannot_be_takes_no_verdict_away(farm: Farm, tmp_path: Path) -> None:
@@ -868,20 +870,20 @@ def test_a_follow_up_that_cannot_be_takes_no_verdict_away(farm: Farm, tmp_path: 
     work(farm)
     taken = {**frozen.submission, "build_id": follow_up_id(build["id"])}
     farm.builds.submit("pr", taken, by="test")
-    farm.builds.finish(build["id"])
-    assert farm.builds.get("main", build["id"])["verdict"]["exit_code"] == 0
+    farm.build_finisher.finish(build["id"])
+    assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
     assert farm.store.builds.get(taken["build_id"])["namespace"] == "pr"
 
 
 def test_latest_is_no_follow_up_and_the_newest_submission_also_after_a_loss(farm: Farm, tmp_path: Path) -> None:
     build, follower = tuned_quickly(farm, tmp_path)
-    assert farm.builds.resolve("main", "@latest") == build
+    assert farm.build_reader.resolve("main", "@latest") == build
     older = [newer(farm, tmp_path, salt) for salt in ("one", "two", "three")]
-    assert farm.builds.resolve("main", "@latest") == older[-1]
+    assert farm.build_reader.resolve("main", "@latest") == older[-1]
     lose_redis(farm)
     farm.builds.resume()
     assert farm.store.builds.get(follower)
-    assert farm.builds.resolve("main", "@latest") == older[-1]
+    assert farm.build_reader.resolve("main", "@latest") == older[-1]
 
 
 def test_a_background_that_finds_no_more_is_refused(farm: Farm, tmp_path: Path) -> None:
@@ -901,12 +903,12 @@ def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: F
 
     build = submit(farm, tuned)
     assert work(farm, make) == 1
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     found = client.fetch("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
     assert found.artifact["key"] == cut[0]
     hit = submit(farm, again(tuned))
-    farm.builds.finish(hit["id"])
-    (cell,) = farm.builds.cells("main", hit["id"])
+    farm.build_finisher.finish(hit["id"])
+    (cell,) = farm.build_reader.cells("main", hit["id"])
     assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
 
 
@@ -933,14 +935,15 @@ def test_cells_share_a_job_only_where_their_budgets_are_equal(farm: Farm, tmp_pa
 
     def published(build: dict[str, Any]) -> list[float | None]:
         sidecars = [
-            farm.artifacts.lookup(["main"], cell["facts"]["key"]) for cell in farm.builds.cells("main", build["id"])
+            farm.artifacts.lookup(["main"], cell["facts"]["key"])
+            for cell in farm.build_reader.cells("main", build["id"])
         ]
         return [found.sidecar["spec"]["tuning"].get("budget") for found in sidecars if found]
 
     assert farm.builds.plan("main", again(frozen).submission)["cells"][1]["state"] == "joined"
     assert work(farm, make) == 3
     assert published(build) == [1, 2, None, 1]
-    farm.builds.finish(build["id"])
+    farm.build_finisher.finish(build["id"])
     later = submit(farm, freeze_manifest(tmp_path, budgets(one_second, "{mode: quick, budget: 1h}", "quick")))
     assert work(farm) == 0
     assert published(later) == [None, None, None]
@@ -966,7 +969,7 @@ def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch:
     digest, _ = farm.artifacts.put_blob_bytes(b"passes\n" * 1000 + b"and then it died\n")
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
     monkeypatch.setattr("farm.builds.job_views.SHOWN_LOG", 24)
-    job = farm.builds.cells("main", build["id"])[0]["job"]
+    job = farm.build_reader.cells("main", build["id"])[0]["job"]
     first, *rest = farm.jobs.log("main", job).decode().splitlines()
     assert first == f"(6993 bytes before this are in blob {digest})"
     assert rest == ["passes", "and then it died"]
@@ -976,8 +979,8 @@ def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, clien
     """The order is in the build's plan, how it ended in its report."""
     build = submit(farm, frozen)
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel"))
-    farm.builds.finish(build["id"])
-    cell = farm.builds.cells("main", build["id"])[0]
+    farm.build_finisher.finish(build["id"])
+    cell = farm.build_reader.cells("main", build["id"])[0]
     before = client.reproduction(build["id"], cell["identifier"])
     assert before == client.reproduction(cell["job"])
     lose_redis(farm)
@@ -1006,7 +1009,7 @@ def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_p
         ((job_id, attempt),) = wait_until(handed_out, message="the delay passed")
         jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
         wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
-    (cell,) = farm.builds.cells("main", build["id"])
+    (cell,) = farm.build_reader.cells("main", build["id"])
     assert (cell["kind"], farm.jobs.get("main", cell["job"])["quarantined"]) == ("worker_lost", True)
     document = client.reproduce(cell["job"], tmp_path / "again", farm.settings)
     assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)

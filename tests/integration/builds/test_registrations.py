@@ -33,7 +33,7 @@ def submit(farm: Farm, folder: Path, more: str) -> list[tuple[str, str]]:
     for path in frozen.files.values():
         farm.artifacts.put_blob_file(path)
     build = farm.builds.submit("main", frozen.submission, by="test")
-    return [(cell["pool"], cell["key"]) for cell in farm.builds.cells("main", build["id"])]
+    return [(cell["pool"], cell["key"]) for cell in farm.build_reader.cells("main", build["id"])]
 
 
 def execute(farm: Farm, pool: Pool) -> Outcome:

@@ -44,7 +44,7 @@ def worker(farm: Farm, manifest: str) -> Iterator[list[Outcome]]:
         while not stop.wait(0.05):
             work(farm, (lambda *_: failures[0]) if failures else None)
             for build_id in farm.store.builds.ended_unreported():
-                farm.builds.finish(build_id)
+                farm.build_finisher.finish(build_id)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -124,7 +124,7 @@ def test_detach_watch_status_logs_cancel(farm: Farm, manifest: str, capsys: pyte
     capsys.readouterr()
     assert main(["cancel", "@latest"]) == 0
     assert capsys.readouterr().out == f"{build_id}: 2 cells cancelled\n"
-    farm.builds.finish(build_id)
+    farm.build_finisher.finish(build_id)
     assert main(["watch", build_id]) == 1
     assert "2 cancelled" in capsys.readouterr().out
 
@@ -135,11 +135,11 @@ def test_a_retry_tries_what_failed_again_in_a_new_build(
     """What succeeded meanwhile, in this build or another, is a hit; the old build stays as it ended."""
     worker.append(Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
     assert main(["submit", manifest, "--label", "team=x"]) == 1
-    old = farm.builds.resolve("main", "@latest")
+    old = farm.build_reader.resolve("main", "@latest")
     capsys.readouterr()
     assert main(["retry", old, "--failed", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("demo: 2 cells, 0 hits, 2 misses\n")
-    assert len(farm.builds.list("main")) == 1
+    assert len(farm.build_reader.list("main")) == 1
 
     worker.clear()
     assert main(["retry", "@latest", "--failed", "--junit", "junit.xml"]) == 0
@@ -148,7 +148,7 @@ def test_a_retry_tries_what_failed_again_in_a_new_build(
     assert out.splitlines()[-1].endswith("2 of 2 cells succeeded")
     (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
     assert suite.tests == 2
-    new, before = farm.builds.list("main")
+    new, before = farm.build_reader.list("main")
     assert (new["retries"], new["labels"], new["verdict"]["exit_code"]) == (old, {"team": "x"}, 0)
     assert (before["id"], before["verdict"]["exit_code"]) == (old, 1)
 
@@ -172,30 +172,32 @@ def test_a_retry_has_only_the_cells_that_did_not_succeed(
             else Outcome.failure(FailureKind.TIME_LIMIT, "too long")
         ),
     )
-    build_id = farm.builds.resolve("main", "@latest")
-    farm.builds.finish(build_id)
+    build_id = farm.build_reader.resolve("main", "@latest")
+    farm.build_finisher.finish(build_id)
     capsys.readouterr()
     assert main(["retry", build_id, "--failed", "--detach", "--json"]) == 0
     retried = json.loads(capsys.readouterr().out)["build"]
-    (cell,) = farm.builds.cells("main", retried["id"])
+    (cell,) = farm.build_reader.cells("main", retried["id"])
     assert cell["identifier"] == "net/onnxruntime-cpu/fp16/static"
     assert main(["retry", retried["id"]]) == 2
     assert "has not ended" in capsys.readouterr().err
     work(farm)
-    farm.builds.finish(retried["id"])
+    farm.build_finisher.finish(retried["id"])
     assert main(["watch", retried["id"]]) == 0
-    assert {cell["precision"] for cell in farm.builds.cells("main", build_id) if cell["state"] == "failed"} == {"fp16"}
+    assert {cell["precision"] for cell in farm.build_reader.cells("main", build_id) if cell["state"] == "failed"} == {
+        "fp16"
+    }
 
 
 def test_two_builds_are_held_against_each_other(
     worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], farm: Farm
 ) -> None:
     assert main(["submit", manifest]) == 0
-    old = farm.builds.resolve("main", "@latest")
+    old = farm.build_reader.resolve("main", "@latest")
     worker.append(Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
     Path("other.yaml").write_text(MANIFEST.replace("fp16]", "bf16]"))
     assert main(["submit", "other.yaml"]) == 1
-    failed = farm.builds.resolve("main", "@latest")
+    failed = farm.build_reader.resolve("main", "@latest")
     capsys.readouterr()
     assert main(["diff", old]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -221,17 +223,17 @@ def test_two_builds_are_held_against_each_other(
 def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", manifest, "--detach"]) == 0
     work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
-    build_id = farm.builds.resolve("main", "@latest")
-    farm.builds.finish(build_id)
+    build_id = farm.build_reader.resolve("main", "@latest")
+    farm.build_finisher.finish(build_id)
     (digest,) = {
-        cell["order"]["model"]["files"][0]["digest"] for cell in farm.builds._read_plan("main", build_id)["cells"]
+        cell["order"]["model"]["files"][0]["digest"] for cell in farm.build_reader.read_plan("main", build_id)["cells"]
     }
     farm.artifacts.delete_object(blob_key(digest))
     assert main(["retry", build_id]) == 2
     err = capsys.readouterr().err
     assert f"1 inputs of build {build_id} are gone" in err
     assert "submit the manifest again" in err
-    assert len(farm.builds.list("main")) == 1
+    assert len(farm.build_reader.list("main")) == 1
 
 
 def test_doctor_says_which_workers_the_farm_has(
@@ -265,7 +267,7 @@ def test_ctrl_c_detaches_and_says_how_to_return(
     monkeypatch.setattr("farm.cli.progress._next", interrupted)
     assert main(["submit", manifest]) == 8
     err = capsys.readouterr().err
-    (build,) = farm.builds.list("main")
+    (build,) = farm.build_reader.list("main")
     assert f"return:  farm watch {build['id']}" in err
     assert f"cancel:  farm cancel {build['id']}" in err
     assert build["counts"]["queued"] == 2
@@ -342,7 +344,7 @@ def test_exit_codes_of_fetch(
     assert main(["submit", manifest]) == 0
     fetch = ["fetch", "net", "-t", "onnxruntime/cpu", "-o", "out", "-p"]
     assert main([*fetch, "int8"]) == 4
-    (cell, _) = sorted(farm.builds.cells("main", "@latest"), key=lambda cell: str(cell["precision"]))
+    (cell, _) = sorted(farm.build_reader.cells("main", "@latest"), key=lambda cell: str(cell["precision"]))
     farm.artifacts.delete_object(
         f"blobs/sha256/{cell['facts']['program']['digest'][:2]}/{cell['facts']['program']['digest']}"
     )
@@ -370,7 +372,7 @@ def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys
     watching.start()
     handed = wait_until(lambda: work(farm))
     assert handed == 2
-    farm.builds.finish(farm.builds.resolve("main", "@latest"))
+    farm.build_finisher.finish(farm.build_reader.resolve("main", "@latest"))
     watching.join(timeout=60)
     assert codes == [0]
     assert "net/onnxruntime-cpu/fp16/static succeeded" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def control(farm: Farm) -> Iterator[None]:
         farm.store,
         send=partial(broker.dispatch, app),
         queued=partial(broker.queued, app),
-        finish_build=farm.builds.finish,
+        finish_build=farm.build_finisher.finish,
         resume=farm.builds.resume,
         tidy=lambda: None,
         merge=lambda: None,
@@ -105,7 +105,10 @@ def run(farm: Farm, folder: Path, target: str, more: str = "") -> dict[str, Any]
         farm.artifacts.put_blob_file(path)
     build = farm.builds.submit("main", frozen.submission, by="test")
     (cell,) = wait_until(
-        lambda: (cells := farm.builds.cells("main", build["id"]))[0]["state"] in ("succeeded", "failed") and cells, 60
+        lambda: (
+            (cells := farm.build_reader.cells("main", build["id"]))[0]["state"] in ("succeeded", "failed") and cells
+        ),
+        60,
     )
     return cell
 

@@ -74,7 +74,7 @@ def compiled(settings: Settings, folder: Path, nodes: Sequence[Any], more: str =
     outcome = attempt(farm, farm.executor)
     found = farm.artifacts.get_object(outcome.facts["sidecar"]) if outcome.end is AttemptEnd.SUCCEEDED else None
     sidecar = json.loads(found.data) if found else None
-    (cell,) = farm.builds.cells("main", build["id"])
+    (cell,) = farm.build_reader.cells("main", build["id"])
     return outcome, cell, sidecar, farm.artifacts.read_blob(outcome.log, 1 << 20).decode()
 
 

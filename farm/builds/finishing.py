@@ -1,0 +1,154 @@
+"""Finish builds: write the report, let `latest` name what passed, submit what was left for the background."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.artifacts.refs import Refs
+from farm.artifacts.s3 import S3Store
+from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
+from farm.builds.known import KnownArtifacts
+from farm.builds.latest import LATEST, given_up, submitted
+from farm.builds.reading import BuildReader
+from farm.builds.service import BuildService
+from farm.errors import Conflict, FarmError, FarmFault, UsageError
+from farm.jobs.state import State
+from farm.logging import get_logger
+from farm.results import junit
+from farm.results.sweep import draw
+from farm.store import Store
+
+log = get_logger(__name__)
+
+Document = dict[str, Any]
+
+
+class BuildFinisher:
+    """Sees to the builds that have ended."""
+
+    def __init__(
+        self, store: Store, artifacts: S3Store, *, builds: BuildService, reader: BuildReader, known: KnownArtifacts
+    ) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._builds = builds
+        self._reader = reader
+        self._known = known
+        self._refs = Refs(artifacts)
+
+    def finish(self, build_id: str) -> None:
+        """Write an ended build's report, move `latest` to the cells that passed, and let the build go.
+
+        What it left for the background is submitted. Every step can be repeated; a build whose report is written never
+        reopens: its verdict stays, and it moves no ref.
+        """
+        row = self._store.builds.get(build_id)
+        if row is None or row["state"] != "ended":
+            return
+        namespace = row["namespace"]
+        report = self._reader.read_report(namespace, build_id) or self._write_report(namespace, build_id)
+        if report is None:
+            return
+        self._builds.let_go(namespace, build_id, report)
+        log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+
+    def _write_report(self, namespace: str, build_id: str) -> Document | None:
+        """Do what an ended build leads to and write its report last; return the report that counts.
+
+        None if the store has lost the build meanwhile.
+        """
+        report = self._reader.live_report(namespace, build_id)
+        if report is None:
+            return None
+        report["build"]["state"] = "reported"
+        folder = f"ns/{namespace}/builds/{build_id}"
+        self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
+        self._draw(folder, report)
+        passed = [cell for cell in report["cells"] if _passed(cell)]
+        if passed and report["build"]["follows"]:
+            self._replace_slower(namespace, build_id, passed)
+        elif passed:
+            self._name_latest(namespace, build_id, passed)
+        report["build"]["followed_by"] = self._reader.follower(build_id)
+        key, data = f"{folder}/report.json", json.dumps(report).encode()
+        try:
+            self._artifacts.put_object(key, data, create=True)
+        except Conflict:
+            if first := self._reader.read_report(namespace, build_id):  # Another control plane was faster.
+                return first
+            self._artifacts.put_object(key, data)
+        return report
+
+    def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
+        """Let `latest` name what passed, or what its follow-up has shown to be faster; let what is missing follow."""
+        planned = self._reader.read_plan(namespace, build_id)
+        behind = background_cells(planned["cells"], passed)
+        known = self._known.facts(namespace, [cell["key"] for cell in behind])
+        proven = {
+            cell["identifier"]: known[cell["key"]]
+            for cell in behind
+            if cell["key"] in known and is_proven(known[cell["key"]], cell["order"]["against"])
+        }
+        best = [{**cell, "facts": proven.get(cell["identifier"], cell["facts"])} for cell in passed]
+        named = [_snapshot_cell(planned["build"], cell) for cell in best]
+        self._refs.add_cells(namespace, LATEST, named, drop=given_up(planned, passed))
+        if missing := [cell for cell in behind if cell["key"] not in known]:
+            self._follow_up(planned, missing)
+
+    def _follow_up(self, planned: Mapping[str, Any], missing: Sequence[Document]) -> None:
+        """Submit a build's follow-up with these cells, or take in one that is written down and was refused then."""
+        namespace, build_id = planned["build"]["namespace"], planned["build"]["id"]
+        follower = follow_up_id(build_id)
+        if self._reader.read_report(namespace, follower):
+            return
+        try:
+            if not self._artifacts.get_object(f"ns/{namespace}/open/{follower}"):
+                manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+                self._builds.accept(
+                    plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b""
+                )
+                log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
+            elif not self._builds.is_whole(follower):
+                self._builds.resume_one(namespace, follower)
+        except FarmFault:
+            raise  # The build's end is repeated.
+        except FarmError as error:
+            log.error("no background tuning", build=follower, follows=build_id, error=error.message)
+
+    def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
+        """Let `latest` name a follow-up's programs in place of those that they were shown to be faster than."""
+        build = self._reader.read_plan(namespace, build_id)["build"]
+        faster = [
+            (cell["facts"]["against"]["key"], _snapshot_cell(build, cell))
+            for cell in passed
+            if cell["facts"].get("against") and is_proven(cell["facts"], cell["facts"]["against"]["key"])
+        ]
+        if faster:
+            self._refs.replace_cells(namespace, LATEST, faster)
+
+    def _draw(self, folder: str, report: Document) -> None:
+        """Put a picture of the build's sweeps beside its report."""
+        if report["sweeps"]:
+            try:
+                picture = draw(report["sweeps"], report["build"]["name"])
+            except UsageError as error:
+                log.warning("sweep not drawn", build=report["build"]["id"], error=error.message, hint=error.hint)
+                return
+            self._artifacts.put_object(f"{folder}/sweep.svg", picture, content_type="image/svg+xml")
+
+
+def _passed(cell: Mapping[str, Any]) -> bool:
+    return cell["state"] == State.SUCCEEDED and not cell["warning"] and cell["facts"] is not None
+
+
+def _snapshot_cell(build: Mapping[str, Any], cell: Mapping[str, Any]) -> Document:
+    facts = cell["facts"]
+    return {
+        "manifest": build["name"],
+        "submitted": submitted(build),
+        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
+        # The artifact's key: that of a tuning which was cut short is not the cell's.
+        **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},
+    }

@@ -1,0 +1,49 @@
+"""Which artifacts are there already: what planning asks of the index and of object storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.artifacts import readable
+from farm.artifacts.index import rebuild, without_program
+from farm.artifacts.s3 import S3Store
+from farm.store import Store
+
+
+class KnownArtifacts:
+    """The artifacts that a namespace can read: its own and those of `main`."""
+
+    def __init__(self, store: Store, artifacts: S3Store) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._filling = threading.Lock()
+
+    def require_index(self, namespace: str) -> None:
+        """Refill the index from object storage where Redis has lost it."""
+        for source in readable(namespace):
+            # One fills it for all who ask meanwhile: reading every sidecar of a large farm takes a while.
+            with self._filling:
+                if not self._store.index.complete(source):
+                    self._store.index.fill(source, rebuild(self._artifacts, source))
+
+    def facts(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """Facts of the whole artifacts among `keys`: `main` is asked first."""
+        known: dict[str, Mapping[str, Any]] = {}
+        for source in readable(namespace):
+            missing = [key for key in keys if key not in known]
+            known |= self._store.index.get_many(source, missing)
+        return known
+
+    def whole(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, Mapping[str, Any]]:
+        """Facts of whole artifacts; `names` are the cache keys under which each may be, the best first, by any name."""
+        found = self.facts(namespace, [name for all_ in names.values() for name in all_])
+        for name in without_program(self._artifacts, found):
+            del found[name]  # The index hears of it within ten minutes.
+        return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
+
+    def read_spec(self, namespace: str, key: str) -> Mapping[str, Any] | None:
+        """Return what the sidecar of an artifact says was compiled."""
+        artifact = self._artifacts.lookup(readable(namespace), key)
+        return artifact.sidecar["spec"] if artifact else None

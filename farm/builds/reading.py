@@ -1,0 +1,241 @@
+"""Read builds: as the store has them while they live there, else from their reports in object storage."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from farm.artifacts.s3 import S3Store
+from farm.builds.follow_up import follow_up_id
+from farm.builds.job_views import JobViews
+from farm.builds.outlook import outlook
+from farm.compiling.attempt import Attempt
+from farm.errors import NotFound, StoreUnavailable, UsageError
+from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
+from farm.logging import get_logger
+from farm.results import junit
+from farm.results.sweep import sweeps_of
+from farm.results.verdict import judge_cell, verdict_of
+from farm.store import Store
+
+log = get_logger(__name__)
+
+EXPLAINED = 20
+"""For how many queued cells of one build the report says why they wait; the others wait for the same."""
+
+Document = dict[str, Any]
+
+
+class BuildReader:
+    """What can be read of builds. All answers are plain JSON."""
+
+    def __init__(self, store: Store, artifacts: S3Store, jobs: JobViews) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._jobs = jobs
+        self.read_plan = lru_cache(maxsize=32)(self._load_plan)
+        """A build's plan by namespace and id. Raises NotFound."""
+
+    def resolve(self, namespace: str, build_id: str) -> str:
+        """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
+
+        `@latest` is the newest that somebody submitted: no follow-up, for whose verdict nobody waits.
+        """
+        if self._live(namespace, build_id):
+            return build_id
+        known = self._store.builds.list(namespace)
+        if build_id == "@latest":
+            newest = next((str(row["id"]) for row in known if not row.get("follows")), None)
+            if newest is None:
+                raise NotFound(f"no build in namespace {namespace}", hint="`farm submit MANIFEST` makes one")
+            return newest
+        matches = [str(row["id"]) for row in known if str(row["id"]).startswith(build_id)]
+        if len(matches) > 1:
+            raise UsageError(f"{build_id} is the start of {len(matches)} builds", hint=", ".join(matches[:5]))
+        if matches:
+            return matches[0]
+        if re.fullmatch(r"b-[0-9a-f]{16}", build_id) and self._artifacts.get_object(
+            f"ns/{namespace}/builds/{build_id}/manifest.yaml"
+        ):
+            return build_id
+        raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
+
+    def report(self, namespace: str, build_id: str) -> Document:
+        """Return a build with its cells as they stand: from the store while it lives there, else its report.
+
+        Raises NotFound.
+        """
+        build_id = self.resolve(namespace, build_id)
+        row = self._live(namespace, build_id)
+        # A report is final: the store may have other cells if it was restored, and an expectation may run out.
+        final = self.read_report(namespace, build_id) if row and row["state"] == "reported" else None
+        return final or self.live_report(namespace, build_id) or self._stored_report(namespace, build_id)
+
+    def get(self, namespace: str, build_id: str) -> Document:
+        """Return a build without its cells. Raises NotFound.
+
+        Until its report is written, `counts` are those of the jobs: what failed a gate counts as succeeded.
+        """
+        build_id = self.resolve(namespace, build_id)
+        row = self._live(namespace, build_id)
+        if row is None:
+            return dict(self._stored_report(namespace, build_id)["build"])
+        return _build_document({**row, "followed_by": self.follower(build_id)})
+
+    def cells(self, namespace: str, build_id: str) -> list[Document]:
+        """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
+        return list(self.report(namespace, build_id)["cells"])
+
+    def list(self, namespace: str, limit: int = 50) -> list[Document]:
+        """Return the newest builds of a namespace that the store still knows."""
+        return [_build_document(row) for row in self._store.builds.list(namespace)[:limit]]
+
+    def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> Document:
+        """Return what happened to a build after an event id, waiting up to `block_seconds` for the first.
+
+        `reset` means that the position is unknown to the store (trimmed, or of a store that was lost): read the state.
+        """
+        found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
+        return {"items": list(found.items), "reset": found.reset}
+
+    def junit(self, namespace: str, build_id: str) -> str:
+        """Return a build's report as JUnit XML."""
+        return junit.render(self.report(namespace, build_id))
+
+    def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
+        """Return what `JobViews.reproduction` says of a cell's job; once it is forgotten, from its build's documents.
+
+        Raises NotFound, also for a cell that was a hit when it was planned: its artifact has its own.
+        """
+        build_id = self.resolve(namespace, build_id)
+        cell = next((cell for cell in self.cells(namespace, build_id) if cell["identifier"] == identifier), None)
+        if cell is None:
+            raise NotFound(f"no cell {identifier} in build {build_id}")
+        if cell["job"] and self._store.jobs.get(cell["job"]):
+            return self._jobs.reproduction(namespace, cell["job"])
+        planned = next(row for row in self.read_plan(namespace, build_id)["cells"] if row["identifier"] == identifier)
+        if planned["order"] is None:
+            raise NotFound(f"{identifier} was there before build {build_id}", hint=f"`farm reproduce {cell['key']}`")
+        attempt = Attempt(
+            cell["job"] or "",
+            cell["attempt"],
+            token="",
+            order=planned["order"],
+            limits=planned["limits"],
+            namespace=namespace,
+            key=cell["key"],
+            build=build_id,
+            worker=cell["worker"] or "",
+        )
+        return self._jobs.described(attempt, cell)
+
+    def live_report(self, namespace: str, build_id: str) -> Document | None:
+        """Return a build with its cells as the store has them; None if the store has lost it or some of them."""
+        row = self._live(namespace, build_id)
+        if row is None:
+            return None
+        planned = self.read_plan(namespace, build_id)
+        rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
+        if len(rows) < row["accepted"]:
+            return None  # The store lost them since it told of the build.
+        cells = [judge_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
+        queued = [cell for cell in cells if cell["state"] == State.QUEUED][:EXPLAINED]
+        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
+        for cell, facts in zip(queued, explained, strict=True):
+            cell["waiting"] = self._waiting(cell, facts)
+        for cell in cells:
+            if cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
+                cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
+        verdict = verdict_of(cells)
+        live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
+        build = _build_document({**planned["build"], **row, **live, "followed_by": self.follower(build_id)})
+        build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
+        return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
+
+    def read_report(self, namespace: str, build_id: str) -> Document | None:
+        """Return the report that a finished build has in object storage, if it has a readable one."""
+        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
+        if found is None:
+            return None
+        try:
+            report: Document = json.loads(found.data)
+            report["build"]["verdict"]["exit_code"]
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("report unreadable", key=found.key, error=repr(error))
+            return None
+        return report
+
+    def outlook(self, cells: Sequence[Document], parallel: int | None, *, paused: bool = False) -> Document:
+        """Return when these cells are expected to be done by the workers that are there."""
+        return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
+
+    def follower(self, build_id: str) -> str | None:
+        """Return the id of the build that tunes in the background what this one left, if it was submitted."""
+        follower = follow_up_id(build_id)
+        return follower if self._store.builds.get(follower) else None
+
+    def _live(self, namespace: str, build_id: str) -> Document | None:
+        """Return a build as the store has it: ids are the clients' own, and one of another namespace is not ours."""
+        row = self._store.builds.get(build_id)
+        return row if row and row["namespace"] == namespace else None
+
+    def _stored_report(self, namespace: str, build_id: str) -> Document:
+        report = self.read_report(namespace, build_id)
+        if report:
+            return report
+        if self._artifacts.get_object(f"ns/{namespace}/open/{build_id}"):
+            raise StoreUnavailable(
+                f"the store lost build {build_id}, which is in object storage",
+                hint="the control plane gives it back to the store within seconds",
+            )
+        raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
+
+    def _load_plan(self, namespace: str, build_id: str) -> Document:
+        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
+        if found is None:
+            hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
+            raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
+        document: Document = json.loads(found.data)
+        return document
+
+    def _waiting(self, cell: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
+        """Say in one sentence why a queued cell waits, and how its last attempt ended, if there was one."""
+        if facts is None:
+            return "the farm is taking the build in"
+        pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]
+        ahead, slots = facts["ahead"], facts["slots"]
+        reasons = [
+            (name, f"{name} is paused; `farm resume {name}` lets it go on"),
+            (not facts["live_workers"], f"no live worker serves {pool}"),
+            (facts["resting"], f"{facts['resting']}"),
+            (then, f"tries again in {max(0.0, (then or 0.0) - self._store.now()):.0f} s"),
+            (facts["bounded_by"], f"build {facts['bounded_by']} already runs as many as its max-parallel"),
+            (facts["handed_out"], "handed out; the next free slot takes it"),
+            (True, f"{ahead} job{'s' * (ahead != 1)} ahead for {slots} slot{'s' * (slots != 1)} of {pool}"),
+        ]
+        return next(reason for holds, reason in reasons if holds) + _after(facts["before"])
+
+
+def _after(attempt: Mapping[str, Any] | None) -> str:
+    """Say how the attempt before this one ended, as a sentence goes on."""
+    if attempt is None:
+        return ""
+    how = {
+        AttemptEnd.FAILED: f"failed: {attempt['kind']}: {attempt['message']}",
+        AttemptEnd.RELEASED: f"was given back: {attempt['message'] or attempt['worker'] + ' stops'}",
+    }.get(attempt["end"], f"was lost: {attempt['message'] or attempt['worker']}")
+    return f"; attempt {attempt['number']} {how}"
+
+
+def _build_document(row: Mapping[str, Any]) -> Document:
+    """Return what people and scripts see of a build; once there is a verdict, its counts are the judged ones."""
+    names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
+    verdict = row.get("verdict")
+    return {
+        **{name: row.get(name) for name in (*names, "follows", "followed_by", "retries")},
+        "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
+        "warnings": row.get("warnings") or [],
+    }
