@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = 1 << 20
+"""Bytes of a file that are copied at once."""
 
 
 @contextmanager
@@ -28,21 +32,73 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def read_plain(path: Path, limit: int) -> bytes:
-    """Return the bytes of a regular file that somebody else may exchange at any moment; links are not followed.
+class NotPlain(OSError):
+    """What somebody else left is missing, no regular file with one name, reached by a link, or larger than agreed."""
 
-    A pipe does not make the reader wait. Raises OSError, also for anything but a regular file with one name, and for
-    one of more than `limit` bytes (EFBIG).
+
+def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryIO:
+    """Open a regular file with one name, of at most `limit` bytes, that somebody else may exchange at any moment.
+
+    No link is followed below `within` (else: in place of the file), and a pipe does not make the reader wait. Who reads
+    must still stop at the limit: the file may grow. Raises NotPlain, OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - it is a descriptor
-        found = os.fstat(descriptor)
-        if not is_plain(found):
-            raise OSError(errno.EINVAL, "not a regular file with one name", str(path))
+    folder = path.parent if within is None else within
+    *folders, name = path.relative_to(folder).parts
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in folders:
+            place = _inside(place, part, _FOLDER)
+        file = os.fdopen(_inside(place, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise NotPlain(error.errno, os.strerror(error.errno or 0), str(path)) from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # A link, a socket.
+            raise NotPlain(errno.EINVAL, "not a regular file with one name", str(path)) from None
+        raise
+    found = os.fstat(file.fileno())
+    wrong = (errno.EINVAL, "not a regular file with one name") if not is_plain(found) else None
+    wrong = wrong or ((errno.EFBIG, f"more than {limit} bytes") if found.st_size > limit else None)
+    if wrong:
+        file.close()
+        raise NotPlain(*wrong, str(path))
+    return file
+
+
+def _inside(folder: int, name: str, flags: int) -> int:
+    """Open an entry of a folder, which is closed."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file that somebody else may exchange at any moment: see `open_plain`.
+
+    Raises NotPlain, with EFBIG for one of more than `limit` bytes and ENOENT for one that is not there; OSError.
+    """
+    with open_plain(path, limit) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"more than {limit} bytes", str(path))
+        raise NotPlain(errno.EFBIG, f"more than {limit} bytes", str(path))
     return data
+
+
+def take(path: Path, target: Path, limit: int, *, within: Path | None = None) -> tuple[str, int]:
+    """Copy a file that somebody else left (see `open_plain`) to a new one; return the SHA-256 and size of the copy.
+
+    Every byte is read once: what is hashed is what is copied. Where it fails there is no `target`, or part of one.
+    Raises NotPlain for what was left, OSError for the target.
+    """
+    sha256, size = hashlib.sha256(), 0
+    with open_plain(path, limit, within=within) as source, target.open("xb") as copy:
+        while piece := source.read(_PIECE):
+            size += len(piece)
+            if size > limit:
+                raise NotPlain(errno.EFBIG, f"more than {limit} bytes", str(path))
+            sha256.update(piece)
+            copy.write(piece)
+    return sha256.hexdigest(), size
 
 
 def is_plain(found: os.stat_result) -> bool:

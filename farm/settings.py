@@ -54,6 +54,8 @@ class Settings(BaseModel):
     time_limit: float = Field(gt=0)
     memory_limit: int = Field(ge=0)
     hang_seconds: float = Field(gt=0)
+    disk_limit: int = Field(ge=0)
+    process_limit: int = Field(ge=0)
     toolchains: tuple[str, ...]
     pool_timeout: float = Field(gt=0)
     namespace_cells: int = Field(ge=0)

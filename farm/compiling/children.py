@@ -20,6 +20,10 @@ OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
 
 
+LARGEST = 1 << 62
+"""Bytes of a file where there is no limit."""
+
+
 class StepSettings(Protocol):
     """What the steps have to know of the machine that they run on: some of the farm's settings."""
 
@@ -34,6 +38,14 @@ class StepSettings(Protocol):
     @property
     def hang_seconds(self) -> float:
         """How long a child may show no sign of life; 0 is no limit."""
+
+    @property
+    def disk_limit(self) -> int:
+        """Bytes that all which children write may take of the disk; 0 is no limit."""
+
+    @property
+    def process_limit(self) -> int:
+        """How many processes and threads a child may have; 0 is no limit."""
 
     @property
     def migraphx_path(self) -> str:
@@ -107,6 +119,11 @@ class Children:
     def seconds(self) -> float:
         """Seconds since it all began."""
         return round(time.monotonic() - self.began, 3)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a file that a child may have made."""
+        return self.settings.disk_limit or LARGEST
 
     @property
     def peak_memory(self) -> int:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class MachineFile:
     threads_per_slot: int = 1
     measure_seconds: float = 3.0
     hang_seconds: float = 0.0
+    disk_limit: int = 0
+    process_limit: int = 0
     migraphx_path: str = ""
     migraphx_python: str = ""
 
@@ -297,8 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--unlimited", action="store_true", help="without the attempt's limits of time and memory")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(arguments)
-    machine = MachineFile(
-        given.threads, machine.measure_seconds, machine.hang_seconds, given.migraphx_path, given.migraphx_python
+    machine = replace(
+        machine,
+        threads_per_slot=given.threads,
+        migraphx_path=given.migraphx_path,
+        migraphx_python=given.migraphx_python,
     )
     try:
         found = rerun(folder, machine, gpu=given.gpu, unlimited=given.unlimited)

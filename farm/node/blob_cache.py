@@ -1,14 +1,29 @@
-"""The node's content-addressed cache of models and data: shared by slots, checked, bounded in size."""
+"""The node's content-addressed cache of models and data: shared by slots and namespaces, bounded in size.
+
+A file is what its name says when it goes in and when it comes out: it is hashed as it is copied, both times.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from farm.files import replacing
+from farm.errors import ArtifactGone
+from farm.files import NotPlain, replacing, take
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
+TRIES = 8
+"""How often a file is copied that is damaged, or was trimmed meanwhile."""
+
+LARGEST = 1 << 62
+"""Bytes of a file in the cache: whoever put it there has bounded it."""
 
 
 class NodeCache:
@@ -41,14 +56,23 @@ class NodeCache:
         return placed
 
     def copy(self, digest: str, target: Path) -> None:
-        """Copy one blob to `target`."""
-        while True:
-            try:
-                shutil.copyfile(self.get(digest), target)
+        """Copy one blob to `target`, which is that blob or is not there; a file that is damaged here is brought anew.
+
+        Raises ArtifactGone where that does not help, and what the download raises.
+        """
+        for _ in range(TRIES):
+            path = self.get(digest)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(NotPlain), replacing(target) as part:
+                if take(path, part, LARGEST)[0] != digest:
+                    raise NotPlain(errno.EIO, "not what its name says", str(path))
+            if target.exists():
                 return
-            except FileNotFoundError:
-                # Another slot trimmed the cache between the two steps.
-                target.parent.mkdir(parents=True, exist_ok=True)
+            # Damaged, or another slot trimmed the cache between the two steps.
+            with suppress(FileNotFoundError):
+                path.unlink()
+                log.error("a file of the node's cache was damaged, bringing it anew", file=str(path))
+        raise ArtifactGone(f"blob {digest} is not what its name says", hint="`farm doctor` looks at the node's disk")
 
     def get(self, digest: str) -> Path:
         """Return the path of a blob's file, after bringing it where it is missing."""
@@ -61,14 +85,22 @@ class NodeCache:
             self._trim(keep=path)
         return path
 
-    def put(self, digest: str, source: Path) -> None:
-        """Keep a copy of a file that was made here, so that the next attempt need not download it."""
-        path = self._folder / digest[:2] / digest
-        if not path.exists():
+    def add(self, source: Path, limit: int, *, within: Path) -> tuple[Path, str, int]:
+        """Keep a copy of a file that a child made here, so that the next attempt need not download it.
+
+        Return the copy, its digest and its size. Raises NotPlain (`farm.files.take`), OSError.
+        """
+        new = self._folder / "00" / f".{secrets.token_hex(8)}.part"
+        new.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            digest, size = take(source, new, limit, within=within)
+            path = self._folder / digest[:2] / digest
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
-                shutil.copyfile(source, part)
-            self._trim(keep=path)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+        self._trim(keep=path)
+        return path, digest, size
 
     def _trim(self, *, keep: Path) -> None:
         files = [(path, path.stat()) for path in self._folder.glob("??/*") if path != keep]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import random
-import shutil
 import threading
 import time
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,8 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.requests import EXPECTED, after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
-from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable
+from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
+from farm.files import NotPlain, open_plain, take
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
@@ -44,6 +46,9 @@ log = get_logger(__name__)
 
 PATIENCE = 30.0
 """Seconds for which a request is repeated before storage counts as away for its attempt."""
+
+LONGEST_TEXT = 64 << 20
+"""Bytes of a program's text that go into the log of a failed attempt."""
 
 AWAY_PAUSES = (1.0, 3.0)
 """Between two tries while storage is away, in seconds; at random, since a whole farm waits for the same moment."""
@@ -225,11 +230,11 @@ class _AttemptRun:
         recipe = reference_recipe(self.order, used)
         record = reference_key(self.attempt.namespace, digest_of(recipe))
         try:
-            digest, size = self.impatient.put_blob_file(path)
-            self.cache.put(digest, path)
+            copy, digest, size = self.cache.add(path, self.children.largest, within=self.folder)
+            self.impatient.put_blob_file(copy, digest=digest)
             kept = {"digest": digest, "size": size, "recipe": recipe}
             self.impatient.put_object(record, json.dumps(kept).encode())
-        except (StorageUnavailable, OSError) as error:
+        except (StorageUnavailable, UsageError, OSError) as error:
             log.warning("reference not kept", error=str(error))
         else:
             self.reference = {"path": path.name, "digest": digest, "size": size}
@@ -273,7 +278,7 @@ class _AttemptRun:
         def evaluate(compiled: Mapping[str, Any], tuned: Tuner | None) -> dict[str, Any]:
             record = self._evaluated(compiled, reference, tuned)
             kernels = tuned.kernels() if tuned else []
-            self.kernels = _packed(kernels, self.folder / "kernels.zip") if kernels else None
+            self.kernels = self._packed(kernels) if kernels else None
             return record
 
         record = tuner.make(model, calibration, samples, evaluate)
@@ -283,6 +288,9 @@ class _AttemptRun:
             self.key = keys_of(self.order, self.attempt.key)[-1]
             record["spec"] = cut_short(self.order["spec"], self.order["budget"])
         return record
+
+    def _packed(self, kernels: Sequence[Path]) -> Path:
+        return _packed(kernels, self.folder / "kernels.zip", within=self.folder, limit=self.children.largest)
 
     def _evaluated(self, compiled: Mapping[str, Any], reference: Path, tuner: Tuner | None = None) -> dict[str, Any]:
         """Evaluate the program and return what the sidecar says of it, also whether another attempt ran meanwhile."""
@@ -311,7 +319,8 @@ class _AttemptRun:
             "kernel_cache": self.kernels,
             "log": self.children.log_path,
         }
-        there = {name: path for name, path in files.items() if path and path.exists()}
+        needed = ("program", "log")
+        there = {name: path for name, path in files.items() if path and (name in needed or os.path.lexists(path))}
         attempt = self.attempt
         sidecar = {
             **record,
@@ -324,7 +333,9 @@ class _AttemptRun:
         }
         if self.children.cancelled.is_set():
             raise StepEnded(None)
-        with self.outbox.put(attempt, sidecar, there, self.children.phases) as parcel:
+        with self.outbox.put(
+            attempt, sidecar, there, self.children.phases, within=self.folder, limit=self.children.largest
+        ) as parcel:
             self.parcel, left = parcel, False
             try:
                 outcome = parcel.publish(self.artifacts)
@@ -362,10 +373,9 @@ class _AttemptRun:
         """A failed attempt has no artifact that could hold the program's text."""
         with self.children.log_path.open("ab") as whole:
             for when, path in self.steps.texts.items():
-                if path.exists():
+                with suppress(NotPlain), open_plain(path, LONGEST_TEXT, within=self.folder) as text:
                     whole.write(f"\nthe program {when} compilation:\n".encode())
-                    with path.open("rb") as text:
-                        shutil.copyfileobj(text, whole)
+                    whole.write(text.read(LONGEST_TEXT))
 
     def _with_log(self, outcome: Outcome) -> Outcome:
         """Attach the log; an attempt's end stands, also where its log cannot be uploaded."""
@@ -381,16 +391,22 @@ class _AttemptRun:
 
 
 def _disk_failed(error: OSError) -> Outcome:
-    """A full disk is the node's trouble; anything else that the system refuses is the farm's own mistake."""
+    """A full disk is the node's trouble, what a child left the compiler's; all else the farm's own mistake."""
+    if isinstance(error, NotPlain):
+        left = f"{Path(str(error.filename)).name}: {error.strerror}"
+        return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is no plain file: {left}")
     kind = FailureKind.STORAGE if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
 
 
-def _packed(files: Sequence[Path], path: Path) -> Path:
-    """Put files into one archive, by their names."""
+def _packed(files: Sequence[Path], path: Path, *, within: Path, limit: int) -> Path:
+    """Put files that a child made into one archive, by their names."""
+    part = path.with_name("kernel")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
-            archive.write(file, file.name)
+            take(file, part, limit, within=within)
+            archive.write(part, file.name)
+            part.unlink()
     return path
 
 

@@ -22,6 +22,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageAway, StorageUnavailable, UsageError
+from farm.files import take
 from farm.jobs.state import Outcome
 from farm.logging import get_logger
 
@@ -43,14 +44,23 @@ class Outbox:
         self._folder = folder
 
     def put(
-        self, attempt: Attempt, sidecar: Mapping[str, Any], files: Mapping[str, Path], phases: Mapping[str, float]
+        self,
+        attempt: Attempt,
+        sidecar: Mapping[str, Any],
+        files: Mapping[str, Path],
+        phases: Mapping[str, float],
+        *,
+        within: Path,
+        limit: int,
     ) -> Parcel:
         """Keep what an attempt has made: `files` by the name of their blob, and what the sidecar says but for them.
 
-        It is there whole or not at all, also if we are killed now, and ours until it is let go. Raises OSError.
+        They lie `within` a folder in which children wrote, and are copied, and hashed on the way: of at most `limit`
+        bytes each. It is there whole or not at all, also if we are killed now, and ours until it is let go.
+        Raises NotPlain for a file that is none, OSError.
         """
         new, lock = self._begin(f"{attempt.job_id}-{attempt.number}")
-        document = {
+        document: dict[str, Any] = {
             "job": attempt.job_id,
             "token": attempt.token,
             "namespace": attempt.namespace,
@@ -60,15 +70,12 @@ class Outbox:
             "boot": _boot(),
         }
         try:
-            for blob, path in files.items():
-                try:
-                    os.link(path, new / blob)
-                except OSError:  # Another file system.
-                    shutil.copyfile(path, new / blob)
+            taken = {blob: take(path, new / blob, limit, within=within) for blob, path in files.items()}
+            document["digests"] = {blob: digest for blob, (digest, _) in taken.items()}
             (new / "parcel.json").write_text(json.dumps(document))
             return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document)
         except BaseException:
-            # On a full disk. Under our lock nobody else could remove it, and its links keep what they name.
+            # On a full disk. Under our lock nobody else could remove it.
             shutil.rmtree(new, ignore_errors=True)
             os.close(lock)
             raise
@@ -170,9 +177,10 @@ class Parcel:
 
     def _publish(self, artifacts: S3Store) -> Outcome:
         files = self._document["files"]
+        digests = self._document.get("digests", {})  # 0.1.0 wrote none.
 
         def upload(blob: str) -> dict[str, Any]:
-            digest, size = artifacts.put_blob_file(self._folder / blob)
+            digest, size = artifacts.put_blob_file(self._folder / blob, digest=digests.get(blob))
             return {"path": files[blob], "digest": digest, "size": size}
 
         # Side by side: on a line with a second of latency they would cost that each.

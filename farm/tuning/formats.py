@@ -405,9 +405,9 @@ def _miopen_text(store: RecordStore, table: Table) -> str:
 def _bytes(path: Path, dropped: Dropped) -> bytes | None:
     try:
         return read_plain(path, FILE_LIMIT)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None  # MIOpen replaces a file by deleting it first.
         dropped.files[path.name] = (
             f"it has more than {FILE_LIMIT >> 20} MiB"
             if error.errno == errno.EFBIG

@@ -10,6 +10,7 @@ The untuned program is measured beside the tuned one, and the faster is made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from farm.compiling.children import StepEnded
 from farm.compiling.requests import bench_request, compile_request
 from farm.compiling.slots import FreeSlots
 from farm.compiling.steps import Steps, inputs_of, is_shared
-from farm.files import remove_tree
+from farm.files import is_plain, remove_tree
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
@@ -34,6 +35,10 @@ ROUNDS = 10
 """In which the tuned program and the untuned one take turns."""
 NOISE = 0.05
 """How much two processes may differ that run the same program: their memory lies elsewhere, and they take no turns."""
+
+
+_KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
+"""What MIOpen calls its kernel binaries: names for an archive that others unpack."""
 
 
 class PublishedProgram(NamedTuple):
@@ -214,7 +219,8 @@ class Tuner:
 
     def kernels(self) -> list[Path]:
         """Return MIOpen's kernel binaries that the program took when it was measured alone."""
-        return sorted(path for path in (self.proof / "kernels").rglob("*.ukdb") if path.is_file())
+        found = (self.proof / "kernels").rglob("*.ukdb")
+        return sorted(path for path in found if _KERNELS.fullmatch(path.name) and is_plain(path.lstat()))
 
     def report(self, *, published: bool) -> dict[str, Any]:
         """Return what the sidecar says of the tuning; `published` is whether it is the tuned program."""

@@ -19,8 +19,9 @@ from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.compiling.steps import measurements_of
+from farm.compiling.steps import Steps, measurements_of
 from farm.errors import UsageError
+from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import CannotRun, Messages, RequestFailed
@@ -261,3 +262,71 @@ def test_a_mistake_of_the_farm_leaves_its_log(farm: Farm, tmp_path: Path, monkey
     log = farm.artifacts.read_blob(outcome.log, 1 << 20).decode()
     assert "net/onnxruntime-cpu/fp32/b2 attempt 1" in log
     assert "Traceback" in log
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [("sample", "link"), ("kernels", "link")]
+    + [("program", how) for how in ("link", "folder link", "second name", "pipe", "large")],
+)
+def test_what_a_child_put_in_an_outputs_place_is_never_uploaded(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    """As if a process of it had outlived the sweep: the worker's own files are one link away."""
+    secret = tmp_path / "environ"
+    secret.write_bytes(b"FARM_S3_SECRET_KEY=the worker's")
+    record = Steps.record
+
+    def swapped(steps: Steps, *given: Any, **named: Any) -> dict[str, Any]:
+        kernels = steps.children.folder / "proof" / "kernels" / "gfx942130.ukdb"
+        place = {"program": steps.program, "sample": steps.sample, "kernels": kernels}[what]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        if how == "folder link":
+            remove_tree(place.parent)
+            (tmp_path / "beside").mkdir()
+            (tmp_path / "beside" / place.name).write_bytes(secret.read_bytes())
+            place.parent.symlink_to(tmp_path / "beside")
+        elif how == "link":
+            place.symlink_to(secret)
+        elif how == "second name":
+            place.hardlink_to(secret)
+        elif how == "pipe":
+            os.mkfifo(place)
+        else:
+            with place.open("wb") as file:
+                file.truncate(farm.settings.disk_limit + 1)
+        monkeypatch.setattr(Tuner, "kernels", lambda _: [kernels])
+        return record(steps, *given, **named)
+
+    farm.settings = farm.settings.model_copy(update={"disk_limit": 32 << 20})
+    monkeypatch.setattr(Steps, "record", swapped)
+    before = set(farm.artifacts.list_objects("blobs/"))
+    outcome = run(farm, tmp_path, tuning="quick" if what == "kernels" else "off")
+    assert (outcome.end, outcome.kind) == (AttemptEnd.FAILED, FailureKind.COMPILER_ERROR), outcome.message
+    assert "it left what is no plain file" in outcome.message
+    made = [key.rpartition("/")[2] for key in set(farm.artifacts.list_objects("blobs/")) - before]
+    assert not [digest for digest in made if b"the worker's" in farm.artifacts.read_blob(digest, 1 << 26)]
+    assert not list(farm.artifacts.list_objects("ns/main/artifacts/"))
+
+
+def test_a_reference_that_is_no_plain_file_is_kept_for_nobody(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other attempts, also of other namespaces, take from the node's cache what has the right name."""
+    secret = tmp_path / "environ"
+    secret.write_bytes(b"the worker's")
+    reference = Steps.reference
+
+    def swapped(steps: Steps, model: Path, samples: Path | None, path: Path, *given: Any) -> str:
+        used = reference(steps, model, samples, path, *given)
+        path.rename(path.with_name("real.npz"))
+        path.symlink_to(secret)
+        return used
+
+    monkeypatch.setattr(Steps, "reference", swapped)
+    run(farm, tmp_path)
+    held = [path.read_bytes() for path in farm.settings.data_dir.glob("cache/*/*")]
+    assert held
+    assert secret.read_bytes() not in held
+    assert not list(farm.artifacts.list_objects("ns/main/references/"))

@@ -220,7 +220,7 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     outage.end()
     (tmp_path / "log").write_text("log")
     first = replace(attempt, job_id="", token="1-other", key="0" * 64)
-    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}).__exit__()
+    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
     send = outage._session.send
 
     def damaged(request: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
     """Its process was killed in an ordinary upload, so it was not written through to the disk yet."""
     attempt = claimed(farm, tmp_path)
     (tmp_path / "log").write_text("log")
-    box.put(attempt, {}, {"log": tmp_path / "log"}, {}).__exit__()
+    box.put(attempt, {}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits"
     (tmp_path / "boot").write_text("the second")
@@ -265,7 +265,7 @@ def test_an_object_storage_that_refuses_is_no_outage_that_jobs_wait_for(farm: Fa
 def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
     attempt = claimed(farm, tmp_path)
     (tmp_path / "program").write_bytes(b"x" * 1000)
-    with box.put(attempt, {}, {"program": tmp_path / "program"}, {}):
+    with box.put(attempt, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000):
         assert look(farm) == ""
         farm.settings = farm.settings.model_copy(update={"outbox_bytes": 1000})
         assert look(farm).startswith("its outbox is full: ")
@@ -281,7 +281,7 @@ def test_a_full_disk_leaves_nothing_of_a_parcel(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "no space")))
         with pytest.raises(OSError, match="no space"):
-            box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {})
+            box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000)
     assert list((tmp_path / "box").iterdir()) == []
 
 
@@ -299,7 +299,7 @@ def test_who_looks_for_what_is_left_does_not_disturb_who_begins_a_parcel(
             assert not list(box.left())
 
     monkeypatch.setattr(Path, "mkdir", looked_at)
-    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}).__exit__()
+    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000).__exit__()
     assert [parcel.job for parcel in box.left()] == ["j"]
 
 
@@ -309,7 +309,12 @@ from pathlib import Path
 from farm.compiling.attempt import Attempt
 from farm.node.outbox import Outbox
 parcel = Outbox(Path(sys.argv[1])).put(
-    Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"), {}, {"log": Path(sys.argv[2])}, {}
+    Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"),
+    {},
+    {"log": Path(sys.argv[2])},
+    {},
+    within=Path(sys.argv[2]).parent,
+    limit=1000,
 )
 if sys.argv[3] == "settled":
     parcel.settle()

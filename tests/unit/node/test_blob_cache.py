@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farm.errors import ArtifactGone
+from farm.files import NotPlain
 from farm.node.blob_cache import NodeCache
 
 
@@ -55,3 +57,50 @@ def test_a_path_outside_the_folder_is_refused(tmp_path: Path, path: str) -> None
     cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
     with pytest.raises(ValueError, match="leaves its folder"):
         cache.place([source.add(b"x") | {"path": path}], tmp_path / "one")
+
+
+@pytest.mark.parametrize("damage", ["bytes", "link", "pipe"])
+def test_a_damaged_file_is_brought_anew_before_anybody_has_it(tmp_path: Path, damage: str) -> None:
+    """What is under a digest in the cache goes to attempts of every namespace."""
+    source = Source()
+    file = source.add(b"model")
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
+    path = cache.get(str(file["digest"]))
+    path.unlink()
+    if damage == "bytes":
+        path.write_bytes(b"m0del")
+    elif damage == "link":
+        (tmp_path / "other").write_bytes(b"m0del")
+        path.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(path)
+    assert cache.place([file], tmp_path / "one")[0].read_bytes() == b"model"
+    assert path.read_bytes() == b"model"
+    assert len(source.brought) == 2
+
+
+def test_a_blob_that_stays_wrong_is_given_to_nobody(tmp_path: Path) -> None:
+    source = Source()
+    file = source.add(b"model")
+    source.blobs[str(file["digest"])] = b"m0del"
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
+    with pytest.raises(ArtifactGone, match="is not what its name says"):
+        cache.place([file], tmp_path / "one")
+    assert [path for path in (tmp_path / "one").iterdir() if path.is_file()] == []
+
+
+def test_what_a_child_made_is_kept_under_the_digest_of_what_was_copied(tmp_path: Path) -> None:
+    """Its file may change between two reads: there is one."""
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=Source().download)
+    made = tmp_path / "made" / "reference.npz"
+    made.parent.mkdir()
+    made.write_bytes(b"right")
+    path, digest, size = cache.add(made, 100, within=tmp_path)
+    made.write_bytes(b"wrong")
+    assert (path.name, digest, size) == (digest, hashlib.sha256(b"right").hexdigest(), 5)
+    assert path.read_bytes() == b"right"
+    (tmp_path / "everything").symlink_to(tmp_path / "made")
+    for place, limit in ((tmp_path / "everything" / made.name, 100), (made, 4)):
+        with pytest.raises(NotPlain):
+            cache.add(place, limit, within=tmp_path)
+    assert [path.name for path in (tmp_path / "cache").glob("*/*")] == [digest]
