@@ -104,7 +104,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
                 {**request, "action": "convert", "source": source, "output": str(output)},
                 path,
                 python,
-                Seal(read=[path.resolve()], write=[output.parent]),
+                Seal(read=[path.resolve()], write=[output.parent], within=Path(made)),
             )
             (output.parent / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
             adopt(output.parent, place, model)

@@ -85,11 +85,13 @@ NO_LIMITS = ChildLimits(log=0)
 class Seal:
     """What a sealed child may reach beside the system, its interpreter and its private folder (`farm/runner/seal.py`).
 
-    `read` and `write` are files or folders. Sockets and other processes are out of its reach.
+    `read` and `write` are files or folders, named by who starts the child, never by a child. Sockets and other
+    processes are out of its reach. `within` is a folder in which other children write: no link there is followed.
     """
 
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
+    within: Path | None = None
 
 
 class EndedBy(StrEnum):
@@ -191,9 +193,16 @@ def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dic
     linked = [entry.resolve() for entry in entries if entry.is_symlink()]
     real = {place if place.is_dir() else place.parent for place in linked}
     return {
-        "read": [*map(str, (*seal.read, *search, *sorted(real)))],
-        "write": [*map(str, seal.write), str(scratch)],
+        "read": [_granted(path, seal.within) for path in (*seal.read, *search, *sorted(real))],
+        "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
     }
+
+
+def _granted(path: Path, within: Path | None) -> str:
+    """Return the real path to grant; below `within` as it is written, so that the seal meets every link there."""
+    if within and path.is_relative_to(within) and ".." not in path.parts:
+        return str(within.resolve() / path.relative_to(within))
+    return str(path.resolve())
 
 
 def child_environment(

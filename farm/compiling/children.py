@@ -100,8 +100,11 @@ class Children:
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
+    within: Path | None = None
+    """The folder in which all children of the attempt write; None: `folder`."""
 
     def __post_init__(self) -> None:
+        self.within = self.within or self.folder
         self.log_path = self.folder / "log.txt"
         self.phases: dict[str, float] = {}
         self.started_at = datetime.now(UTC)
@@ -197,7 +200,7 @@ class Children:
             folder=self.folder,
             on_message=None if quiet else self._told,
             cancelled=self.cancelled,
-            seal=Seal(read=read, write=write),
+            seal=Seal(read=read, write=write, within=self.within),
         )
         self.memory.append(end.memory)
         if end.result is not None and end.ok:

@@ -3,8 +3,9 @@
 Mechanisms of the kernel that need no privilege, no other program and no namespace, and so also work inside containers.
 Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
 inputs to read and its own folders to write; with version 6 of its interface also no other process to signal.
-A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket, and a root's capabilities are
-dropped. None of it can be taken back, and it holds for all that the child starts.
+A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket and no IPC object of the kernel
+(System V, message queues, keys), and a root's capabilities are dropped. None of it can be taken back, and it holds for
+all that the child starts.
 
 Written by hand on ctypes, because the child's interpreter has only the standard library, numpy and the compiler.
 """
@@ -12,9 +13,11 @@ Written by hand on ctypes, because the child's interpreter has only the standard
 from __future__ import annotations
 
 import ctypes
+import errno
 import glob
 import os
 import platform
+import stat
 import struct
 import sys
 from collections.abc import Iterable, Iterator
@@ -37,8 +40,13 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
-# AUDIT_ARCH_…, and the numbers of socket and io_uring_setup (whose rings open sockets too) on each architecture.
-_ARCHITECTURES = {"x86_64": (0xC000003E, 41, 425), "aarch64": (0xC00000B7, 198, 425)}
+# AUDIT_ARCH_… of each architecture, and the numbers of what is refused there: socket and io_uring_setup (whose rings
+# open sockets too); shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their
+# processes and are no files, so that nobody could tell whose they are.
+_ARCHITECTURES = {
+    "x86_64": (0xC000003E, (41, 425, 29, 64, 68, 240, 248, 249, 250)),
+    "aarch64": (0xC00000B7, (198, 425, 194, 190, 186, 180, 217, 218, 219)),
+}
 _X32_BIT = 0x40000000
 _EACCES = 13
 
@@ -67,17 +75,19 @@ def unsealable() -> list[str]:
 def seal(read: Iterable[str], write: Iterable[str], *, gpu: bool) -> None:
     """Take away from this process, and from all that it will start, what it does not need.
 
-    `read` and `write` are files or folders beside the system's and the interpreter's own; what does not exist is passed
-    over. With `gpu` the GPU's devices stay. What the kernel cannot do (`unsealable`) is not done.
+    `read` and `write` are files or folders beside the system's and the interpreter's own, by their real paths: what
+    does not exist is passed over, and a path with a link in it is refused, since a child before this one may have made
+    it. With `gpu` the GPU's devices stay. What the kernel cannot do (`unsealable`) is not done.
 
-    Raises OSError where the kernel refuses what it says it can do. Threads that already run are not sealed.
+    Raises OSError for such a path, and where the kernel refuses what it says it can do. Threads that already run are
+    not sealed.
     """
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities()
     if FILES not in (missing := unsealable()):
-        _allow_files([*_interpreter(), *read], write, [*_DEVICES, *(_GPU_DEVICES if gpu else ())])
+        _allow_files(read, write, [*_DEVICES, *(_GPU_DEVICES if gpu else ())])
     if NETWORK not in missing:
-        _forbid_sockets()
+        _forbid_calls()
 
 
 def _interpreter() -> Iterator[str]:
@@ -97,11 +107,11 @@ def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[st
     # An older kernel knows a shorter form, and takes a longer one where the rest is zero.
     ruleset = _syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
+        for path in _interpreter():
+            _allow(ruleset, os.path.realpath(path), _READ | _EXECUTE)
         for path in read:
             _allow(ruleset, path, _READ | _EXECUTE)
-        for path in write:
-            _allow(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES))
-        for path in devices:
+        for path in (*write, *map(os.path.realpath, devices)):
             _allow(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES))
         _syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
@@ -110,15 +120,32 @@ def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[st
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        place = _real(path)
+    except (FileNotFoundError, PermissionError):
         return
     try:
-        if not os.path.isdir(path):  # noqa: PTH112
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= _OF_FILES
         _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
     finally:
         os.close(place)
+
+
+def _real(path: str) -> int:
+    """Open a path in which no part is a link. Raises OSError (ELOOP) for one."""
+    if not os.path.isabs(path):  # noqa: PTH117 (light modules only)
+        raise OSError(errno.EINVAL, "not a whole path", path)
+    place = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    for part in filter(None, path.split("/")):
+        try:
+            inner = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        finally:
+            os.close(place)
+        if stat.S_ISLNK(os.fstat(inner).st_mode):
+            os.close(inner)
+            raise OSError(errno.ELOOP, "a link leads out of what was granted", path)
+        place = inner
+    return place
 
 
 def _drop_capabilities() -> None:
@@ -127,21 +154,21 @@ def _drop_capabilities() -> None:
     _call("capset", header, bytes(24))
 
 
-def _forbid_sockets() -> None:
-    architecture, socket, io_uring_setup = _ARCHITECTURES[platform.machine()]
+def _forbid_calls() -> None:
+    architecture, refused = _ARCHITECTURES[platform.machine()]
     # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
     # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse, allow = 0x00050000 | _EACCES, 0x7FFF0000
+    count = len(refused)
     program = [
         (load, 0, 0, 4),
-        (equal, 0, 4, architecture),
+        (equal, 0, count + 3, architecture),
         (load, 0, 0, 0),
-        (at_least, 2, 0, _X32_BIT),
-        (equal, 1, 0, socket),
-        (equal, 0, 1, io_uring_setup),
-        (answer, 0, 0, refuse),
+        (at_least, count + 1, 0, _X32_BIT),
+        *((equal, count - place, 0, number) for place, number in enumerate(refused)),
         (answer, 0, 0, allow),
+        (answer, 0, 0, refuse),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))

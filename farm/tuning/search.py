@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
+from farm.compiling.failures import Failure
 from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
@@ -40,6 +41,9 @@ FINISH_SECONDS = 300.0
 
 FINISH_PAUSE = 5.0
 """Between two tries of that."""
+
+MOST_OPERATIONS = 1 << 32
+"""How many operations a model may be said to have."""
 
 REFUSED = frozenset(
     {
@@ -126,6 +130,8 @@ class Search:
         self.mode = tuning_mode(self.order)
         self.folder = self.children.folder / "tuning"
         """The private folder of the attempt's own slot."""
+        self._slices = self.folder.with_name("slices")
+        """Where the model's slices are."""
         self.work = TuningWork()
         """What was done so far."""
         self.cut = False
@@ -266,7 +272,7 @@ class Search:
         """Return the model's slices; none where it cannot be cut, which is then tuned as a whole."""
         if self.order["model"]["format"] != "onnx":
             return []
-        folder = self.folder.with_name("slices")
+        folder = self._slices
         folder.mkdir()
         try:
             found = self.steps.ask(slice_request(self.order, model, folder), read=inputs, write=[folder])
@@ -275,8 +281,17 @@ class Search:
                 raise
             log.warning("model cannot be cut into slices, tuning it as a whole", reason=ended.failure.message)
             return []
-        slices: list[dict[str, Any]] = found["slices"]
-        return slices
+        return [self._checked(cut, folder) for cut in found["slices"]]
+
+    @staticmethod
+    def _checked(cut: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return a slice as a child described it, with its file in the child's folder, whatever path it named."""
+        match cut:
+            case {"path": str(path), "signature": str(), "operations": int(operations), "count": int(count)} if (
+                0 <= operations <= MOST_OPERATIONS and 0 < count <= MOST_OPERATIONS
+            ):
+                return {**cut, "path": str(folder / Path(path).name)}
+        raise StepEnded(Failure(FailureKind.COMPILER_ERROR, "what cut the model named a slice that is none"))
 
     def _tune_slice(self, slot: Slot, piece: SearchedSlice) -> None:
         """Tune a slice in a slot; called by a thread for each slot."""
@@ -294,7 +309,7 @@ class Search:
         request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key)
         ended: StepEnded | None = None
         try:
-            self._ask(lane, request, read=[Path(piece.cut["path"]).parent], quiet=True)
+            self._ask(lane, request, read=[self._slices], quiet=True)
         except StepEnded as error:
             ended = error
         with self._lock:

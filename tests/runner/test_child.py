@@ -470,6 +470,31 @@ def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, 
 
 
 @needs_seal
+@pytest.mark.parametrize("how", ["file", "folder", "above"])
+def test_a_grant_does_not_follow_the_link_that_a_child_before_it_left(
+    hostile: Run, places: dict[str, Path], tmp_path: Path, how: str
+) -> None:
+    """`program -> /` would give the next child every file of the worker's user."""
+    folder = tmp_path / "attempt"
+    (folder / "program").symlink_to({"file": places["other"], "folder": "/", "above": places["other"].parent}[how])
+    granted = folder / "program" / (places["other"].name if how == "above" else "")
+    seal = Seal(read=[HOSTILE.parent, granted], within=folder)
+    end = hostile("read", seal=seal, path=str(places["other"]), folder=str(places["other"].parent))
+    assert end.result is None
+    assert end.error is not None
+    assert "a link leads out of what was granted" in end.error["message"]
+
+
+@needs_seal
+def test_the_kernel_keeps_no_memory_semaphore_queue_or_key_for_a_sealed_child(
+    hostile: Run, places: dict[str, Path]
+) -> None:
+    """They would outlive the attempt, and be shared with every other one of the node."""
+    end = hostile("ipc", seal=sealed(places), key=os.getpid())
+    assert end.result == dict.fromkeys(("shmget", "semget", "msgget", "mq_open", "add_key"), "refused")
+
+
+@needs_seal
 def test_a_search_folder_may_be_made_of_links(hostile: Run, places: dict[str, Path], tmp_path: Path) -> None:
     """As where a module lies in a build folder, and the folder that is searched has a link to it."""
     for name in ("real/library", "real/module", "search"):
