@@ -101,6 +101,33 @@ def take(path: Path, target: Path, limit: int, *, within: Path | None = None) ->
     return sha256.hexdigest(), size
 
 
+def read_private(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file that this user wrote for himself, as `read_plain` does.
+
+    A folder that somebody else made may hold a file of the same name: as copies have them, others may read it.
+    Raises OSError, PermissionError for a file that is another user's or that others may read or write.
+    """
+    data = read_plain(path, limit)
+    found = path.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "another user's, or open to others", str(path))
+    return data
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that its owner alone can enter; one that is there already is closed to others. Return it.
+
+    Raises OSError, PermissionError for a link and for a folder of another user, who could open it again.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "a link, or another user's", str(folder))
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
 def is_plain(found: os.stat_result) -> bool:
     """Whether it is a regular file that has no other name: what is read there is what was written there."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1

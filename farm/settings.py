@@ -2,13 +2,18 @@
 
 Who wins: the environment, then `./farm.toml` (or the file that `FARM_CONFIG` names), then
 `~/.config/farm/farm.toml` (or below `$XDG_CONFIG_HOME`), then the defaults in `configs/farm.toml`.
+
+Whoever made a folder wrote its `./farm.toml`: unless the user trusts the folder, it sets nothing that is run, nothing
+that secrets are sent to, and no place where data is kept or deleted.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +22,33 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from farm.errors import UsageError
 
-_LISTS = ("cross_targets", "s3_sources", "toolchains")
+_LISTS = ("cross_targets", "s3_sources", "toolchains", "trusted_folders")
 """Settings that are lists; in the environment their items are separated by commas."""
+
+FOR_FOLDERS = frozenset(
+    (
+        "namespace",
+        "api_url",
+        "lease_seconds",
+        "renew_seconds",
+        "retry_delay",
+        "time_limit",
+        "memory_limit",
+        "hang_seconds",
+        "toolchains",
+        "pool_timeout",
+        "namespace_cells",
+        "cpu_slots",
+        "threads",
+        "grace_seconds",
+        "cross_targets",
+        "measure_seconds",
+        "probe_pause",
+        "log_level",
+        "log_format",
+    )
+)
+"""What `./farm.toml` may set in a folder that the user does not trust; `api_url` only if no token goes there."""
 
 
 def configs_folder() -> Path:
@@ -37,6 +67,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path
+    trusted_folders: tuple[str, ...]
     namespace: str = Field(pattern=rf"^$|{NAMESPACE}")
     api_url: str
     api_token: SecretStr
@@ -102,21 +133,15 @@ class Settings(BaseModel):
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
     """Read the settings; `overrides` (from the command line) win over everything.
 
-    Raises UsageError that names the variable or the file and field that is wrong.
+    Raises UsageError that names the variable, or the file and field, that is wrong or may not be set there.
     """
     environ = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for path in _files(environ):
-        for name, value in _read(path).items():
-            values[name], origin[name] = value, str(path)
-    for name in list(Settings.model_fields):
-        variable = f"FARM_{name.upper()}"
-        if variable in environ:
-            text = environ[variable]
-            values[name] = [part for part in text.split(",") if part] if name in _LISTS else text
-            origin[name] = variable
-    values.update(overrides)
+    layers = _sources(environ)
+    for layer in layers:
+        _refuse_what_is_not_for_folders(layer)
+    _keep_the_token_where_it_belongs(layers)
+    origin = {name: layer.name_of(name) for layer in layers for name in layer.values}
+    values = {name: value for layer in layers for name, value in layer.values.items()} | overrides
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -124,20 +149,107 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
         raise UsageError("\n".join(lines), hint="configs/farm.toml lists every setting with its default") from None
 
 
-def _files(environ: Mapping[str, str]) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What one source sets: a file, or the environment (without a path). `trusted`: the user wrote it, or says so."""
+
+    values: Mapping[str, Any]
+    path: Path | None = None
+    text: str = ""
+    trusted: bool = True
+
+    def name_of(self, name: str) -> str:
+        return str(self.path) if self.path else f"FARM_{name.upper()}"
+
+    def place_of(self, name: str) -> str:
+        """Say in which line a field is; files are short, and the parser keeps no lines."""
+        lines = self.text.splitlines()
+        found = [n for n, line in enumerate(lines, 1) if re.match(rf"""\s*["']?{re.escape(name)}["']?\s*=""", line)]
+        return f"{self.name_of(name)}, line {found[0]}" if found else self.name_of(name)
+
+
+def _sources(environ: Mapping[str, str]) -> list[_Source]:
+    """Return the sources of settings, the one that wins last."""
     named = environ.get("FARM_CONFIG")
-    local = Path(named) if named else Path("farm.toml")
+    local = Path(named or "farm.toml")
     if named and not local.is_file():
         raise UsageError(f"FARM_CONFIG: no file {named}")
     home = user_config_path("farm") / "farm.toml"
-    return [configs_folder() / "farm.toml", *(path for path in (home, local) if path.is_file())]
+    layers = [_read(path) for path in (configs_folder() / "farm.toml", home) if path.is_file()]
+    variables = {name: f"FARM_{name.upper()}" for name in Settings.model_fields}
+    given = {name: environ[variable] for name, variable in variables.items() if variable in environ}
+    environment = _Source(
+        {name: [part for part in text.split(",") if part] if name in _LISTS else text for name, text in given.items()}
+    )
+    if local.is_file() and local.resolve() != home.resolve():
+        layers.append(_read(local, trusted=bool(named) or _trusts_this_folder([*layers, environment])))
+    return [*layers, environment]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, trusted: bool = True) -> _Source:
     try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        text = path.read_text()
+        return _Source(tomllib.loads(text), path, text, trusted)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def _trusts_this_folder(layers: list[_Source]) -> bool:
+    folders = _last(layers, "trusted_folders").values["trusted_folders"]
+    if not isinstance(folders, list):
+        return False  # The settings refuse it with its place.
+    return Path.cwd() in [Path(str(folder)).expanduser().resolve() for folder in folders]
+
+
+def _refuse_what_is_not_for_folders(layer: _Source) -> None:
+    for name in layer.values:
+        if not layer.trusted and name in Settings.model_fields and name not in FOR_FOLDERS:
+            raise UsageError(
+                f"{layer.place_of(name)}: `{name}` is not for a folder's file: whoever made the folder wrote it",
+                hint=f"set it in {user_config_path('farm') / 'farm.toml'} or as FARM_{name.upper()}; {_trust(layer)}",
+            )
+
+
+def _keep_the_token_where_it_belongs(layers: list[_Source]) -> None:
+    """A token goes to the origin that it was saved for, and never to one that only a folder's file names."""
+    token, place = (_last(layers, name) for name in ("api_token", "api_url"))
+    if not token.values["api_token"]:
+        return
+    url = str(place.values["api_url"])
+    ours = str(_last([layer for layer in layers if layer.trusted], "api_url").values["api_url"])
+    if not place.trusted and (_origin(url) is None or _origin(url) != _origin(ours)):
+        raise UsageError(
+            f"{place.place_of('api_url')}: `api_url` is {url!r}, and your token is not for that farm",
+            hint=f"if it should get a token, set FARM_API_URL and FARM_API_TOKEN; {_trust(place)}; "
+            "an empty FARM_API_TOKEN sends none",
+        )
+    saved_for = str(token.values.get("api_url", ""))
+    if url and saved_for and _origin(saved_for) != _origin(url):
+        raise UsageError(
+            f"`api_token` of {token.place_of('api_token')} belongs to {saved_for}, not to {url}",
+            hint=f"set FARM_API_TOKEN to a token of {url}; an empty one sends none",
+        )
+
+
+def _trust(layer: _Source) -> str:
+    folder = str(layer.path.resolve().parent) if layer.path else ""
+    return f"or trust it: name the file in FARM_CONFIG, or the folder in `trusted_folders` there ({folder})"
+
+
+def _last(layers: list[_Source], name: str) -> _Source:
+    """Return the source that wins; the shipped file sets everything."""
+    return next(layer for layer in reversed(layers) if name in layer.values)
+
+
+_ORIGIN = re.compile(r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(?:/[!-~]*)?")
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port; None for what parsers of URLs may read in more than one way."""
+    if not (match := _ORIGIN.fullmatch(url.lower())):
+        return None
+    scheme, host, port = match.groups()
+    return scheme, host, int(port or {"http": 80, "https": 443}[scheme])
 
 
 def _as_text(value: Any) -> str:

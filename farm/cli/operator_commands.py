@@ -125,6 +125,7 @@ def worker(
 
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
     """
+    from farm.local.servers import own_folder
     from farm.logging import configure
     from farm.node.machine import Machine
     from farm.node.slot_shares import share_out
@@ -137,6 +138,8 @@ def worker(
     overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
     settings = load_settings(**overrides)
     configure(settings)
+    # What an older farm, or systemd, left open to others is closed: models, programs and sockets of tenants lie there.
+    own_folder(settings.data_dir.resolve())
     machine = Machine()
     found = survey(settings, machine)
     kinds = share_out(found.pools, found.gpus, settings, machine)

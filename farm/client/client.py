@@ -36,7 +36,8 @@ from farm.client.fetching import (
     write_family,
 )
 from farm.client.transport import Document, Transport
-from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, UsageError
+from farm.files import read_private
 
 if TYPE_CHECKING:
     import httpx
@@ -617,12 +618,25 @@ class FarmClient:
 
 
 def running_farm(data_dir: Path) -> tuple[str, str] | None:
-    """Return address and token of the farm that `farm up` or `farm run` runs in a data folder, None if none does."""
+    """Return address and token of the farm that `farm up` or `farm run` runs in a data folder, None if none does.
+
+    Raises NotAllowed for a record that no farm of this user wrote: a token would go wherever it says.
+    """
+    path = data_dir / "farm.json"
     try:
-        document = json.loads((data_dir / "farm.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        document = json.loads(read_private(path, 1 << 20))
+        url, token = str(document["api_url"]), str(document["api_token"])
+    except FileNotFoundError:
         return None
-    return str(document["api_url"]), str(document["api_token"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    except OSError as error:
+        url, token = error.strerror or "", ""
+    if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]+", url):
+        raise NotAllowed(
+            f"{path} is not from a farm of yours: {url}", hint="it came with the folder: delete it, or set FARM_API_URL"
+        )
+    return url, token
 
 
 # --- details --------------------------------------------------------------------------------------------------------

@@ -19,12 +19,14 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from farm.errors import FarmFault, UsageError
+from farm.errors import FarmFault
+from farm.files import read_private
 from farm.local.servers import (
     HOST,
     START_SECONDS,
     Server,
     free_ports,
+    own_folder,
     start_valkey,
     start_weed,
     started,
@@ -86,7 +88,7 @@ class EmbeddedFarm:
             self.joined = True
             return self.settings
         self._look_for_parts()
-        folder = _private_folder(self.settings.data_dir)
+        folder = own_folder(self.settings.data_dir.resolve())
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         deadline = time.monotonic() + START_SECONDS
         while not self._take("lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -120,7 +122,7 @@ class EmbeddedFarm:
         if not self._take("users", fcntl.LOCK_SH | fcntl.LOCK_NB):
             return False
         with contextlib.suppress(OSError, ValueError):
-            told = json.loads((self._folder / "farm.json").read_text())
+            told = json.loads(read_private(self._folder / "farm.json", 1 << 20))
             settings = _completed(self.settings, told)
             if _asked(settings, "/v1/health") is not None:
                 self.settings, self.joined = settings, True
@@ -244,7 +246,7 @@ class EmbeddedFarm:
 
     def _take(self, name: str, mode: int) -> bool:
         """Lock a file of the folder until `stop`; the kernel lets go of it when this process dies."""
-        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, mode)
         except BlockingIOError:
@@ -254,19 +256,20 @@ class EmbeddedFarm:
         return True
 
 
-def _private_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder.resolve(strict=True)
-    except OSError as error:
-        raise UsageError(f"cannot keep data in {folder}: {error.strerror}", hint="set another data_dir") from None
-
-
 def _credentials(folder: Path) -> dict[str, str]:
-    """The folder's own credentials, made once: data written with them can be read after a restart."""
+    """The folder's own credentials, made once: data written with them can be read after a restart.
+
+    Those that others could read, or that came with a copy of the folder, are made again.
+    """
     path = folder / "credentials.json"
     names = ("redis_password", "s3_access_key", "s3_secret_key", "api_token")
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, str] = {}
+    try:
+        known = json.loads(read_private(path, 1 << 20))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("credentials are made again", file=str(path), reason=error.strerror)
     if missing := [name for name in names if name not in known]:
         known |= {name: secrets.token_hex(20) for name in missing}
         write_private(path, json.dumps(known, indent=1))

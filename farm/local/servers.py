@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from farm.errors import FarmError, StorageUnavailable, StoreUnavailable, UsageError
-from farm.files import replacing
+from farm.files import private_folder, replacing
 from farm.logging import get_logger
 
 log = get_logger(__name__)
@@ -68,8 +68,8 @@ class Server:
     def spawn(self) -> None:
         """Start the child, at the same address as before; `wait_until_ready` says when it answers."""
         guard = [sys.executable, "-I", "-S", str(GUARD), str(self.patience), *self.command]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as output:
+        own_folder(self.log.parent)
+        with open(self.log, "ab", opener=_private) as output:
             self._guard = subprocess.Popen(
                 guard,
                 stdin=subprocess.PIPE,
@@ -147,7 +147,7 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
     Raises UsageError where none is installed, StoreUnavailable when it does not start.
     """
     binary = valkey_binary()
-    _private_folder(folder)
+    own_folder(folder)
 
     def server() -> Server:
         (port,) = free_ports(1)
@@ -189,7 +189,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
     Raises UsageError where none is installed, StorageUnavailable when it does not start.
     """
     binary = weed_binary()
-    _private_folder(folder)
+    own_folder(folder)
     _remove_dead_sockets()
     from farm.artifacts.s3 import S3Store
 
@@ -355,7 +355,7 @@ def _make_certificate(folder: Path) -> dict[str, str]:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    _private_folder(folder)
+    own_folder(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "embedded farm")])
     now = datetime.now(UTC)
@@ -382,10 +382,17 @@ def _make_certificate(folder: Path) -> dict[str, str]:
     return {**named, "WEED_GRPC_CA": str(places["CERT"].resolve())}
 
 
-def _private_folder(folder: Path) -> None:
-    """Make a folder that only its owner can enter; one that is there already is closed to others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+def own_folder(folder: Path) -> Path:
+    """Make a folder for this user alone, or close one that is there, and return it. Raises UsageError."""
+    try:
+        return private_folder(folder)
+    except OSError as error:
+        raise UsageError(f"cannot keep data in {folder}: {error.strerror}", hint="set another data_dir") from None
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file for this user alone; it is no link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def write_private(path: Path, text: str) -> Path:

@@ -15,6 +15,7 @@ from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
 from farm.jobs.state import FailureKind, Outcome
+from farm.local.servers import write_private
 from farm.settings import load_settings
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, freeze_manifest, work
 
@@ -66,7 +67,7 @@ def test_a_token_of_the_settings_counts_also_for_the_farm_that_runs_here(
 ) -> None:
     """Who tries a role on his own `farm up` has that role, in its namespace, and not the administrator's."""
     told = {"api_url": url, "api_token": "the administrator's"}
-    (tmp_path / "farm.json").write_text(json.dumps(told))
+    write_private(tmp_path / "farm.json", json.dumps(told))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("FARM_API_TOKEN", client.create_token("reader", "reader", "team"))
     with FarmClient.from_settings(load_settings()) as reader:

@@ -17,7 +17,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from farm.artifacts.s3 import S3Store
-from farm.errors import StoreUnavailable, UsageError
+from farm.client.client import FarmClient
+from farm.errors import NotAllowed, StoreUnavailable, UsageError
 from farm.local.embedded import EmbeddedFarm
 from farm.settings import Settings, load_settings
 from tests.support.helpers import wait_until
@@ -224,6 +225,24 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot keep data"):
         EmbeddedFarm(settings_for(tmp_path / "file")).start()
+
+
+def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) -> None:
+    """Nor an address: who made the folder would know the ones, and get the token at the other."""
+    known = dict.fromkeys(("redis_password", "s3_access_key", "s3_secret_key", "api_token"), "known")
+    tmp_path.chmod(0o755)
+    for name in ("credentials.json", "farm.json"):
+        (tmp_path / name).write_text(json.dumps(known | {"api_url": "http://127.0.0.1:9"}))
+    with pytest.raises(NotAllowed, match="not from a farm of yours"):
+        FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
+    (tmp_path / "farm.json").write_text(json.dumps({"api_url": "https://evil.example", "api_token": ""}))
+    (tmp_path / "farm.json").chmod(0o600)
+    with pytest.raises(NotAllowed, match=r"evil\.example"):
+        FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
+    with EmbeddedFarm(settings_for(tmp_path)) as settings:
+        assert tmp_path.stat().st_mode & 0o777 == 0o700
+        told = (tmp_path / "farm.json").read_text() + (tmp_path / "credentials.json").read_text()
+        assert "known" not in told and settings.api_token.get_secret_value() in told
 
 
 def test_a_part_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
