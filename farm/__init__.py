@@ -24,7 +24,8 @@ A folder says who runs it; below lie what is asked and what is kept. Each room i
     artifacts/  object storage: programs, sidecars, refs, tokens
     tuning/     what tuning learnt, and the tuner that learns it
 
-    app.py builds the rooms of a process; broker.py is Celery; spec.py has the cache key; errors.py the exit codes.
+    app.py builds the rooms of a process; broker.py is Celery; spec.py has the cache key; errors.py the exit codes;
+    inert.py makes foreign text harmless to print.
 """
 
 __version__ = "0.2.0.dev0"

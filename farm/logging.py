@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 
 import structlog
 
+from farm.inert import inert, inert_json
 from farm.settings import Settings
 
 Logger = structlog.stdlib.BoundLogger
@@ -39,7 +41,13 @@ def configure(settings: Settings) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared))
+    harmless = inert_json if settings.log_format == "json" else partial(inert, colours=True)
+    last: list[structlog.typing.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        renderer,
+        lambda _, __, line: harmless(str(line)),
+    ]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=last, foreign_pre_chain=shared))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

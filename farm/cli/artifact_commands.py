@@ -15,6 +15,7 @@ import typer
 from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
@@ -274,7 +275,7 @@ def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_jso
         for line in lines:
             output.say(line)
     for line in [*wrong, *broken]:
-        output.note(f"wrong: {render.one_line(line)}")
+        output.note(f"wrong: {one_line(line)}")
     if wrong or broken:
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
@@ -328,7 +329,7 @@ def describe(sidecar: Mapping[str, Any]) -> list[str]:
     rows += [(f"text {when}", _text_of(blobs[when])) for when in ("before", "after") if blobs.get(when)]
     build = f", build {sidecar['build']}" if sidecar.get("build") else ""
     rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
-    return [str(sidecar["identifier"]), *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+    return [str(sidecar["identifier"]), *render.align([(name, one_line(text)) for name, text in rows], "  ")]
 
 
 def _device(device: Mapping[str, Any]) -> str:
@@ -413,7 +414,7 @@ def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
         rows += [(f"in {module}", f"{count} {operator}") for operator, count in counts[:OPERATOR_ROWS]]
         if len(counts) > OPERATOR_ROWS:
             rows.append((f"in {module}", f"and {len(counts) - OPERATOR_ROWS} more: --json has all"))
-    return [name, *render.align([(render.one_line(what, 40), render.one_line(text)) for what, text in rows], "  ")]
+    return [name, *render.align([(one_line(what, 40), one_line(text)) for what, text in rows], "  ")]
 
 
 def _port(port: Mapping[str, Any]) -> str:

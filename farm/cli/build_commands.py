@@ -15,6 +15,7 @@ import typer
 from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import ExitCode, NotFound, UsageError
+from farm.inert import inert
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen
@@ -217,7 +218,7 @@ def logs(
         else:
             identifier, text = what, client.log(what)
     decoded = text.decode(errors="replace")
-    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(render.inert(decoded.rstrip("\n")))
+    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
 
 
 def reproduce(

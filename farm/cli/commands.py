@@ -135,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
         # An exit code of 1 would say that a cell failed.
         import traceback
 
-        traceback.print_exc()
+        output.note(traceback.format_exc().rstrip())
         output.note("error: the farm made a mistake: please report it with the lines above")
         code = ExitCode.FARM_FAULT
     # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
@@ -144,8 +144,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _wrong_usage(error: TyperException, *, as_json: bool) -> ExitCode:
     """Let the framework say what is wrong, with the command's usage, and say it as a document where that was asked."""
+    import io
+
+    shown = io.StringIO()
     show = getattr(error, "show", None)
-    show() if show else output.note(error.format_message())
+    show(shown) if show else shown.write(error.format_message())
+    output.note(shown.getvalue().rstrip())
     if as_json:
         output.emit({"error": output.document(UsageError(error.format_message()))})
     return ExitCode.USAGE

@@ -12,6 +12,7 @@ import typer
 
 from farm.cli import output, render
 from farm.errors import ExitCode, Problem, UsageError
+from farm.inert import inert
 
 ANNOTATIONS = 10
 """How many annotations of one step GitHub shows; more vanish without a word."""
@@ -44,10 +45,10 @@ def lint(
             output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
         case Format.GITHUB:
             for line in github_lines(problems):
-                output.say(line, commands=True)
+                output.say(line, command=True)
         case Format.TEXT:
             for problem in problems:
-                output.say(render.inert(str(problem)))
+                output.say(inert(str(problem)))
             output.say(f"{manifest}: {render.plural(len(problems), 'error') if problems else 'ok'}")
     if problems:
         raise typer.Exit(int(ExitCode.USAGE))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.cli import output, render
 from farm.errors import CompileFailed, FarmFault
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.compiling.children import OnPhase
@@ -39,9 +40,9 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
                 raise KeyboardInterrupt from None
             kind, message, detail, _ = ended.failure
             for line in detail.splitlines():
-                output.note(f"  | {render.one_line(line)}")
+                output.note(f"  | {one_line(line)}")
             error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
-            raise error(f"{kind}: {render.one_line(message)}", hint=kind.policy.advice) from None
+            raise error(f"{kind}: {one_line(message)}", hint=kind.policy.advice) from None
 
 
 def _teller() -> OnPhase:

@@ -9,6 +9,7 @@ import typer
 from farm.cli import output
 from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     pass
@@ -57,7 +58,7 @@ def audit(
                 continue
             findings.append(line)
             if not as_json:
-                output.say(f"{line['where']}: {render.one_line(line['problem'])}\n      fix: {line['remedy']}")
+                output.say(f"{line['where']}: {one_line(line['problem'])}\n      fix: {line['remedy']}")
     if as_json:
         output.emit({"ok": not findings, "findings": findings, "counts": counts})
     else:

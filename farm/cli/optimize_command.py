@@ -12,6 +12,7 @@ import typer
 from farm.cli import output, render
 from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import GateFailed, UsageError
+from farm.inert import one_line
 
 
 def optimize(
@@ -194,7 +195,7 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
         rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
     rows += render.not_alone(found["gpu"]["conditions"], "measuring")
     rows.append(("took", render.duration(found["seconds"])))
-    return [found["identifier"], *render.align([(name, render.one_line(text)) for name, text in rows], "  ")]
+    return [found["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
 
 
 def _output(value: Mapping[str, float]) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import render
 from farm.errors import FarmError, ManifestError, UsageError
+from farm.inert import inert, inert_json
 
 if TYPE_CHECKING:
     from farm.settings import Settings
@@ -23,19 +23,19 @@ Json = Annotated[
 ]
 
 
-def say(text: str = "", *, commands: bool = False) -> None:
-    """Print a result for people on standard output; `commands` are for a CI server, and ours."""
-    typer.echo(render.inert(text, colours=True, commands=commands), color=colourful())
+def say(text: str = "", *, command: bool = False) -> None:
+    """Print a result for people on standard output; a `command` is for a CI server, and ours."""
+    typer.echo(inert(text, colours=True, command=command), color=colourful())
 
 
 def note(text: str = "") -> None:
     """Print a remark on standard error."""
-    typer.echo(render.inert(text, colours=True), err=True, color=colourful())
+    typer.echo(inert(text, colours=True), err=True, color=colourful())
 
 
 def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(inert_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 @contextmanager
@@ -70,12 +70,12 @@ def complain(error: FarmError, *, as_json: bool) -> None:
     """Print an error: for people on standard error, and as a document on standard output where JSON was asked for."""
     if isinstance(error, ManifestError):
         for problem in error.problems:
-            note(f"{_error()} {render.inert(str(problem))}")
+            note(f"{_error()} {inert(str(problem))}")
         if len(error.problems) > 1:
             note(f"{len(error.problems)} errors; nothing was changed")
     else:
-        note(f"{_error()} {render.inert(error.message)}")
-        for line in render.inert(error.hint).splitlines():
+        note(f"{_error()} {inert(error.message)}")
+        for line in inert(error.hint).splitlines():
             note(f"  {line}")
     if as_json:
         emit({"error": document(error)})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.cli import output, render
 from farm.errors import FarmError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -75,8 +76,8 @@ class Screen:
             grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if column == 0 else None)
         for cell in cells[:room]:
             identifier, state, *rest = render.activity(cell)
-            texts = [Text(render.one_line(text)) for text in rest]
-            grid.add_row(Text(identifier), Text(state, style=render.STYLES.get(state, "")), *texts)
+            texts = [Text(one_line(text)) for text in rest]
+            grid.add_row(Text(one_line(identifier)), Text(state, style=render.STYLES.get(state, "")), *texts)
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
         yield Text("; ".join([render.counts(cells) + hidden, *render.outlook(self._outlook)]))

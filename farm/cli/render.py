@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from farm.inert import one_line
+
 Document = Mapping[str, Any]
 
 STYLES = {
@@ -137,7 +139,7 @@ def outlook(document: Document | None) -> list[str]:
     if document["eta"]:
         parts.append(f"done in {_about(document['eta'])}")
     if document["unserved"]:
-        parts.append(f"nobody knows when: no worker takes jobs of {', '.join(document['unserved'])} now")
+        parts.append(f"nobody knows when: no worker takes jobs of {one_line(', '.join(document['unserved']))} now")
     if document["slot_seconds"]:
         parts.append(f"{_about(document['slot_seconds'])} of compiling to come")
     if document["gpu_hours"]:
@@ -516,32 +518,3 @@ def waiting(cells: Sequence[Document]) -> list[str]:
     if lines and (more := queued.count("")):
         lines.append(f"{plural(more, 'cell')} waiting behind them")
     return lines
-
-
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-"""What a terminal obeys (ECMA-48): control sequences, strings (titles, links, clipboards), single escapes."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and newline, and those that reverse the direction of text."""
-_COMMAND = re.compile(r"^([ \t]*:)(?=:)|(#)(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
-"""How a line begins that GitHub, Azure or TeamCity takes from a job's output as a command."""
-
-
-def inert(text: str, *, colours: bool = False, commands: bool = False) -> str:
-    """Return text that neither drives a terminal nor commands a CI server, whoever wrote it.
-
-    `colours` and `commands` let those through: for text of our own.
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    parts = _COLOUR.split(text) if colours else [text]
-    kept = [*_COLOUR.findall(text), ""] if colours else [""]
-    clean = "".join(
-        _CONTROL.sub(" ", _SEQUENCE.sub("", part)) + colour for part, colour in zip(parts, kept, strict=True)
-    )
-    return clean if commands else _COMMAND.sub(r"\1\2 ", clean)
-
-
-def one_line(text: object, limit: int = 300) -> str:
-    """Return foreign text on one line without control characters, so that a log cannot drive the terminal."""
-    plain = " ".join(inert(str(text or "")).split())
-    return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import farm
 from farm.compiling.attempt import Attempt
@@ -25,6 +25,7 @@ from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps
+from farm.inert import inert, inert_json
 from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, cache_key
 
@@ -33,8 +34,8 @@ Bring = Callable[[Mapping[str, Any], Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "compiling", "files.py", "jobs", "runner", "spec.py", "targets/__init__.py", "targets/compilers.py",
-    "targets/environment.py",
+    "__init__.py", "compiling", "files.py", "inert.py", "jobs", "runner", "spec.py", "targets/__init__.py",
+    "targets/compilers.py", "targets/environment.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another and the standard library."""
 
@@ -260,7 +261,12 @@ def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator
 
 def _say_phase(phase: Phase, progress: float | None, detail: str) -> None:
     if progress is None:
-        print(f"{phase}{f': {detail}' if detail else ''}", file=sys.stderr, flush=True)  # noqa: T201 (a program's talk)
+        print_inert(f"{phase}{f': {detail}' if detail else ''}", file=sys.stderr)
+
+
+def print_inert(text: str, file: TextIO | None = None) -> None:
+    """Print text that compilers and models had a hand in."""
+    print(inert(text), file=file, flush=True)
 
 
 def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
@@ -308,11 +314,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = rerun(folder, machine, gpu=given.gpu, unlimited=given.unlimited)
     except (WrongInput, WrongPython, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print_inert(f"error: {error}", file=sys.stderr)
         if isinstance(error, WrongPython):
-            print("  or name another interpreter: PYTHON=/path/to/python sh run.sh", file=sys.stderr)  # noqa: T201
+            print_inert("  or name another interpreter: PYTHON=/path/to/python sh run.sh", file=sys.stderr)
         return 2
-    print(json.dumps(found, indent=1) if given.json else "\n".join(report(document, found)))  # noqa: T201
+    if given.json:
+        print(inert_json(json.dumps(found, indent=1)))  # noqa: T201
+    else:
+        print_inert("\n".join(report(document, found)))
     return 1 if found["ended"] else 0
 
 

@@ -17,9 +17,10 @@ FLOORS: dict[str, set[str]] = {
     "farm.units": set(),
     "farm.errors": set(),
     "farm.files": set(),
+    "farm.inert": set(),
     "farm.spec": set(),
     "farm.settings": {"farm.errors"},
-    "farm.logging": {"farm.settings"},
+    "farm.logging": {"farm.inert", "farm.settings"},
     # the child: it imports nothing of the farm; parents take single functions of it
     "farm.runner": set(),
     # what is asked
@@ -30,7 +31,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.matrix": {"farm.errors", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
     "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets"},
     # what compiles
-    "farm.compiling": {"farm", "farm.files", "farm.jobs", "farm.spec", "farm.targets"},
+    "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.spec", "farm.targets"},
     # what is kept
     "farm.artifacts": {"farm.errors", "farm.files", "farm.jobs", "farm.logging", "farm.settings"},
     "farm.tuning": {
@@ -153,6 +154,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.client",
         "farm.compiling",
         "farm.errors",
+        "farm.inert",
         "farm.jobs",
         "farm.local",
         "farm.logging",

@@ -10,6 +10,7 @@ import pytest
 from farm.cli import render
 from farm.cli.artifact_commands import describe
 from farm.cli.progress import Lines, Screen
+from farm.inert import inert, one_line
 
 
 def facts(size: int, latency: float | None, error: float, **more: Any) -> dict[str, Any]:
@@ -392,10 +393,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE)
 def test_foreign_text_drives_neither_a_terminal_nor_a_ci_server(text: str, shown: str) -> None:
-    assert render.inert(text) == shown
-    assert "\n" not in render.one_line(text)
+    assert inert(text) == shown
+    assert "\n" not in one_line(text)
 
 
 def test_our_own_colours_are_kept() -> None:
-    assert render.inert("\x1b[32mok\x1b[0m \x1b[2J\x07", colours=True) == "\x1b[32mok\x1b[0m  "
-    assert render.inert("::error::x", commands=True) == "::error::x"
+    assert inert("\x1b[32mok\x1b[0m \x1b[2J\x07", colours=True) == "\x1b[32mok\x1b[0m  "
+    assert inert("::error::x", command=True) == "::error::x"
