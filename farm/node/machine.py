@@ -6,12 +6,16 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
 """Where the machine's files begin; tests set a recorded tree in its place."""
 
 PROGRAM_SECONDS = 60.0
+
+DYING_SECONDS = 5.0
+"""What a program gets to be gone after it was killed; one that waits in the driver of a broken GPU never is."""
 
 
 class Machine:
@@ -51,15 +55,24 @@ class Machine:
     def ask(self, program: str, *arguments: str) -> str:
         """Return what a program prints; empty where it fails or takes too long."""
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [program, *arguments],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 text=True,
                 errors="replace",
-                timeout=PROGRAM_SECONDS,
-                check=False,
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             return ""
-        return done.stdout if done.returncode == 0 else ""
+        try:
+            said, _ = process.communicate(timeout=PROGRAM_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            # Not `subprocess.run`, which waits for its end, and for who has its output open, however long that takes.
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=DYING_SECONDS)
+            if process.stdout:
+                process.stdout.close()
+            return ""
+        return said if process.returncode == 0 else ""

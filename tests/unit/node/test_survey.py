@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,9 @@ from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
 from farm.targets.devices import profiles
 from farm.targets.pools import Pool, Target
+from tests.support.helpers import wait_until
 from tests.support.recorded import NODES, program, recorded
+from tests.support.undying import undying
 
 PROGRAMS = ["/opt/rocm/bin"]
 KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -194,6 +198,27 @@ def test_amd_smi_is_read_past_the_warnings_of_its_own_python(tmp_path: Path) -> 
         tool, "printf '%s\\n' '", "printf '%s\\n' 'amdsmi_interface.py:3569: SyntaxWarning: return in a finally block\n"
     )
     assert [gpu.arch for gpu in look(machine)[0]] == ["gfx1100"]
+
+
+ASKS = """
+import sys
+from pathlib import Path
+from farm.node import machine
+machine.PROGRAM_SECONDS, machine.DYING_SECONDS = 5.0, 0.1
+print(repr(machine.Machine(Path(sys.argv[1])).ask(sys.argv[2])))
+"""
+
+
+def test_a_tool_that_cannot_be_killed_is_not_waited_for(tmp_path: Path) -> None:
+    """As amd-smi after a reset of the GPU, which waits in the kernel; what it has said until then does not count."""
+    tool, pid = tmp_path / "amd-smi", tmp_path / "pid"
+    tool.write_text(f"#!/bin/sh\necho 1\necho $$ >{pid}.new\nmv {pid}.new {pid}\nexec sleep 600\n")
+    tool.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", ASKS, str(tmp_path), str(tool)], stdout=subprocess.PIPE) as asking:
+        wait_until(pid.exists)
+        with undying(int(pid.read_text())):
+            said, _ = asking.communicate(timeout=60)
+    assert said == b"''\n"
 
 
 def test_a_node_without_gpus_has_none(tmp_path: Path) -> None:
