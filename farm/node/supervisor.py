@@ -397,7 +397,9 @@ class Worker:
         soon = not self._probes.proven or (self._probes.due if fenced else suspect)
         if not full and (self._probes.due if self._mismatch else soon):
             self._probes.start()
-        self._resting = full or self._deliveries.resting or self._mismatch or ("" if self._probes.proven else UNPROVEN)
+        unproven = "" if self._probes.proven else UNPROVEN
+        # An outage first: it costs no job, whatever else is wrong meanwhile, such as a disk that it has filled.
+        self._resting = self._deliveries.resting or full or self._mismatch or unproven
 
     def _see_to_mismatch(self) -> None:
         """Rest from an attempt that found another toolchain than its job is for until a probe finds what is registered.

@@ -18,6 +18,7 @@ import pytest
 from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import ANYWHERE
+from farm.control.pool_timeout import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.node.health_probe import lacks_room, probe
 from farm.node.slot_shares import SlotKind
@@ -469,6 +470,21 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
         reports.wait(submit(store, new_cell()))
         held = [str(entry.readlink()) for entry in Path(f"/proc/{worker.supervisor.pid}/fd").iterdir()]
         assert held.count("anon_inode:[pidfd]") == 1, "it let go of the process that ended"
+
+
+def test_no_job_fails_because_a_disk_filled_up_while_object_storage_was_away(
+    farm_settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    """With finished programs that wait, perhaps: the outage is the reason, and for that `pool_timeout` does not count."""
+    nowhere = {"s3_bucket": "farm", "s3_endpoint": "http://127.0.0.1:9", "s3_access_key": "a", "s3_secret_key": "s"}
+    settings = load_settings(
+        farm_settings.environment(), data_dir=tmp_path / "data", min_free_bytes=10**18, **nowhere
+    )
+    with running_worker(settings, store):
+        build = submit(store, new_cell())
+        wait_until(lambda: store.workers.list()[0]["resting"].startswith("object storage is away"))
+        assert fail_unserved(store, 0.0) == 0
+        assert store.builds.cells(build)[0]["state"] == "queued"
 
 
 def test_a_worker_that_starts_on_a_full_disk_rests_and_is_not_fenced(
