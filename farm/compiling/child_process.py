@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.outputs import sweep
 from farm.files import remove_tree
@@ -37,11 +38,13 @@ OnMessage = Callable[[Mapping[str, Any]], None]
 
 _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
-_LONGEST_MESSAGE = 64 << 20
-"""Bytes of one message; more than any compiler has to say, and little enough for a worker to hold."""
+LONGEST_MESSAGE = 1 << 20
+"""Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
 _PHASES = frozenset(Phase)
-_LONGEST_DETAIL = 1 << 16
+_LONGEST_DETAIL = 4000
 """Characters with which a child says how far it is; the store keeps the last of them."""
+_MOST_PHASES = 1000
+"""Changes of its phase that a child may tell: each is an event of its build."""
 _PATIENCE = 10.0
 """Seconds that the guard gets to say its last word, beyond those that processes may take to die."""
 _MARK = "FARM_CHILD"
@@ -111,13 +114,16 @@ class EndedBy(StrEnum):
 class ChildEnd:
     """How a child ended, as it was seen; `classify` says what that means.
 
-    `result` is its answer, `error` its own account of a failure. `signal` or `exit_code` is how the process
-    went. `phases` has the seconds of each phase, `memory` the peak in bytes of all its processes together.
+    `result` is its answer, checked by `read_answer`, `error` its own account of a failure. `signal` or `exit_code` is
+    how the process went. `phases` has the seconds of each phase, `memory` the peak in bytes of all its processes
+    together.
     """
 
     by: EndedBy
     limits: ChildLimits
     result: dict[str, Any] | None = None
+    wrong: str = ""
+    """What is wrong with its answer, by which it ended as NONSENSE; empty where it was no message at all."""
     error: dict[str, str] | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -257,6 +263,8 @@ class _ChildProcess:
         self.token = secrets.token_hex(16)
         self.by = EndedBy.ITSELF
         self.nonsense = False
+        self.wrong = ""
+        self.turns = 0
         self.result: dict[str, Any] | None = None
         self.error: dict[str, str] | None = None
         self.ended: dict[str, Any] | None = None
@@ -323,7 +331,7 @@ class _ChildProcess:
             buffer = self.pipes[key.fd]
             buffer += data
             if b"\n" not in data:
-                self.nonsense |= len(buffer) > _LONGEST_MESSAGE
+                self.nonsense |= len(buffer) > LONGEST_MESSAGE
                 continue
             *lines, rest = buffer.split(b"\n")
             buffer[:] = rest
@@ -331,6 +339,9 @@ class _ChildProcess:
                 self.hear(key.fd, line)
 
     def hear(self, pipe: int, line: bytearray) -> None:
+        if len(line) > LONGEST_MESSAGE:
+            self.nonsense = True
+            return
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -354,13 +365,19 @@ class _ChildProcess:
     def child_says(self, message: Any) -> None:
         match message:
             case {"result": dict(result)}:
-                self.result, self.answered = result, time.monotonic()
+                self.answered = time.monotonic()
+                try:
+                    self.result = read_answer(self.request, result)
+                except WrongAnswer as wrong:
+                    self.wrong, self.nonsense = str(wrong), True
             case {"error": {"kind": str(), "message": str(), "detail": str()} as error}:
                 self.error, self.answered = error, time.monotonic()
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
                 self.moved = time.monotonic()
+                self.turns += phase != self.phase
+                self.nonsense |= self.turns > _MOST_PHASES
                 self.enter(phase)
                 if self.on_message:
                     self.on_message(message)
@@ -433,6 +450,7 @@ class _ChildProcess:
             left=self.left,
             limits=self.limits,
             result=self.result,
+            wrong=self.wrong,
             error=self.error,
             exit_code=ended.get("exit"),
             signal=ended.get("signal") or (int(signal.SIGKILL) if killed or not ended else None),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.jobs.state import AttemptLimits, FailureKind, Phase
+from farm.jobs.state import AttemptLimits, Phase
 
 OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
@@ -54,23 +54,6 @@ class StepSettings(Protocol):
     @property
     def migraphx_python(self) -> str:
         """Interpreter for MIGraphX's children; empty: this one."""
-
-
-class Answer(dict[str, Any]):
-    """What a child answered, or an object in it. To ask it for what it lacks is the child's failure, not the farm's."""
-
-    def __missing__(self, name: str) -> Any:
-        raise StepEnded(Failure(FailureKind.COMPILER_ERROR, f"the compiler's answer lacks {name!r}"))
-
-
-def _answered(value: Any) -> Any:
-    match value:
-        case dict():
-            return Answer({name: _answered(inner) for name, inner in value.items()})
-        case list():
-            return [_answered(inner) for inner in value]
-        case _:
-            return value
 
 
 class StepEnded(Exception):
@@ -204,7 +187,7 @@ class Children:
         )
         self.memory.append(end.memory)
         if end.result is not None and end.ok:
-            return Answer({name: _answered(value) for name, value in end.result.items()})
+            return end.result
         raise StepEnded(classify(end))
 
     def _told(self, message: Mapping[str, Any]) -> None:

@@ -113,6 +113,8 @@ def classify(end: ChildEnd) -> Failure | None:
     if end.ok or end.by is EndedBy.CANCELLED:
         return None
     detail = _useful_lines(end.log_tail)
+    if end.wrong:
+        return Failure(FailureKind.COMPILER_ERROR, f"the compiler's answer {end.wrong}", detail)
     if end.by is not EndedBy.ITSELF:
         return _from_limit(end, detail)
     if end.error is not None:

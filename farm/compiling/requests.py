@@ -229,4 +229,5 @@ def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, 
 
 def _model(order: Mapping[str, Any], path: Path) -> dict[str, Any]:
     model = order["model"]
-    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
+    names = {"names": model["names"]} if "names" in model else {}
+    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", []), **names}

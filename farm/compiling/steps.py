@@ -277,17 +277,23 @@ def inputs_of(model: Path, calibration: Path | None) -> list[Path]:
     return [model.parent, *([calibration] if calibration else [])]
 
 
-_PASS = re.compile(r"^([\w:]+): ([0-9.e+-]+)ms$")
+_PASS = re.compile(rb"^([A-Za-z0-9_:]{1,128}): ([0-9]{1,12}(?:[.][0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?)ms\n?$")
+_LONGEST_LINE = 1024
+_MOST_PASSES = 1000
+"""MIGraphX has about a hundred."""
 
 
 def pass_seconds(log: Path, start: int) -> dict[str, float]:
-    """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first."""
+    """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first.
+
+    The log is the child's: of names that it makes up only so many are taken.
+    """
     seconds: dict[str, float] = {}
     with log.open("rb") as lines:
         lines.seek(start)
-        for line in lines:
-            if found := _PASS.match(line.decode(errors="replace").rstrip()):
-                seconds[found[1]] = seconds.get(found[1], 0.0) + float(found[2]) / 1e3
+        while line := lines.readline(_LONGEST_LINE):
+            if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
+                seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
 
 

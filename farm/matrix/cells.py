@@ -347,7 +347,8 @@ class _Expansion:
         converted = {"conversion": model.conversion} if model.conversion else {}
         plan.pools = [each.name for each in parts.pools]
         plan.warnings = (*_untuned(settings.tuning, kind, choice), *_doubts(model, compiler))
-        plan.model = {"format": model.format, "files": list(model.files), **outputs, **converted}
+        names = [output.name for output in model.outputs]
+        plan.model = {"format": model.format, "files": list(model.files), "names": names, **outputs, **converted}
         plan.emulated = compiler.emulates(choice.served.device, precision)
         plan.order = _order(plan.emulated, settings, tuning["mode"], background, parts.env_files, pool)
         plan.spec = {

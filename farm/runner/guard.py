@@ -86,14 +86,14 @@ def _work(request: Request, descriptor: int, guard: int, work: RequestWork | Non
         code = 0
     except RequestFailed as failure:
         print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
-        messages.send({"error": {"kind": failure.kind, "message": failure.message, "detail": failure.detail}})
+        messages.error(failure.kind, failure.message, failure.detail)
     except MemoryError:
         _log_traceback()
-        messages.send({"error": {"kind": "out_of_memory", "message": "memory ran out", "detail": ""}})
+        messages.error("out_of_memory", "memory ran out")
     except Exception as error:
         _log_traceback()
         text = f"{type(error).__name__}: {error}"
-        messages.send({"error": {"kind": "internal", "message": first_line(text), "detail": text}})
+        messages.error("internal", first_line(text), text)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

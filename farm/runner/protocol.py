@@ -24,7 +24,7 @@ convert     converter, kind (`pt2`, `torchscript`, `saved-model`), source (path)
             {to, opset, signature}, inputs of a TorchScript archive [{name, dtype, sizes, axes {axis: name}}]
     -> size
 check       model {path, format, outputs (names of a TensorFlow graph's nodes; empty: its ends), alone (whether its
-            external data is not there yet)}
+            external data is not there yet), names? (of the model's outputs, by which the parent checks the answer)}
     -> what `onnx_check.check_onnx` or `tf_check.check_tf` returns
 reference   model, inputs {name: {dtype, shape, batch_axis?}}, batch (number or null), samples ({path} of an
             .npz, or {generate: N, seed: S, ranges: {name: {range: [low, high]} or {value: v}}}), min_samples,
@@ -82,6 +82,11 @@ _PLACE = re.compile(
 )
 """Where in a compiler's source an error comes from; kept in the detail, of no use in a sentence."""
 
+_LONGEST_DETAIL = 1000
+"""Characters with which a child says how far it is."""
+_KEPT = 20_000
+"""Characters of each end of an error's detail: the worker takes no message of more than 1 MiB."""
+
 
 class RequestFailed(Exception):
     """The child cannot do what was asked. `kind` is a failure kind of the farm, or empty: the worker decides
@@ -115,7 +120,13 @@ class Messages:
 
     def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
         """Say what is being done now, and how much of it is done (0 to 1, where known)."""
-        self.send({"phase": phase, "progress": progress, "detail": detail})
+        self.send({"phase": phase, "progress": progress, "detail": detail[:_LONGEST_DETAIL]})
+
+    def error(self, kind: str, message: str, detail: str = "") -> None:
+        """Say why there is no answer; of a novel the beginning and the end, since the log has all of it."""
+        if len(detail) > 2 * _KEPT:
+            detail = f"{detail[:_KEPT]}\n[…]\n{detail[-_KEPT:]}"
+        self.send({"error": {"kind": kind, "message": message[:_KEPT], "detail": detail}})
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from .samples import make_samples, points_of
 
 MAX_RUNS = 2_000
 """Runs of one program in one round at most."""
+MAX_TOLD = 40_000
+"""Runs of all programs in all rounds at most: so many fit into an answer."""
 FIRST_SECONDS = 60.0
 """After so long no more first runs are begun: one run of a small net takes half a minute on MIGraphX's `ref`."""
 
@@ -30,11 +32,12 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     loaded = [_load({**request, **program}, messages, load) for program in request["programs"]]
     rounds, seconds = int(request["rounds"]), float(request["seconds"])
     times: list[list[list[float]]] = [[] for _ in loaded]
+    most = max(1, min(MAX_RUNS, MAX_TOLD // max(1, rounds * len(loaded))))
     for number in range(rounds):
         messages.phase("measuring", number / rounds, "rounds")
         turns = list(enumerate(loaded))
         for place, program in reversed(turns) if number % 2 else turns:
-            times[place].append(_round(program, seconds / rounds))
+            times[place].append(_round(program, seconds / rounds, most))
     return {
         "programs": [
             {"load": program.load, "first": program.first, "rounds": blocks}
@@ -67,13 +70,13 @@ def _feeds(request: Request) -> Mapping[str, Any]:
     return feeds
 
 
-def _round(program: _Loaded, seconds: float) -> list[float]:
-    """Return the seconds of each run until a round's time is spent; one run at least."""
+def _round(program: _Loaded, seconds: float, most: int) -> list[float]:
+    """Return the seconds of each run until a round's time is spent; one run at least, and `most` at most."""
     if program.first and program.first[-1] < seconds / 4:
         program.run()  # the caches hold what ran before
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while not times or (time.perf_counter() < end and len(times) < MAX_RUNS):
+    while not times or (time.perf_counter() < end and len(times) < most):
         times.append(_timed(program.run))
     return times
 
@@ -81,4 +84,5 @@ def _round(program: _Loaded, seconds: float) -> list[float]:
 def _timed(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
     run()
-    return time.perf_counter() - started
+    # To a nanosecond: more digits say nothing, and take room in the answer.
+    return round(time.perf_counter() - started, 9)

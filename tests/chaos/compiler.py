@@ -35,7 +35,7 @@ def work(request: dict, messages) -> dict:
 
 def do_reference(request: dict, messages) -> dict:
     Path(request["reference"]).write_bytes(b"reference")
-    return {"samples": 1, "runs": True, "origin": {"y": "expected"}, "outputs": [{"name": "y", **PORT}]}
+    return {"samples": 1, "runs": 1, "origin": {"y": "expected"}, "outputs": [{"name": "y", **PORT}]}
 
 
 def do_compile(request: dict, messages) -> dict:

@@ -245,6 +245,32 @@ def test_nonsense(hostile: Run, what: str) -> None:
     assert "it told the worker what is no message" in failure.message
 
 
+EVALUATED = {
+    "verification": {"errors": {"y": 0.0}, "spread": {"y": 1.0}, "samples": 8, "weak": False},
+    "measurements": {"load": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, ""), (1, "an output that the model does not have"), (25_000, "what is no message")]
+)
+def test_an_answer_has_the_models_names_and_is_short(hostile: Run, count: int, words: str) -> None:
+    """25 MB of names that no model has would lie in the store's memory several times."""
+    answer = {"says": EVALUATED, "fill": ["verification", "errors"], "count": count}
+    end = hostile("say", action="evaluate", outputs=["y"], **answer)
+    failure = classify(end)
+    assert end.ok is not bool(words)
+    assert words in (failure.message if failure else "")
+    if failure:
+        assert failure.kind is FailureKind.COMPILER_ERROR
+
+
+def test_a_child_changes_its_phase_only_so_often(hostile: Run) -> None:
+    """Each change is an event of its build, which keeps so many."""
+    assert hostile("change_phases", count=100).ok
+    assert hostile("change_phases", count=5000).by is EndedBy.NONSENSE
+
+
 @pytest.mark.parametrize("kind", ["worker_lost", "accuracy", "gpu_fault", "no kind"])
 def test_a_child_states_no_kind_that_only_others_know(kind: str) -> None:
     """A compiler that blames the farm, the node or a gate has failed itself; a novel is cut."""

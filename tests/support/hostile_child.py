@@ -168,6 +168,23 @@ def do_babble(request, messages):
     time.sleep(60)
 
 
+def do_say(request, messages):
+    """Answer with what the test says, and where it wants with many names more in one of its fields."""
+    answer = request["says"]
+    place = answer
+    for step in request.get("fill", ()):
+        place = place[step]
+    if "fill" in request:
+        place |= {f"output {index} {'x' * 1000}": 0.0 for index in range(request["count"])}
+    return answer
+
+
+def do_change_phases(request, messages):
+    for index in range(request["count"]):
+        messages.phase(("compiling", "tuning")[index % 2])
+    return {"answer": 42}
+
+
 def do_talk(request, messages):
     for index in range(5):
         messages.phase("tuning", index / 5, f"op {index}")

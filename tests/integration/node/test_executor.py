@@ -28,6 +28,7 @@ from farm.runner.protocol import CannotRun, Messages, RequestFailed
 from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
+from tests.support.places import TESTS
 from tests.support.working import at_work_in
 
 
@@ -128,6 +129,27 @@ def test_after_a_crash_every_child_compiles_without_threads(
     monkeypatch.setattr("farm.compiling.children.run_child", noted)
     assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
     assert set(given) == {threads}
+
+
+def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_storage(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child that measures has been taken over by the program that it loaded."""
+    verification = {"errors": {}, "spread": {"y": 1.0}, "samples": 8, "weak": False}
+    says = {"verification": verification, "measurements": {"load": 0.1, "latency": 0.1}}
+
+    def taken_over(request: Mapping[str, Any], **options: Any) -> ChildEnd:
+        if request["action"] != "evaluate":
+            return run_child(request, **options)
+        hostile = {"do": "say", "says": says, "fill": ["verification", "errors"], "count": 500}
+        return run_child({**request, **hostile}, script=TESTS / "support" / "hostile_child.py", **options)
+
+    monkeypatch.setattr("farm.compiling.children.run_child", taken_over)
+    outcome = run(farm, tmp_path)
+    assert outcome.kind is FailureKind.COMPILER_ERROR, outcome
+    assert "an output that the model does not have" in outcome.message
+    assert len(str(outcome)) < 10_000
+    assert not list(farm.artifacts.list_objects("ns/main/artifacts/"))
 
 
 def test_kernel_binaries_are_published_beside_the_program_and_come_back(

@@ -14,7 +14,7 @@ from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
-from farm.compiling.steps import Steps, program_name
+from farm.compiling.steps import Steps, pass_seconds, program_name
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.settings import load_settings
 
@@ -126,3 +126,19 @@ def test_references_that_nobody_asked_for_leave_time_to_compile(
     assert [name for name, _ in asked] == ["onnxruntime", "onnx", "migraphx"]
     assert asked[0][1] == 0, "all there is"
     assert 0 < asked[1][1] <= 30
+
+
+def test_of_passes_that_a_child_makes_up_only_so_many_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    lines = [
+        "before: 1000ms",
+        *(f"pass{number}: 1ms" for number in range(5000)),
+        "pass0: 2ms",
+        "x" * 5000,
+        "p: 1e999ms",
+    ]
+    log.write_text("\n".join(lines) + "\n")
+    found = pass_seconds(log, len("before: 1000ms\n"))
+    assert len(found) == 1000
+    assert found["pass0"] == 0.003
+    assert "before" not in found

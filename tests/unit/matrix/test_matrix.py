@@ -395,7 +395,7 @@ def test_a_cell_is_fully_resolved() -> None:
         "pool": CPU.name,
         "target": "onnxruntime/cpu",
         "spec": cell.spec.as_dict(),
-        "model": {"format": "onnx", "files": [{"path": "net.onnx", "digest": "0" * 64, "size": 3}]},
+        "model": {"format": "onnx", "names": ["y"], "files": [{"path": "net.onnx", "digest": "0" * 64, "size": 3}]},
         "calibration": None,
         "samples": None,
     }

@@ -1,0 +1,340 @@
+"""Answers: what a child may say at its end, by action (`farm/runner/protocol.py`). The one place where it is read.
+
+A child that a hostile model has taken over answers whatever it likes, and what it says goes on into work orders, the
+job store, sidecars and paths. So each field is checked here: its type, its length and count, and its names, which are
+those of the model's inputs and outputs where the request knows them. What no action answers is left out. Pure, and of
+the standard library alone: `farm reproduce` copies it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+LONGEST_NAME = 1024
+"""Characters of a name of an input, an output or a file."""
+
+LONGEST_WORD = 256
+"""Characters of what is a word of the farm or of a compiler: a dtype, an operator, a version."""
+
+LONGEST_SENTENCE = 4000
+"""Characters of what is said for people."""
+
+MOST_NAMES = 10_000
+"""Entries of one list or mapping, as many as a submission may have."""
+
+MOST_RUNS = 2_000
+"""Runs of one program in one round."""
+
+LARGEST = 2**63 - 1
+"""The largest number."""
+
+Reader = Callable[[Any], Any]
+"""Takes a value of an answer and returns it as it may be used. Raises WrongAnswer."""
+
+
+class WrongAnswer(Exception):
+    """What a child said is no answer to what it was asked; the text goes on after "the compiler's answer"."""
+
+
+def read_answer(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a child answered to a request, checked. Raises WrongAnswer."""
+    reader = _READERS.get(request.get("action", ""))
+    answer: dict[str, Any] = reader(result) if reader else dict(result)
+    _check_against(request, answer)
+    return answer
+
+
+def _check_against(request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Accept no names that the model does not have, and no file that was not asked for."""
+    action = request.get("action")
+    if action in ("compile", "reference"):
+        known = (request.get("model") or {}).get("names") or ()
+        _require_known("output", (output["name"] for output in answer["outputs"]), known)
+    if action == "compile":
+        _require_known("input", (port["name"] for port in answer["inputs"]), request.get("inputs") or ())
+        if answer.get("output_parameters") and len(answer["output_parameters"]) != len(answer["outputs"]):
+            raise WrongAnswer("has another number of outputs than of parameters for them")
+    if action == "evaluate":
+        for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified"):
+            _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
+    if action == "slice":
+        folder = PurePosixPath(request["slices"])
+        for piece in answer["slices"]:
+            if PurePosixPath(piece["path"]).parent != folder or not _SLICE.fullmatch(PurePosixPath(piece["path"]).name):
+                raise WrongAnswer(f"names a slice that is not in its folder: {piece['path'][:100]}")
+
+
+_SLICE = re.compile(r"slice-[0-9]{4,9}\.onnx")
+
+
+def _require_known(what: str, names: Any, known: Collection[str]) -> None:
+    """Where nothing is known (a work order of an older release), nothing is refused."""
+    foreign = [name for name in names if known and name not in known]
+    if foreign:
+        raise WrongAnswer(f"has an {what} that the model does not have: {foreign[0][:100]!r}")
+
+
+# --- readers --------------------------------------------------------------------------------------------------------
+
+
+def _text(longest: int, pattern: str = "") -> Reader:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
+            raise WrongAnswer(f"has no text of at most {longest} characters, as it has to be")
+        return value
+
+    return read
+
+
+def _number(value: Any) -> int | float:
+    """A finite number, no truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WrongAnswer("has no finite number")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise WrongAnswer("has a number beyond 64 bits")
+    return value
+
+
+def _amount(value: Any) -> int | float:
+    """Seconds, errors, shares: a number that is not below 0."""
+    if _number(value) < 0:
+        raise WrongAnswer("has a number below 0")
+    return value  # type: ignore[no-any-return]
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int):
+        raise WrongAnswer("has no whole number")
+    return int(_amount(value))
+
+
+def _integer(value: Any) -> int:
+    if not isinstance(value, int):
+        raise WrongAnswer("has no whole number")
+    return int(_number(value))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise WrongAnswer("has neither true nor false")
+    return value
+
+
+def _either(*readers: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        for reader in readers[:-1]:
+            try:
+                return reader(value)
+            except WrongAnswer:
+                continue
+        return readers[-1](value)
+
+    return read
+
+
+def _maybe(reader: Reader) -> Reader:
+    return lambda value: None if value is None else reader(value)
+
+
+def _items(reader: Reader, most: int = MOST_NAMES) -> Reader:
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, list) or len(value) > most:
+            raise WrongAnswer(f"has no list of at most {most}")
+        return [reader(item) for item in value]
+
+    return read
+
+
+def _by(key: Reader, reader: Reader, most: int = MOST_NAMES) -> Reader:
+    """An object with any keys of one kind."""
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > most:
+            raise WrongAnswer(f"has no object of at most {most} fields")
+        return {key(name): reader(item) for name, item in value.items()}
+
+    return read
+
+
+def _object(required: Mapping[str, Reader], optional: Mapping[str, Reader] | None = None) -> Reader:
+    """An object with these fields; others are left out."""
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise WrongAnswer("has no object")
+        for name in required:
+            if name not in value:
+                raise WrongAnswer(f"lacks {name!r}")
+        found = {}
+        for name, reader in {**required, **(optional or {})}.items():
+            if name in value:
+                try:
+                    found[name] = reader(value[name])
+                except WrongAnswer as wrong:
+                    # Whoever reads it sees the field in which it is, not the whole way there.
+                    raise (wrong if "'" in str(wrong) else WrongAnswer(f"{wrong} in {name!r}")) from None
+        return found
+
+    return read
+
+
+_name = _text(LONGEST_NAME)
+_word = _text(LONGEST_WORD)
+_sentence = _text(LONGEST_SENTENCE)
+_label = _text(LONGEST_WORD, r"[A-Za-z0-9._+-]*")
+"""What becomes part of a key: a toolchain, a target, a version of a library."""
+
+
+def _file(value: Any) -> str:
+    """A file in or below the model's folder."""
+    path = _name(value)
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path or "\\" in path:
+        raise WrongAnswer(f"names a file that is not in the model's folder: {path[:100]!r}")
+    return str(path)
+
+
+_size = _either(_count, _name)
+_tensor = _object({"name": _name, "dtype": _word, "shape": _maybe(_items(_maybe(_size), 64))})
+_port = _object({"name": _name, "dtype": _word, "shape": _items(_size, 64)}, {"strides": _maybe(_items(_integer, 64))})
+_counts = _by(_word, _count)
+_libraries = _by(_label, _label, 64)
+_session = _by(_word, _either(_flag, _count, _word), 16)
+_by_output = _by(_name, _amount)
+_measured = {
+    "load": _maybe(_amount),
+    "cold_run": _maybe(_amount),
+    "warm_run": _maybe(_amount),
+    "latency": _maybe(_amount),
+    "device_latency": _maybe(_object({"median": _amount, "repeats": _count})),
+    **dict.fromkeys(("p50", "p90", "p99", "throughput"), _maybe(_amount)),
+    "repeats": _count,
+}
+_point = _object({"batch": _count, "shapes": _by(_name, _items(_count, 64))}, _measured)
+_memory = {"peak_memory": _count}
+_usable = {
+    "version": _word,
+    "toolchain": _label,
+    "libraries": _libraries,
+    "features": _items(_word, 256),
+    "targets": _items(_label, 16),
+    "cpu_family": _label,
+}
+_compiler = {
+    "reason": _sentence,
+    "fix": _sentence,
+    "label": _label,
+    "parts": _items(_items(_sentence, 2)),
+    "missing": _by(_word, _sentence, 16),
+}
+
+
+def _probe(value: Any) -> Any:
+    """What can be used says what it is."""
+    found = _object({"available": _flag}, _compiler)(value)
+    return {**found, **_object(_usable)(value)} if found["available"] else found
+
+
+_READERS: Mapping[str, Reader] = {
+    "probe": _probe,
+    "libraries": _object({"libraries": _libraries}),
+    "convert": _object({"size": _count}),
+    "check": _object(
+        {
+            "inputs": _items(_tensor),
+            "outputs": _items(_tensor),
+            "opset": _integer,
+            "operators": _counts,
+            "weight_dtypes": _items(_word, 64),
+            "external_files": _items(_file),
+        },
+        {
+            "format": _word,
+            "opsets": _by(_word, _integer, 64),
+            "doubts": _items(_sentence, 1000),
+            "weights": _counts,
+        },
+    ),
+    "reference": _object(
+        {
+            "samples": _count,
+            "runs": _count,
+            "origin": _by(_name, _word),
+            "outputs": _items(_object({"name": _name, "dtype": _word, "shape": _items(_count, 64)})),
+        },
+        {"unverified": _by(_name, _sentence), **_memory},
+    ),
+    "pack": _object({"quantized": _counts}),
+    "slice": _object(
+        {
+            "slices": _items(
+                _object(
+                    {
+                        "path": _text(4096),
+                        "signature": _text(64, "[0-9a-f]{64}"),
+                        "operations": _count,
+                        "count": _count,
+                        "inputs": _by(_name, _object({"dtype": _word, "shape": _items(_count, 64)})),
+                    }
+                )
+            ),
+            "operations": _count,
+        }
+    ),
+    "tune": _object({}, {"candidates": _count}),
+    "compile": _object(
+        {
+            "inputs": _items(_port),
+            "outputs": _items(_port),
+            "weight_dtypes": _counts,
+            "compute_dtypes": _counts,
+            "quantized": _counts,
+        },
+        {
+            "operators": _counts,
+            "size": _count,
+            "offload_copy": _maybe(_flag),
+            "output_parameters": _items(_name),
+            "session": _maybe(_session),
+            "symbolic_shapes": _sentence,
+            "migraphx_version": _word,
+            **_memory,
+        },
+    ),
+    "evaluate": _object(
+        {
+            "verification": _object(
+                {"errors": _by_output, "spread": _by_output, "samples": _count, "weak": _flag},
+                {
+                    "rms": _by_output,
+                    "equal": _by_output,
+                    "nonfinite": _items(_name),
+                    "runs": _count,
+                    "origin": _by(_name, _word),
+                    "unverified": _by(_name, _sentence),
+                },
+            ),
+            "measurements": _object({"load": _amount}, {**_measured, "batch": _count, "points": _items(_point, 1000)}),
+        },
+        _memory,
+    ),
+    "bench": _object(
+        {
+            "programs": _items(
+                _object(
+                    {
+                        "load": _amount,
+                        "first": _items(_amount, 100),
+                        "rounds": _items(_items(_amount, MOST_RUNS), 1000),
+                    }
+                ),
+                100,
+            )
+        },
+        _memory,
+    ),
+}
