@@ -475,7 +475,7 @@ def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
 def test_no_job_fails_because_a_disk_filled_up_while_object_storage_was_away(
     farm_settings: Settings, store: Store, tmp_path: Path
 ) -> None:
-    """With finished programs that wait, perhaps: the outage is the reason, and for that `pool_timeout` does not count."""
+    """Finished programs may wait: the outage is the reason, and for that `pool_timeout` does not count."""
     nowhere = {"s3_bucket": "farm", "s3_endpoint": "http://127.0.0.1:9", "s3_access_key": "a", "s3_secret_key": "s"}
     settings = load_settings(
         farm_settings.environment(), data_dir=tmp_path / "data", min_free_bytes=10**18, **nowhere
