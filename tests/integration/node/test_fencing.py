@@ -477,9 +477,7 @@ def test_no_job_fails_because_a_disk_filled_up_while_object_storage_was_away(
 ) -> None:
     """Finished programs may wait: the outage is the reason, and for that `pool_timeout` does not count."""
     nowhere = {"s3_bucket": "farm", "s3_endpoint": "http://127.0.0.1:9", "s3_access_key": "a", "s3_secret_key": "s"}
-    settings = load_settings(
-        farm_settings.environment(), data_dir=tmp_path / "data", min_free_bytes=10**18, **nowhere
-    )
+    settings = load_settings(farm_settings.environment(), data_dir=tmp_path / "data", min_free_bytes=10**18, **nowhere)
     with running_worker(settings, store):
         build = submit(store, new_cell())
         wait_until(lambda: store.workers.list()[0]["resting"].startswith("object storage is away"))
