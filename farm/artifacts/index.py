@@ -8,6 +8,7 @@ be deleted.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,6 +93,10 @@ def _blob_sizes(
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 
+LARGEST_CHECKPOINT = 1 << 30
+"""Bytes of an unpacked checkpoint; a larger one is read as none, and everything is looked at again."""
+
+
 def _checkpoint_key(namespace: str) -> str:
     return f"ns/{namespace}/index/checkpoint.json.gz"
 
@@ -101,7 +106,11 @@ def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Know
     if found is None:
         return {}
     try:
-        document = json.loads(gzip.decompress(found.data))
+        with gzip.open(io.BytesIO(found.data)) as unpacked:
+            text = unpacked.read(LARGEST_CHECKPOINT + 1)
+        if len(text) > LARGEST_CHECKPOINT:
+            raise ValueError(f"more than {LARGEST_CHECKPOINT} bytes when unpacked")
+        document = json.loads(text)
         if document["schema"] != SCHEMA:
             return {}
         return {

@@ -43,6 +43,7 @@ def fetch(
     with_kernels: Annotated[bool, typer.Option("--with-kernels", help="MIOpen's kernel binaries too.")] = False,
     sample: Annotated[bool, typer.Option("--sample", help="One input with its right outputs too.")] = False,
     family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that no fetch has written.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
@@ -55,7 +56,7 @@ def fetch(
             raise UsageError("--family is every shape: leave out --shape, --with-kernels and --sample")
         with connect() as client:
             made = client.fetch_family(
-                model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log
+                model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log, force=force
             )
         _say_family(made, as_json=as_json)
         return
@@ -71,6 +72,7 @@ def fetch(
             log=log,
             with_kernels=with_kernels,
             sample=sample,
+            force=force,
         )
     if as_json:
         names = ("program", "sidecar", "log", "kernels", "sample")

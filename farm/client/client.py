@@ -544,12 +544,14 @@ class FarmClient:
         log: bool = False,
         with_kernels: bool = False,
         sample: bool = False,
+        force: bool = False,
     ) -> Fetched:
         """Write a compiled program and its sidecar (`artifact.json`) into `folder`, checked byte by byte.
 
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
         that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`,
-        `sample` one input with its right outputs beside the program.
+        `sample` one input with its right outputs beside the program. Only with `force` it writes over what no fetch has
+        written.
 
         Raises NotFound where nothing matches, UsageError where several do or where the folder holds another artifact,
         ArtifactGone where the bytes are not those that the ref names.
@@ -560,7 +562,7 @@ class FarmClient:
         cell, sidecar = max(
             ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: str(found[1]["created"])
         )
-        found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log)
+        found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log, force=force)
         packed = sidecar["blobs"].get("kernel_cache") if with_kernels else None
         inputs = sidecar["blobs"].get("sample") if sample else None
         return replace(
@@ -579,6 +581,7 @@ class FarmClient:
         folder: Path,
         toolchain: str = "",
         log: bool = False,
+        force: bool = False,
     ) -> FetchedFamily:
         """Write a model's programs for every shape, each with its sidecar into `folder/<shape>`, and `family.json`.
 
@@ -596,7 +599,7 @@ class FarmClient:
         )
         shapes = {str(cell["shape"]) for cell, _ in members}
         left_out = sorted({str(cell["identifier"]) for cell in candidates if cell["shape"] not in shapes})
-        index, document = write_family(self.download, members, folder, ref=ref, log=log)
+        index, document = write_family(self.download, members, folder, ref=ref, log=log, force=force)
         return FetchedFamily(folder, index, document, left_out)
 
     def download(self, blob: Mapping[str, Any], folder: Path) -> Path:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import json
+import os
 import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +18,17 @@ from typing import Any
 from farm.client.family import INDEX, family_index
 from farm.client.transport import Document, file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.files import replacing
+from farm.files import is_plain, read_plain, replacing
 
 Download = Callable[[Mapping[str, Any], Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""
+
+SIDECAR = "artifact.json"
+LARGEST_SIDECAR = 16 << 20
+SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
+"""How the files of artifacts end. A farm that nobody should trust names no `Makefile`, no `conftest.py`."""
+LARGEST_KERNELS = 4 << 30
+"""Bytes of kernel binaries that are unpacked at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +112,12 @@ def _plain(precision: str) -> str:
 
 
 def write_artifact(
-    download: Download, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool
+    download: Download, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool, force: bool = False
 ) -> Fetched:
     """Write one artifact into a folder of its own.
 
-    Raises UsageError where another is there, ArtifactGone where its bytes are not those that the ref names.
+    Raises UsageError if another is there, or a file in its way that no fetch has written (unless `force`), ArtifactGone
+    if its bytes are not those that the ref names.
     """
     program = sidecar["blobs"]["program"]
     if program["digest"] != cell["program"]["digest"]:
@@ -113,9 +125,9 @@ def write_artifact(
             f"{cell['identifier']}: the artifact was repaired after {ref} was moved to it, its bytes are others",
             hint="submit the manifest again: the ref moves to what is there now",
         )
-    document = folder / "artifact.json"
+    document = folder / SIDECAR
     with into(folder):
-        _require_own_folder(document, program)
+        _require_room(folder, sidecar, force=force)
         path = download(program, folder)
         log_path = download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
         kept = [sidecar["blobs"].get(when) for when in ("before", "after") if log]
@@ -126,12 +138,23 @@ def write_artifact(
 
 
 def write_family(
-    download: Download, members: Sequence[tuple[Document, Document]], folder: Path, *, ref: str, log: bool
+    download: Download,
+    members: Sequence[tuple[Document, Document]],
+    folder: Path,
+    *,
+    ref: str,
+    log: bool,
+    force: bool = False,
 ) -> tuple[Path, Document]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
-    for cell, sidecar in members:
-        write_artifact(download, cell, sidecar, folder / file_name(cell["shape"]), ref=ref, log=log)
     document, index = family_index(ref, members), folder / INDEX
+    if not (force or _is_document(index, "members")):
+        raise _in_the_way(index)
+    for cell, sidecar in members:
+        own = folder / file_name(cell["shape"])
+        if own.is_symlink():
+            raise UsageError(f"{own} is a link: who made it chose where it leads", hint="remove it, or choose another")
+        write_artifact(download, cell, sidecar, own, ref=ref, log=log, force=force)
     # Last, so that a serving program that finds the index finds all that it names.
     with into(folder), replacing(index) as part:
         part.write_text(json.dumps(document, indent=2) + "\n")
@@ -139,24 +162,33 @@ def write_family(
 
 
 def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
-    """Unpack kernel binaries into `folder/kernels`, under their bare names: an archive says where nothing goes."""
+    """Unpack kernel binaries into `folder/kernels`, under their bare names: an archive says where nothing goes.
+
+    Raises UsageError if something else is there, ArtifactGone for an archive that is damaged or too large.
+    """
     import zipfile
 
     kernels = folder / "kernels"
-    archive_path = download(packed, folder)
-    try:
-        with into(kernels), zipfile.ZipFile(archive_path) as archive:
-            for item in archive.infolist():
-                name = Path(item.filename).name
-                if item.is_dir() or not name.endswith(".ukdb"):
-                    continue
-                with archive.open(item) as source, replacing(kernels / name) as part, part.open("wb") as file:
-                    shutil.copyfileobj(source, file)
-    except zipfile.BadZipFile as error:
-        raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
-    finally:
-        archive_path.unlink()
+    with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder) as scratch:
+        if kernels.is_symlink() or not all(_is_kernels(entry) for entry in os.scandir(kernels)):
+            raise UsageError(f"{kernels} holds what no fetch has written", hint="choose another folder")
+        try:
+            with zipfile.ZipFile(download(packed, Path(scratch))) as archive:
+                items = [item for item in archive.infolist() if item.filename.endswith(".ukdb")]
+                # No more than it declares is read of a member.
+                if sum(item.file_size for item in items) > LARGEST_KERNELS:
+                    raise ArtifactGone(f"the kernel binaries are more than {LARGEST_KERNELS >> 30} GiB")
+                for item in items:
+                    place = kernels / file_name(Path(item.filename).name)
+                    with archive.open(item) as source, replacing(place) as part, part.open("wb") as file:
+                        shutil.copyfileobj(source, file)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
     return kernels
+
+
+def _is_kernels(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".ukdb") and entry.is_file(follow_symlinks=False)
 
 
 @contextlib.contextmanager
@@ -168,6 +200,59 @@ def into(folder: Path) -> Iterator[None]:
     except OSError as error:
         message = f"cannot write into {folder}: {error.strerror or error}"
         raise UsageError(message, hint="choose another folder") from None
+
+
+def _require_room(folder: Path, sidecar: Document, *, force: bool) -> None:
+    """Refuse names that are no artifact's, and to write over what no fetch has written.
+
+    All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
+    """
+    names = [file_name(blob["path"]) for blob in sidecar["blobs"].values() if blob]
+    if odd := [name for name in names if not name.endswith(SUFFIXES) or name in (SIDECAR, INDEX)]:
+        raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
+    if len(set(names)) < len(names):
+        raise ArtifactGone("the farm gives two files of the artifact one name")
+    if force:
+        return
+    if not _is_document(folder / SIDECAR, "blobs"):
+        raise _in_the_way(folder / SIDECAR)
+    known = _fetched_before(folder)
+    _require_own_folder(folder / SIDECAR, sidecar["blobs"]["program"])
+    for blob in filter(None, sidecar["blobs"].values()):
+        path = folder / blob["path"]
+        if os.path.lexists(path) and _digest(path) not in (blob["digest"], known.get(path.name)):
+            raise _in_the_way(path)
+
+
+def _fetched_before(folder: Path) -> dict[str, str]:
+    """Return the digests of the files that an earlier fetch may have written here, by their names."""
+    try:
+        blobs = json.loads(read_plain(folder / SIDECAR, LARGEST_SIDECAR))["blobs"]
+        return {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_document(path: Path, field: str) -> bool:
+    """Whether there is nothing yet, or a document of ours: it has this field."""
+    try:
+        return field in json.loads(read_plain(path, LARGEST_SIDECAR))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a regular file with one name; nothing for anything else."""
+    if not is_plain(path.lstat()):
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _in_the_way(path: Path) -> UsageError:
+    return UsageError(f"{path} is there, and no fetch has written it", hint="choose another folder, or --force")
 
 
 def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:

@@ -114,3 +114,13 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(
     before = dict(rebuild(store, "main"))
     store.put_object("ns/main/index/checkpoint.json.gz", data)
     assert dict(rebuild(store, "main")) == before
+
+
+def test_a_checkpoint_that_unpacks_without_end_is_read_as_none(
+    store: CountingStore, published: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(rebuild(store, "main"))
+    monkeypatch.setattr(index, "LARGEST_CHECKPOINT", 100)
+    store.read = 0
+    assert dict(rebuild(store, "main")) == before
+    assert store.read == COUNT

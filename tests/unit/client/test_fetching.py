@@ -1,0 +1,151 @@
+"""Fetching from a farm that nobody should trust: its names stay in the folder, and the user's files stay."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.client import fetching
+from farm.client.fetching import place_kernels, write_artifact, write_family
+from farm.errors import ArtifactGone, UsageError
+from farm.files import replacing
+
+BYTES: dict[str, bytes] = {}
+
+
+def blob(path: str, content: bytes = b"a program") -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    BYTES[digest] = content
+    return {"path": path, "digest": digest, "size": len(content)}
+
+
+def download(wanted: Mapping[str, Any], folder: Path) -> Path:
+    """As the client does, once its bytes are checked."""
+    with replacing(folder / wanted["path"]) as part:
+        part.write_bytes(BYTES[wanted["digest"]])
+    return folder / str(wanted["path"])
+
+
+def fetch(folder: Path, program: dict[str, Any], *, force: bool = False, **others: dict[str, Any]) -> None:
+    cell = {"identifier": "net/onnxruntime-cpu/fp32/b1", "program": program, "shape": "b1"}
+    sidecar = {"blobs": {"program": program, "log": None, **others}}
+    write_artifact(download, cell, sidecar, folder, ref="latest", log=True, force=force)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "artifact.json"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "package.json", "net.onnx"])
+def test_a_file_of_the_user_is_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} is there, and no fetch has written it") as error:
+        fetch(tmp_path, blob(name))
+    assert "--force" in error.value.hint
+    with pytest.raises(UsageError, match="no fetch has written it"):
+        fetch(tmp_path, blob("other.onnx"), log=blob(name))
+    assert contents(tmp_path) == {name: "mine"}
+    fetch(tmp_path, blob(name), force=True)
+    assert contents(tmp_path) == {name: "a program"}
+
+
+def test_what_a_fetch_wrote_is_replaced_by_the_next(tmp_path: Path) -> None:
+    fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
+    fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
+    fetch(tmp_path, blob("net.onnx", b"two"), log=blob("log.txt", b"another log"))
+    assert contents(tmp_path) == {"net.onnx": "two", "log.txt": "another log"}
+    (tmp_path / "artifact.json").unlink()  # As after a fetch that was killed before its last step.
+    fetch(tmp_path, blob("net.onnx", b"two"), log=blob("log.txt", b"another log"))
+    (tmp_path / "net.onnx").write_text("edited")
+    with pytest.raises(UsageError, match=r"net\.onnx"):
+        fetch(tmp_path, blob("net.onnx", b"three"))
+
+
+def test_a_name_that_was_only_announced_gives_no_right_to_it(tmp_path: Path) -> None:
+    """A first sidecar that names the user's file as a log that is not fetched must not make it the farm's."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        fetch(tmp_path, blob("net.onnx"), reproduction=blob("notes.txt", b"something"))
+    assert contents(tmp_path) == {"notes.txt": "mine"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../net.onnx", "/etc/net.onnx", ".net.onnx", "a/net.onnx", "Makefile", "conftest.py", "farm.toml", "artifact.json",
+     "family.json", "net.onnx\n", "..", ""],
+)  # fmt: skip
+def test_names_that_no_artifact_has_are_refused(tmp_path: Path, name: str) -> None:
+    for blobs in ({"program": blob(name)}, {"program": blob("net.onnx"), "sample": blob(name)}):
+        with pytest.raises(ArtifactGone, match="the farm names a file"):
+            fetch(tmp_path / "out", force=True, **blobs)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    with pytest.raises(ArtifactGone, match="one name"):
+        fetch(tmp_path, blob("net.onnx"), log=blob("net.onnx"))
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("theirs")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in ("net.onnx", "artifact.json"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(outside / "file")
+        with pytest.raises(UsageError, match="no fetch has written it"):
+            fetch(folder, blob("net.onnx"))
+        fetch(folder, blob("net.onnx"), force=True)
+        assert not (folder / name).is_symlink()
+    (folder / "b1").symlink_to(outside)
+    cell = {"identifier": "net", "program": blob("net.onnx"), "shape": "b1"}
+    index = {"members": []}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetching, "family_index", lambda *_: index)
+        with pytest.raises(UsageError, match="b1 is a link"):
+            write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+        (folder / "b1").unlink()
+        (folder / "family.json").write_text('{"name": "my own"}')
+        with pytest.raises(UsageError, match=r"family\.json is there"):
+            write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "theirs"}
+
+
+def archive(tmp_path: Path, *names: str, content: bytes = b"kernels") -> dict[str, Any]:
+    with zipfile.ZipFile(tmp_path / "made.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        for name in names:
+            made.writestr(name, content)
+    return blob("kernels.zip", (tmp_path / "made.zip").read_bytes())
+
+
+def test_kernels_stay_in_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kernels.zip").write_text("mine")
+    packed = archive(tmp_path, "../../a.ukdb", "/b.ukdb", "c.sh", "d/e.ukdb")
+    place_kernels(download, packed, tmp_path / "out")
+    place_kernels(download, packed, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out" / "kernels").iterdir()) == ["a.ukdb", "b.ukdb", "e.ukdb"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["kernels", "kernels.zip"]
+    assert (tmp_path / "out" / "kernels.zip").read_text() == "mine"
+    (tmp_path / "out" / "kernels" / "mine.txt").write_text("")
+    with pytest.raises(UsageError, match="no fetch has written"):
+        place_kernels(download, packed, tmp_path / "out")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "kernels").symlink_to(tmp_path / "out")
+    with pytest.raises(UsageError, match="no fetch has written"):
+        place_kernels(download, packed, tmp_path / "link")
+
+
+def test_kernels_that_unpack_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "LARGEST_KERNELS", 1 << 20)
+    packed = archive(tmp_path, "a.ukdb", "b.ukdb", content=b"\0" * (600 << 10))
+    with pytest.raises(ArtifactGone, match="the kernel binaries are more than"):
+        place_kernels(download, packed, tmp_path / "out")
+    assert json.dumps([path.name for path in (tmp_path / "out").rglob("*")]) == '["kernels"]'
+    with pytest.raises(ArtifactGone, match="cannot be unpacked"):
+        place_kernels(download, blob("kernels.zip", b"no archive"), tmp_path / "out")
