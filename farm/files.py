@@ -102,16 +102,17 @@ def take(path: Path, target: Path, limit: int, *, within: Path | None = None) ->
 
 
 def read_private(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file that this user wrote for himself, as `read_plain` does.
+    """Return the bytes of a file that this user wrote for himself, at most `limit`.
 
     A folder that somebody else made may hold a file of the same name: as copies have them, others may read it.
-    Raises OSError, PermissionError for a file that is another user's or that others may read or write.
+    Raises FileNotFoundError, PermissionError for a file that is another user's or open to others, NotPlain, OSError.
     """
-    data = read_plain(path, limit)
-    found = path.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "another user's, or open to others", str(path))
-    return data
+    path.lstat()
+    with open_plain(path, limit) as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "another user's, or open to others", str(path))
+        return file.read(limit)
 
 
 def private_folder(folder: Path) -> Path:

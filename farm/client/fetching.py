@@ -236,9 +236,7 @@ def _fetched_before(folder: Path) -> dict[str, str]:
 def _is_document(path: Path, field: str) -> bool:
     """Whether there is nothing yet, or a document of ours: it has this field."""
     try:
-        return field in json.loads(read_plain(path, LARGEST_SIDECAR))
-    except FileNotFoundError:
-        return True
+        return not os.path.lexists(path) or field in json.loads(read_plain(path, LARGEST_SIDECAR))
     except (OSError, ValueError, TypeError):
         return False
 

@@ -59,6 +59,8 @@ def test_a_folder_of_another_user_and_a_link_are_refused(tmp_path: Path) -> None
 
 def test_a_file_that_others_can_read_was_not_written_for_this_user(tmp_path: Path) -> None:
     file = tmp_path / "file"
+    with pytest.raises(FileNotFoundError):
+        read_private(file, 100)
     file.write_text("secret")
     file.chmod(0o644)
     with pytest.raises(PermissionError, match="open to others"):
