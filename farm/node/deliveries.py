@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -38,6 +39,8 @@ class Deliveries:
         self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
         self._wake = threading.Event()
         self._suspected = True
+        self._refused: dict[str, float] = {}
+        """By the tokens of parcels: since when storage refuses them while it answers others."""
         self.resting = ""
         """Why the node's workers take no jobs: storage is away or refuses, or the outbox is full."""
 
@@ -88,9 +91,13 @@ class Deliveries:
                     self._deliver(parcel, artifacts)
                 except StorageAway as error:
                     # A server that lives, and has lost a part of its disk, refuses some names for ever.
-                    artifacts.with_patience(0).reach()
+                    artifacts.with_patience(0).check()
                     log.error("a finished program waits, others go first", job=parcel.job, error=error.message)
+                    since = self._refused.setdefault(parcel.token, time.monotonic())
+                    if time.monotonic() - since >= self._settings.outbox_hours * 3600:
+                        self._give_up(parcel, error)
         except StorageAway as error:
+            self._refused.clear()
             return f"{AWAY}: {error.message}"
         except StorageUnavailable as error:
             return f"its object storage refuses: {error.message}"
@@ -113,8 +120,16 @@ class Deliveries:
         except StorageAway:
             raise
         except (FarmError, OSError, ValueError) as error:
-            outcome = Outcome.failure(FailureKind.STORAGE, f"the finished program cannot be published: {error}")
-            log.error("a finished program cannot be published", job=parcel.job, error=str(error))
+            self._give_up(parcel, error)
+        else:
+            self._end(parcel, outcome)
+
+    def _give_up(self, parcel: Parcel, error: Exception) -> None:
+        log.error("a finished program cannot be published", job=parcel.job, error=str(error))
+        self._end(parcel, Outcome.failure(FailureKind.STORAGE, f"the finished program cannot be published: {error}"))
+
+    def _end(self, parcel: Parcel, outcome: Outcome) -> None:
+        self._refused.pop(parcel.token, None)
         answer = self._store.jobs.finish(parcel.job, parcel.token, outcome)
         log.info("finished program delivered", job=parcel.job, end=outcome.end.value, answer=answer)
         parcel.drop()

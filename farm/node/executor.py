@@ -25,6 +25,7 @@ from farm.artifacts.sidecar import facts
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
+from farm.compiling.failures import Failure
 from farm.compiling.requests import EXPECTED, after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
@@ -53,6 +54,13 @@ LONGEST_TEXT = 64 << 20
 AWAY_PAUSES = (1.0, 3.0)
 """Between two tries while storage is away, in seconds; at random, since a whole farm waits for the same moment."""
 
+ONE_NAME_SECONDS = 3600.0
+"""How long an attempt waits for one object that storage does not answer while it answers others, and for room in the
+outbox."""
+
+LOOK_SECONDS = 60.0
+"""Between two looks whether storage answers others."""
+
 
 class Executor:
     """Runs attempts. One serves all slots of a worker; each attempt works in a folder of its own."""
@@ -79,7 +87,16 @@ class Executor:
                 children = Children(
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
-                run = _AttemptRun(attempt, children, self._artifacts, self._cache, self._outbox, aside, self._work)
+                run = _AttemptRun(
+                    attempt,
+                    children,
+                    self._artifacts,
+                    self._cache,
+                    self._outbox,
+                    aside,
+                    self._work,
+                    self._settings.outbox_hours,
+                )
                 return run.outcome()
         except OSError as error:
             return _disk_failed(error)
@@ -97,6 +114,7 @@ class _AttemptRun:
         outbox: Outbox,
         aside: ThreadPoolExecutor,
         work: WorkFolder,
+        outbox_hours: float,
     ) -> None:
         self.attempt = attempt
         self.order = attempt.order
@@ -115,18 +133,35 @@ class _AttemptRun:
         """Held by who counts the time in which storage is away."""
         self.waited = -math.inf
         """Until when that is counted."""
+        self.outbox_hours = outbox_hours
+        self.looked = -math.inf
+        """When it was last looked whether storage answers others."""
+        self.answers: float | None = None
+        """Since when it does, as far as is known."""
         self.aside = aside
         """For what need not be waited for while the compiler works."""
         self.work = work
         self.reference: dict[str, Any] | None = None
         """Where the storage has the reference outputs."""
         self.keeping: Future[None] | None = None
+        self.tuner: Tuner | None = None
         self.key = attempt.key
         """The artifact's: a tuning that its budget cut short has one of its own."""
         self.kernels: Path | None = None
         """The archive of MIOpen's kernel binaries, where the program takes some."""
 
     def outcome(self) -> Outcome:
+        """Take the steps in order, and say how the attempt ended."""
+        outcome = self._taken()
+        if self.tuner:
+            try:
+                # Not before: it may wait for hours, and the program is safe now.
+                self.tuner.search.save()
+            except (FarmFault, StepEnded) as error:
+                log.warning("the tuning database is away at the end, what was learnt since is lost", error=str(error))
+        return outcome
+
+    def _taken(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
         self.children.log_path.write_text(f"{self.order['identifier']} attempt {self.attempt.number}\n")
         self.attempt.tail.follow(self.children.log_path)
@@ -157,9 +192,9 @@ class _AttemptRun:
             return self._make_untried(model, calibration)
         with self.children.phase(Phase.VERIFYING):
             reference = self._reference(model, samples)
-        tuner = self._tuner()
-        if tuner:
-            record = self._tuned(tuner, model, calibration, samples, reference)
+        self.tuner = self._tuner()
+        if self.tuner:
+            record = self._tuned(self.tuner, model, calibration, samples, reference)
         else:
             with self.children.phase(Phase.COMPILING):
                 compiled = self.steps.compile(model, calibration)
@@ -247,9 +282,14 @@ class _AttemptRun:
         device = Device(**spec["device"])
         # Not the pool's whole name: what else a pool is, the device says here, or it changes nothing that is learnt.
         pool, mode = stem_of(self.order["target"], device.compute_units, spec["toolchain"]), mode_name(spec["tuning"])
+        impatient, patient = (
+            TuningDatabase(artifacts, attempt.namespace, pool, device_name(device), mode)
+            for artifacts in (self.impatient, self.artifacts)
+        )
         return Tuner(
             self.steps,
-            TuningDatabase(self.impatient, attempt.namespace, pool, device_name(device), mode),
+            impatient,
+            patient=patient,
             session=f"{attempt.job_id}-{attempt.number}",
             worker=attempt.worker,
             job=attempt.job_id,
@@ -309,18 +349,6 @@ class _AttemptRun:
         return self.steps.record(compiled, evaluated, shared=shared)
 
     def _publish(self, record: Mapping[str, Any]) -> Outcome:
-        document = self.folder / "reproduce.json"
-        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
-        files = {
-            "program": self.steps.program,
-            "sample": self.steps.sample,
-            **self.steps.texts,
-            "reproduction": document,
-            "kernel_cache": self.kernels,
-            "log": self.children.log_path,
-        }
-        needed = ("program", "log")
-        there = {name: path for name, path in files.items() if path and (name in needed or os.path.lexists(path))}
         attempt = self.attempt
         sidecar = {
             **record,
@@ -333,39 +361,94 @@ class _AttemptRun:
         }
         if self.children.cancelled.is_set():
             raise StepEnded(None)
-        with self.outbox.put(
-            attempt, sidecar, there, self.children.phases, within=self.folder, limit=self.children.largest
-        ) as parcel:
-            self.parcel, left = parcel, False
+        with self._parcel(sidecar) as parcel:
+            self.parcel, stopped = parcel, False
             try:
                 outcome = parcel.publish(self.artifacts)
-                # Its job is kept for whoever publishes it, who has to be there until the store knows of the end.
-                left = parcel.settled
             except StepEnded:
-                left = parcel.settled
+                stopped = True
                 raise
             finally:
-                if not left:
-                    parcel.drop()
                 self.parcel = None
+                # Where it had to wait, its job is kept for whoever publishes it, who has to be there until the store
+                # knows of the end, whatever that is.
+                if not (parcel.settled or stopped):
+                    parcel.drop()
             return replace(outcome, phases=self.children.phases)
+
+    def _parcel(self, sidecar: Mapping[str, Any]) -> Parcel:
+        """Put the finished program into the outbox; where the disk is full, wait for room. Raises OSError, StepEnded.
+
+        The worker takes no other jobs meanwhile, and those that it runs leave theirs when they end.
+        """
+        until = time.monotonic() + ONE_NAME_SECONDS
+        while True:
+            try:
+                return self.outbox.put(
+                    self.attempt,
+                    sidecar,
+                    self._files(),
+                    self.children.phases,
+                    within=self.folder,
+                    limit=self.children.largest,
+                )
+            except OSError as error:
+                if error.errno not in FULL or time.monotonic() >= until:
+                    raise
+                log.warning("a finished program waits for room in the outbox", error=str(error))
+            self.children.on_phase(Phase.UPLOADING, None, "waits for room on the worker's disk")
+            if self.children.cancelled.wait(random.uniform(*AWAY_PAUSES)):  # noqa: S311 - keeps no secret
+                raise StepEnded(None)
+
+    def _files(self) -> dict[str, Path]:
+        """Return the files of the artifact by the names of their blobs. Raises OSError."""
+        document = self.folder / "reproduce.json"
+        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
+        files = {
+            "program": self.steps.program,
+            "sample": self.steps.sample,
+            **self.steps.texts,
+            "reproduction": document,
+            "kernel_cache": self.kernels,
+            "log": self.children.log_path,
+        }
+        needed = ("program", "log")
+        return {name: path for name, path in files.items() if path and (name in needed or os.path.lexists(path))}
 
     def _wait_for_storage(self, away: StorageAway) -> None:
         """Say that storage is away, and let the attempt's thread, one of them, wait a little. Raises StepEnded.
 
-        That time is not the attempt's: it does not count against its limit.
+        That time is not the attempt's: it does not count against its limit. Where storage answers all but this, the
+        attempt fails in the end.
         """
         with self.waiting:
             if self.parcel:
-                self.parcel.settle()
+                try:
+                    self.parcel.settle()
+                except OSError as error:  # On a full disk, which may have room later: the program is good all the same.
+                    log.warning("the finished program may not outlive a loss of power yet", error=str(error))
             if away.since > self.waited:
                 log.warning("waiting for object storage", error=away.message, hint=away.hint)
             now = time.monotonic()
             self.children.began += now - max(away.since, self.waited)
             self.waited = now
         self.attempt.on_away(self.parcel is not None)
+        self._require_outage(away)
         if self.children.cancelled.wait(random.uniform(*AWAY_PAUSES)):  # noqa: S311 - keeps no secret
             raise StepEnded(None)
+
+    def _require_outage(self, away: StorageAway) -> None:
+        """Raise StepEnded where for long it is one object alone that cannot be had: nobody else would hear of that."""
+        now = time.monotonic()
+        with self.waiting:
+            if now - max(away.since, self.looked) < LOOK_SECONDS:
+                return
+            self.looked = now
+            self.answers = (self.answers or now) if self.impatient.answers() else None
+            seconds = self.outbox_hours * 3600 if self.parcel else ONE_NAME_SECONDS
+            if self.answers is not None and now - max(away.since, self.answers) >= seconds:
+                message = f"{away.message}; so for {seconds / 3600:.3g} h, while the storage answers others"
+                raise StepEnded(Failure(FailureKind.STORAGE, f"{message}: its operator has to see to that"))
 
     # --- tools --------------------------------------------------------------------------------------------------
 
@@ -390,12 +473,16 @@ class _AttemptRun:
         return replace(outcome, log=digest, phases=self.children.phases)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a full disk."""
+
+
 def _disk_failed(error: OSError) -> Outcome:
     """A full disk is the node's trouble, what a child left the compiler's; all else the farm's own mistake."""
     if isinstance(error, NotPlain):
         left = f"{Path(str(error.filename)).name}: {error.strerror}"
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is no plain file: {left}")
-    kind = FailureKind.STORAGE if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailureKind.INTERNAL
+    kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
 
 

@@ -126,14 +126,14 @@ class Collector:
             self._known, self._pending = self._known.join(new), self._pending.join(new)
         return found
 
-    def commit(self, work: TuningWork, *, ended: bool = False) -> None:
+    def commit(self, work: TuningWork, *, ended: bool = False, to: Learning | None = None) -> None:
         """Commit what was found since the last time, if anything; at the end also what the whole session came to.
 
-        Raises StorageUnavailable.
+        `to` another view of the same database. Raises StorageUnavailable.
         """
         if self._pending or ended:
             session = replace(self._session, until=_now(), work=work)
-            name = self._database.commit(Snapshot(self._pending.tables, Log({session.id: session})))
+            name = (to or self._database).commit(Snapshot(self._pending.tables, Log({session.id: session})))
             self._seen |= {name}
             self._pending = Snapshot()
 

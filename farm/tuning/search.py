@@ -36,12 +36,6 @@ log = get_logger(__name__)
 COLLECT_SECONDS = 60.0
 """Between two looks for what a running child has learnt."""
 
-FINISH_SECONDS = 300.0
-"""How long the last commit waits for storage that is away."""
-
-FINISH_PAUSE = 5.0
-"""Between two tries of that."""
-
 MOST_OPERATIONS = 1 << 32
 """How many operations a model may be said to have."""
 
@@ -118,13 +112,17 @@ class Search:
         database: Learning,
         free: FreeSlots,
         *,
+        patient: Learning,
         session: str,
         worker: str,
         job: str,
         budget: float,
         collect_seconds: float,
     ) -> None:
-        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none. Slots that are `free` help."""
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none. Slots that are `free` help.
+
+        `patient` is the same database for when nothing else can be done than to wait for storage that is away.
+        """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec: Mapping[str, Any] = steps.order["spec"]
         self.mode = tuning_mode(self.order)
@@ -146,6 +144,9 @@ class Search:
         self._budget = budget
         self._deadline: float | None = None
         self._database = database
+        self._patient = patient
+        self._unsaved = False
+        """Whether the last commit is yet to come."""
         self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
         self._collect_seconds = collect_seconds
         self._fan_out = FanOut(free, self.children.slot, self._tune_slice, self.children.cancelled)
@@ -158,7 +159,7 @@ class Search:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Restore the database; commit what children learn while the block runs and when it ends, however it ends."""
-        restored = self._database.restore(self.folder)
+        restored = self._patient.restore(self.folder)
         self._collector = Collector(
             self._database, self.folder, restored, toolchain=self.spec["toolchain"], **self._session
         )
@@ -245,18 +246,23 @@ class Search:
             self._collector.copy(folder)
 
     def _finish(self) -> None:
-        """Commit the rest. No later call would do it where storage is away, so this one waits; not when cancelled."""
-        end = time.monotonic() + FINISH_SECONDS
-        while True:
-            try:
-                return self._collector.finish(self.work)
-            except FarmFault as error:
-                lost = self.children.cancelled.is_set() or time.monotonic() >= end
-                consequence = "what was learnt since is lost" if lost else "trying again"
-                log.warning("the tuning database is away at the end", consequence=consequence, error=error.message)
-            if lost:
-                return None
-            self.children.cancelled.wait(FINISH_PAUSE)
+        """Commit the rest; where storage is away, `save` does so later."""
+        try:
+            self._collector.finish(self.work)
+        except FarmFault as error:
+            self._unsaved = True
+            log.warning("the tuning database is away, trying again at the end", error=error.message)
+
+    def save(self) -> None:
+        """Commit what could not be at the end of the tuning; to be called when the attempt has nothing else to do.
+
+        Raises what the patient database raises, and StepEnded where the attempt is cancelled: then nobody may wait.
+        """
+        if self._unsaved:
+            if self.children.cancelled.is_set():
+                raise StepEnded(None)
+            self._collector.commit(self.work, ended=True, to=self._patient)
+            self._unsaved = False
 
     def _key(self, signature: str) -> str:
         return slice_key(self.spec, signature, self.steps.threads)

@@ -60,6 +60,7 @@ class Tuner:
         steps: Steps,
         database: Learning,
         *,
+        patient: Learning | None = None,
         session: str,
         worker: str = "",
         job: str = "",
@@ -70,7 +71,8 @@ class Tuner:
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
 
-        `published` is a program that takes turns with this one too. Slots that are `free` help to tune.
+        `patient` is the same database as it is asked when nothing else can be done meanwhile. `published` is a program
+        that takes turns with this one too. Slots that are `free` help to tune.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec: Mapping[str, Any] = steps.order["spec"]
@@ -78,6 +80,7 @@ class Tuner:
             steps,
             database,
             free or FreeSlots(),
+            patient=patient or database,
             session=session,
             worker=worker,
             job=job,

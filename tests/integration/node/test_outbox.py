@@ -20,16 +20,15 @@ from botocore.exceptions import EndpointConnectionError
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
-from farm.jobs.state import AttemptEnd, Outcome
+from farm.errors import StorageUnavailable
+from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.deliveries import Deliveries
 from farm.node.outbox import Outbox
+from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.helpers import wait_until
 
-CELL = (
-    MANIFEST
-    + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n    tuning: {mode: off}\n"
-)
+CELL = MANIFEST + "    precisions: [fp32]\n    inputs: {x: {shape: [batch, 4]}}\n    batches: [2]\n"
 
 
 @pytest.fixture
@@ -37,9 +36,9 @@ def box(farm: Farm) -> Outbox:
     return Outbox(farm.settings.data_dir.resolve() / "outbox")
 
 
-def claimed(farm: Farm, folder: Path) -> Attempt:
+def claimed(farm: Farm, folder: Path, tuning: str = "off") -> Attempt:
     """An attempt of a job of its own."""
-    frozen = freeze_manifest(folder, CELL, batch="N")
+    frozen = freeze_manifest(folder, f"{CELL}    tuning: {{mode: {tuning}}}\n", batch="N")
     for path in frozen.files.values():
         farm.artifacts.put_blob_file(path)
     farm.builds.submit("main", frozen.submission, by="test")
@@ -78,6 +77,19 @@ class Outage:
 
     def _refuse(self, request: Any) -> Any:
         raise EndpointConnectionError(endpoint_url=request.url)
+
+
+def refusing(farm: Farm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let storage refuse what has a name in its key, and nothing else."""
+    session = farm.artifacts._s3._endpoint.http_session  # type: ignore[attr-defined]
+    send = session.send
+
+    def damaged(request: Any) -> Any:
+        if name in request.url:
+            raise EndpointConnectionError(endpoint_url=request.url)
+        return send(request)
+
+    monkeypatch.setattr(session, "send", damaged)
 
 
 @contextmanager
@@ -221,19 +233,134 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     (tmp_path / "log").write_text("log")
     first = replace(attempt, job_id="", token="1-other", key="0" * 64)
     box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
-    send = outage._session.send
-
-    def damaged(request: Any) -> Any:
-        if first.key in request.url:
-            raise EndpointConnectionError(endpoint_url=request.url)
-        return send(request)
-
-    monkeypatch.setattr(outage._session, "send", damaged)
+    refusing(farm, monkeypatch, first.key)
     assert look(farm) == ""
     job = farm.store.jobs.get(attempt.job_id)
     assert job
     assert job["state"] == "succeeded"
     assert [parcel.token for parcel in box.left()] == ["1-other"], "it is tried again"
+
+
+def test_a_program_that_storage_never_takes_fails_its_job_in_the_end(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, _):
+        cancelled.set()
+    farm.store.jobs.renew(attempt.token, attempt.job_id, phase=Phase.UPLOADING, kept=True)
+    watch = Deliveries(farm.store, farm.settings.model_copy(update={"outbox_hours": 1e-9}), lambda: None)
+    for _ in range(3):
+        assert watch._look(farm.artifacts).startswith("object storage is away"), "however long that takes"
+    outage.end()
+    refusing(farm, monkeypatch, attempt.key)
+    for _ in range(2):
+        assert watch._look(farm.artifacts) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert (job["charged"], [one["kind"] for one in job["attempts"]]) == (1, ["storage"])
+    assert attempt.key in job["attempts"][0]["message"]
+    assert box.size == 0
+
+
+@pytest.mark.parametrize(("tuning", "what"), [("off", "/blobs/"), ("quick", "/tuning/")])
+def test_a_name_that_storage_never_answers_fails_the_attempt(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str, what: str
+) -> None:
+    """A part of it is damaged, and all else is as ever: somebody has to hear of it."""
+    monkeypatch.setattr("farm.node.executor.ONE_NAME_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr("farm.node.executor.LOOK_SECONDS", 0.1, raising=False)
+    attempt = claimed(farm, tmp_path, tuning)
+    outage = Outage(farm, monkeypatch, "never")
+    name = attempt.order["model"]["files"][0]["digest"] if what == "/blobs/" else what
+    refusing(farm, monkeypatch, name)
+    outcomes: list[Outcome] = []
+    cancelled = threading.Event()
+    options = {"on_phase": outage.on_phase, "cancelled": cancelled}
+    thread = threading.Thread(target=lambda: outcomes.append(farm.executor.execute(attempt, **options)))
+    thread.start()
+    try:
+        wait_until(lambda: outcomes, 90)
+    finally:
+        cancelled.set()
+        thread.join()
+    assert outcomes[0].kind == "storage", outcomes[0]
+    assert name in outcomes[0].message
+    assert "its operator has to see to that" in outcomes[0].message
+
+
+def test_what_tuning_found_outlives_an_outage_that_is_longer_than_the_tuning(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path, "quick")
+    outage = Outage(farm, monkeypatch, "compiling")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
+        outage.end()
+    assert [one.end for one in outcomes] == [AttemptEnd.SUCCEEDED]
+    (database,) = databases(farm.artifacts, ["main"])
+    assert database.read().snapshot.log.total().sessions == 1
+
+
+def full_disk(*_: Any) -> None:
+    """What no room for a block of metadata comes to."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_throws_no_program_away_that_waits(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    monkeypatch.setattr("farm.node.outbox._sync", full_disk)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
+        wait_until(lambda: len(outage.said) > 2)
+        cancelled.set()
+    assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
+    outage.end()
+    assert look(farm) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert job["state"] == "succeeded"
+    assert box.size == 0
+
+
+def test_a_finished_program_waits_for_room_in_the_outbox(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path)
+    put, tries = Outbox.put, iter(range(3))
+
+    def full_at_first(*arguments: Any, **options: Any) -> Any:
+        if next(tries, None) is not None:
+            full_disk()
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(Outbox, "put", full_at_first)
+    monkeypatch.setattr("farm.node.executor.AWAY_PAUSES", (0.01, 0.02))
+    outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+
+
+def test_a_program_for_which_its_job_waits_stays_until_the_store_knows_of_its_end(
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its publication is refused for good, and its worker is killed before it can say so."""
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
+        farm.store.jobs.renew(attempt.token, attempt.job_id, phase=Phase.UPLOADING, kept=True)
+        with monkeypatch.context() as until_mended:
+            until_mended.setattr(S3Store, "publish", raising(StorageUnavailable("403")))
+            outage.end()
+            wait_until(lambda: outcomes)
+    assert [one.kind for one in outcomes] == ["storage"]
+    Deliveries(farm.store, farm.settings, lambda: None).keep_left()
+    assert farm.store.workers.died("w1", "died") == [], "the job waits for its program"
+    assert look(farm) == ""
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    assert (job["state"], job["charged"]) == ("succeeded", 0)
+    assert box.size == 0
 
 
 def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
