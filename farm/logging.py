@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -48,9 +50,54 @@ def configure(settings: Settings) -> None:
         lambda _, __, line: harmless(str(line)),
     ]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=last, foreign_pre_chain=shared))
+    handler.addFilter(Folding())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+class Folding(logging.Filter):
+    """Writes of a warning or error that comes again and again so many a minute, and says how many were left out.
+
+    Whoever can make a server complain could fill its disk with complaints.
+    """
+
+    def __init__(self, most: int = 100, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most, self._seconds, self._clock = most, seconds, clock
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether a line is written; it may get a field that says what is left out."""
+        if record.levelno < logging.WARNING:
+            return True
+        event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
+        # The text of asyncio's own complaints names the connection: their beginning is the same.
+        what = (record.name, record.levelno, str(event)[:40])
+        now = self._clock()
+        since, count = self._seen.get(what, (now, 0))
+        left_out = 0
+        if now - since >= self._seconds:
+            since, count, left_out = now, 0, max(0, count - self._most)
+        if len(self._seen) >= _KINDS and what not in self._seen:
+            self._seen.clear()
+        self._seen[what] = since, count + 1
+        if left_out:
+            _add(record, f"{left_out} lines like this were left out")
+        elif count + 1 == self._most:
+            _add(record, f"more lines like this are left out for {self._seconds:g} s")
+        return count < self._most
+
+
+_KINDS = 1000
+"""Kinds of lines that are counted at once."""
+
+
+def _add(record: logging.LogRecord, note: str) -> None:
+    if isinstance(record.msg, dict):
+        record.msg = {**record.msg, "note": note}
+    else:
+        record.msg, record.args = f"{record.getMessage()} ({note})", None
 
 
 def get_logger(name: str) -> Logger:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from farm.errors import UsageError
 
-_LISTS = ("cross_targets", "s3_sources", "toolchains", "trusted_folders")
+_LISTS = ("api_hosts", "cross_targets", "s3_sources", "toolchains", "trusted_folders")
 """Settings that are lists; in the environment their items are separated by commas."""
 
 FOR_FOLDERS = frozenset(
@@ -70,6 +70,7 @@ class Settings(BaseModel):
     trusted_folders: tuple[str, ...]
     namespace: str = Field(pattern=rf"^$|{NAMESPACE}")
     api_url: str
+    api_hosts: tuple[str, ...]
     api_token: SecretStr
     redis_url: SecretStr
     s3_endpoint: str

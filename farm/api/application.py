@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import farm as package
 from farm.api import (
@@ -26,6 +26,7 @@ from farm.api import (
     worker_routes,
 )
 from farm.api.auth import FarmDep
+from farm.api.sites import LOOPBACK, OwnSite
 from farm.app import Farm
 from farm.errors import FarmFault, UsageError
 from farm.manifest import manifest_schema
@@ -37,16 +38,15 @@ BODY_LIMIT = 32 * 2**20
 HEALTH_SECONDS = 2.0
 """What each server gets to answer when the farm's health is asked for."""
 
-LOOPBACK = ("127.0.0.1", "localhost")
-
 router = APIRouter(tags=["farm"])
 
 
 def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     """Return the API of a farm.
 
-    Without a configured token the app is only made for a server that binds to the loopback address (`loopback`), and
-    then refuses other host names, so that no web page can reach it under a name of its own.
+    Without a configured token the app is only made for a server that binds to the loopback address (`loopback`). Such
+    a server refuses other host names than its own and those of the setting `api_hosts`; one for everybody does where
+    that setting has any. No page of another site is answered.
 
     Raises UsageError where a token is missing.
     """
@@ -68,6 +68,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     )
     app.state.farm = farm
     app.state.watchers = anyio.CapacityLimiter(build_routes.WATCHERS)
+    app.state.streams = Counter()
     problems.install(app)
     for room in (
         router,
@@ -82,8 +83,8 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
-    if not token:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    hosts = farm.settings.api_hosts
+    app.add_middleware(OwnSite, hosts=(*hosts, *LOOPBACK) if hosts or loopback else ())
     return app
 
 

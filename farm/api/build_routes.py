@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
@@ -12,9 +13,9 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
+from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
-from farm.errors import UsageError
+from farm.errors import QuotaExceeded, UsageError
 from farm.jobs.state import State
 
 router = APIRouter(tags=["builds"])
@@ -27,6 +28,9 @@ LOOK_EVERY = 8
 
 WATCHERS = 256
 """Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
+
+STREAMS = 256
+"""Builds that one token follows at once: each takes a connection for as long as its build lasts."""
 
 BuildReference = Annotated[
     str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
@@ -158,15 +162,35 @@ async def events(
     Every event has an `id:` to go on from. `event: reset` means that the position is unknown to the store, so read the
     state; `event: end` carries the build when its report is written, and is the last.
     """
-    stream = _stream(farm, caller.namespace, build_id, last_event_id, request.app.state.watchers)
+    streams: Counter[str] = request.app.state.streams
+    # Counted by its own generator, which ends with it; here is only who can still be told.
+    if streams[caller.name] >= STREAMS:
+        raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="follow fewer of them at once")
+    stream = _stream(farm, caller, build_id, last_event_id, request.app.state.watchers, streams)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
 async def _stream(
+    farm: Farm,
+    caller: Caller,
+    build_id: str,
+    position: str | None,
+    watchers: anyio.CapacityLimiter,
+    streams: Counter[str],
+) -> AsyncIterator[str]:
+    """Yield a build's events in the wire format, and something at least every few seconds; counted in `streams`."""
+    streams[caller.name] += 1
+    try:
+        async for text in _events(farm, caller.namespace, build_id, position, watchers):
+            yield text
+    finally:
+        streams[caller.name] -= 1
+
+
+async def _events(
     farm: Farm, namespace: str, build_id: str, position: str | None, watchers: anyio.CapacityLimiter
 ) -> AsyncIterator[str]:
-    """Yield a build's events in the wire format, and something at least every few seconds."""
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
     ended, idle = False, 0
     while not ended:

@@ -39,6 +39,11 @@ def problem(error: FarmError) -> dict[str, Any]:
     return document
 
 
+def refusal(error: FarmError) -> JSONResponse:
+    """Return the answer to a request that does not even reach the app."""
+    return _answer(problem(error))
+
+
 def install(app: FastAPI) -> None:
     """Make the app answer with Problem Details wherever it does not succeed."""
 

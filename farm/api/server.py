@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
+from fastapi import FastAPI
 
-from farm.api.application import LOOPBACK, create_app
+from farm.api.application import create_app
+from farm.api.connections import BoundedConnection, bounded
+from farm.api.sites import LOOPBACK
 from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import UsageError
@@ -19,26 +27,53 @@ DRAIN_SECONDS = 3
 """How long a stopping server waits for open requests; those who follow a build's events reconnect elsewhere."""
 
 
-def serve(farm: Farm, *, host: str, port: int, ready: Callable[[str], None]) -> None:
+class Listening(NamedTuple):
+    """Where a server listens, and how its callers' words are kept from others.
+
+    `certificate` and `key` are PEM files. `proxy`: another program ends TLS in front of this one.
+    """
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    proxy: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host in LOOPBACK
+
+    def check(self) -> None:
+        """Refuse to send tokens through a network as they are. Raises UsageError."""
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("--certificate and --key belong together", hint="name both files, in PEM form")
+        for path in (self.certificate, self.key):
+            if path and not path.is_file():
+                raise UsageError(f"there is no file {path}")
+        if not (self.is_loopback or self.certificate or self.proxy):
+            raise UsageError(
+                f"{self.host} is no loopback address, and there is no TLS: anybody on the way could read the tokens",
+                hint="give --certificate and --key, or say --behind-proxy where a proxy in front of it has TLS",
+            )
+
+
+def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> None:
     """Serve the API and run the control loops until SIGINT or SIGTERM; `ready` gets the URL once it answers.
 
     Port 0 takes a free one. Raises UsageError where the address is taken or would be open to everybody, FarmFault where
     the store or object storage is not fit for the farm.
     """
     configure(farm.settings)
-    app = create_app(farm, loopback=host in LOOPBACK)
+    # Whoever reaches a proxy reaches what is behind it, under the proxy's name.
+    app = create_app(farm, loopback=listening.is_loopback and not listening.proxy)
+    listening.check()
+    config = server_config(app, bounded(), listening)
     _ = farm.store
     farm.artifacts.check()
-    listener = _bind(host, port)
-    url = f"http://{host}:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    listener = _bind(listening.host, listening.port)
+    url = f"{'https' if config.is_ssl else 'http'}://{host}:{listener.getsockname()[1]}"
     stop = threading.Event()
     loops = threading.Thread(target=run_loops, args=(farm, stop), name="control")
     # uvicorn shuts down on a signal and then raises it again for whoever was there before: let that be us.
@@ -53,12 +88,43 @@ def serve(farm: Farm, *, host: str, port: int, ready: Callable[[str], None]) -> 
         loops.join()
 
 
+def server_config(app: FastAPI, connection: type[BoundedConnection], listening: Listening) -> uvicorn.Config:
+    """Return how the API is served. Raises UsageError where the certificate cannot be used."""
+    config = uvicorn.Config(
+        app,
+        http=connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Whose word would a header like X-Forwarded-For be? Nothing here asks where a caller is.
+        proxy_headers=False,
+        lifespan="off",
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.key,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    try:
+        config.load()
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"the certificate cannot be used: {error}", hint="both files are PEM, and belong together"
+        ) from None
+    return config
+
+
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            # Until then a connection is not ours, and asyncio would wait a minute.
+            seconds = BoundedConnection.handshake_seconds
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
         await super().startup(sockets)
         self._ready()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -167,14 +168,24 @@ def worker(
 
 
 def serve(
-    host: Annotated[str, typer.Option("--host", help="Where to serve; without a token only loopback.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", help="Where to serve; not only loopback with a token, and TLS or a proxy.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="PEM file of the certificate, with those that sign it.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="PEM file of the certificate's key.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front of it has TLS; this one speaks plain HTTP.")
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Serve the API and run the control loops.
 
     Runs until SIGTERM or Ctrl-C. Any number of these may run beside each other.
     """
+    from farm.api.server import Listening
     from farm.api.server import serve as serve_api
     from farm.app import Farm
     from farm.settings import load_settings
@@ -182,4 +193,5 @@ def serve(
     def ready(url: str) -> None:
         output.emit({"api_url": url}) if as_json else output.note(f"serving {url}/v1")
 
-    serve_api(Farm.from_settings(load_settings()), host=host, port=port, ready=ready)
+    listening = Listening(host, port, certificate, key, behind_proxy)
+    serve_api(Farm.from_settings(load_settings()), listening, ready=ready)

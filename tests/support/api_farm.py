@@ -16,6 +16,8 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from farm.api.application import create_app
+from farm.api.connections import BoundedConnection
+from farm.api.server import Listening, server_config
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient, Frozen, freeze
@@ -41,6 +43,7 @@ models:
     source: {path: net.onnx}
 """
 
+ANY_PORT = Listening("127.0.0.1", 0)
 
 ADMINS_ONLY = {
     "/v1/audit",
@@ -56,15 +59,17 @@ OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """Serve the API of a farm on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-    server.config.timeout_graceful_shutdown = 1
+def serving(
+    app: FastAPI, connection: type[BoundedConnection] = BoundedConnection, listening: Listening = ANY_PORT
+) -> Iterator[str]:
+    """Serve the API of a farm on a free port, as `farm serve` does."""
+    server = uvicorn.Server(server_config(app, connection, listening))
+    server.config.port, server.config.timeout_graceful_shutdown = 0, 1
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"{'https' if listening.certificate else 'http'}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

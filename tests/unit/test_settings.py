@@ -96,6 +96,7 @@ DANGEROUS = {
     "s3_access_key": '"k"',
     "s3_secret_key": '"k"',
     "s3_sources": '["private"]',
+    "api_hosts": '["evil.example"]',
     "gc": "true",
     "keep_days": "0.1",
     "health_port": "8081",

@@ -338,6 +338,18 @@ def test_a_worker_without_a_compiler_says_so(
 def test_serve_refuses_to_answer_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "no token is set" in capsys.readouterr().err
+    assert main(["serve", "--behind-proxy", "--port", "0"]) == 2, "the proxy is for everybody"
+    assert "no token is set" in capsys.readouterr().err
+
+
+def test_serve_sends_no_tokens_through_a_network_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_TOKEN", "secret")
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "there is no TLS" in err
+    assert "--certificate" in err
 
 
 # --- inspect --------------------------------------------------------------------------------------------------------

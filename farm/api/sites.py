@@ -1,0 +1,55 @@
+"""Sites: a server answers under its own names, and no page of another site, whatever token it has.
+
+A browser lets any page send requests to a server on its user's machine, or under a name that the page's owner gave that
+machine's address (DNS rebinding). A server without a token would obey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from farm.api.problems import refusal
+from farm.errors import NotAllowed
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine's own address, which no other machine reaches."""
+
+_HINT = "the operator lists further names in the setting `api_hosts`"
+
+
+class OwnSite:
+    """Middleware that refuses requests to another host, and from pages of another site."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        """`hosts` are the names to answer under; without any, all names are taken."""
+        self._app = app
+        self._hosts = frozenset(name.lower() for name in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with Problem Details what is refused, and hand on the rest."""
+        wrong = self._wrong(Headers(scope=scope)) if scope["type"] == "http" else None
+        await (refusal(wrong) if wrong else self._app)(scope, receive, send)
+
+    def _wrong(self, headers: Headers) -> NotAllowed | None:
+        host = headers.get("host", "").lower()
+        if self._hosts and _name(host) not in self._hosts:
+            return NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
+        origin = headers.get("origin", "").lower()
+        if origin:
+            _, _, site = origin.partition("://")
+            if not site or (site != host and _name(site) not in self._hosts - frozenset(LOOPBACK)):
+                return NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
+        # A page's pictures and scripts come without an Origin; somebody who follows a link is welcome.
+        elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return NotAllowed("a page of another site may not send requests here", hint=_HINT)
+        return None
+
+
+def _name(host: str) -> str:
+    """Return a host without its port: `[::1]:8000` is `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
