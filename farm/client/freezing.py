@@ -46,20 +46,6 @@ class FrozenInputs:
     problems: list[Problem] = field(default_factory=list)
 
 
-def resolve(
-    manifest: Manifest, folder: Path, *, cache: Path | None = None, transport: httpx.BaseTransport | None = None
-) -> dict[str, Path]:
-    """Return the local file of every model (those from `s3` left out); relative paths start at `folder`.
-
-    Raises ManifestError with every file that is not there.
-    """
-    reader = _ManifestReader(manifest, folder, cache or default_cache(), transport, quick=False, pythons={})
-    paths = {model.name: reader.model_path(index) for index, model in enumerate(manifest.models)}
-    if reader.found.problems:
-        raise ManifestError(reader.found.problems)
-    return {name: path for name, path in paths.items() if path}
-
-
 def freeze(
     manifest: Manifest,
     folder: Path,

@@ -30,15 +30,6 @@ class State(StrEnum):
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.RUNNING: frozenset({State.QUEUED, *ENDED}),
-    State.SUCCEEDED: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
-}
-"""Every move that the store's scripts make; anything else is a defect."""
-
 
 class AttemptEnd(StrEnum):
     """How one attempt of a job ended."""

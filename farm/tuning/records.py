@@ -175,11 +175,6 @@ class Snapshot:
             counts[store] += len(table)
         return counts
 
-    def query(self, store: RecordStore, key: str) -> list[Record]:
-        """Return what is known of a workload: its record in each file that has one."""
-        found = ((file, table.get(key)) for (kind, file), table in self.tables.items() if kind is store)
-        return [Record(store, file, key, *entry) for file, entry in found if entry]
-
     def join(self, *others: Snapshot) -> Snapshot:
         """Return a snapshot with every key of all of them. Associative, commutative, idempotent.
 

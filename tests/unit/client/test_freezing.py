@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.client.authoring import init_manifest, lint
-from farm.client.freezing import as_submission, freeze, in_package, resolve
+from farm.client.freezing import as_submission, freeze, in_package
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest
 from farm.matrix import expand
@@ -139,10 +139,11 @@ def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path
         assert told in text, text
 
 
-def test_resolve_finds_files_and_leaves_s3_to_the_farm(tmp_path: Path) -> None:
+def test_models_in_a_bucket_are_left_to_the_farm(tmp_path: Path) -> None:
     save_net(tmp_path / "net.onnx")
     manifest = write(tmp_path, "source: {path: net.onnx}", "source: {s3: 's3://models/net.onnx'}")
-    assert resolve(manifest, tmp_path) == {"net0": tmp_path / "net.onnx"}
+    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    assert (list(found.models), list(found.files.values())) == (["net0"], [tmp_path / "net.onnx"])
 
 
 # --- packages -----------------------------------------------------------------------------------------------------
@@ -155,9 +156,9 @@ def test_a_file_of_a_package_is_found_without_importing_it(tmp_path: Path, monke
     save_net(package / "nets" / "net.onnx")
     monkeypatch.syspath_prepend(tmp_path)
     assert in_package("trapped_models/nets/net.onnx") == package / "nets" / "net.onnx"
-    text = refused(lambda: resolve(write(tmp_path, "source: {package: trapped_models/nets/ned.onnx}"), tmp_path))
+    text = refused(lambda: freeze(write(tmp_path, "source: {package: trapped_models/nets/ned.onnx}"), tmp_path))
     assert "did you mean `trapped_models/nets/net.onnx`?" in text
-    text = refused(lambda: resolve(write(tmp_path, "source: {package: trapped_models/../farm.yaml}"), tmp_path))
+    text = refused(lambda: freeze(write(tmp_path, "source: {package: trapped_models/../farm.yaml}"), tmp_path))
     assert "leaves the package" in text
 
 
@@ -176,21 +177,19 @@ class Web:
         return self.pages.get(request.url.path.strip("/").partition(".")[0]) or httpx.Response(404)
 
 
-def get(
-    folder: Path, web: Web, content: bytes, address: str = "https://models.example/net.onnx?v=1"
-) -> dict[str, Path]:
+def get(folder: Path, web: Web, content: bytes) -> Path:
     digest = hashlib.sha256(content).hexdigest()
-    manifest = write(folder, f"source: {{https: '{address}', sha256: {digest}}}")
-    return resolve(manifest, folder, cache=folder / "cache", transport=httpx.MockTransport(web))
+    manifest = write(folder, f"source: {{https: 'https://models.example/net.onnx?v=1', sha256: {digest}}}")
+    return freeze(manifest, folder, cache=folder / "cache", transport=httpx.MockTransport(web)).files[digest]
 
 
 def test_a_download_is_checked_and_kept(tmp_path: Path) -> None:
     content = save_net(tmp_path / "net.onnx").read_bytes()
     web = Web(net=httpx.Response(200, content=content))
-    first = get(tmp_path, web, content)["net0"]
+    first = get(tmp_path, web, content)
     assert first.read_bytes() == content
     assert first.name == "net.onnx"
-    assert get(tmp_path, web, content)["net0"] == first
+    assert get(tmp_path, web, content) == first
     assert len(web.asked) == 1
 
 
@@ -214,8 +213,9 @@ def test_a_download_that_goes_wrong_leaves_nothing(answer: httpx.Response, told:
 
 def test_a_redirect_to_https_is_followed(tmp_path: Path) -> None:
     moved = httpx.Response(302, headers={"location": "https://cdn.example/moved.onnx"})
-    web = Web(net=moved, moved=httpx.Response(200, content=b"right"))
-    assert get(tmp_path, web, b"right")["net0"].read_bytes() == b"right"
+    content = save_net(tmp_path / "net.onnx").read_bytes()
+    web = Web(net=moved, moved=httpx.Response(200, content=content))
+    assert get(tmp_path, web, content).read_bytes() == content
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
     manifest = write(tmp_path, f"source: {{https: 'https://models.example/net.onnx', sha256: {'a' * 64}}}")
     transport = httpx.MockTransport(gone)
-    assert "no route to host" in refused(lambda: resolve(manifest, tmp_path, cache=tmp_path / "c", transport=transport))
+    assert "no route to host" in refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c", transport=transport))
 
 
 # --- lint and init ------------------------------------------------------------------------------------------------
