@@ -193,6 +193,7 @@ class PlanView(_Open):
     """What a submission would do."""
 
     build_id: str
+    digest: Annotated[str, Field(description="SHA-256 of the cells' identifiers, cache keys and pools")] = ""
     name: str
     cells: list[PlannedCellView]
     outlook: Outlook
@@ -218,6 +219,9 @@ class Build(_Open):
     state: Literal["open", "ended", "reported"]
     verdict: Verdict | None = None
     counts: dict[str, int]
+    plan: Annotated[
+        str | None, Field(description="answer to a submission: the digest of the plan that was accepted")
+    ] = None
 
 
 class CellView(_Open):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +64,11 @@ class Plan:
         """How models were made from ones of other formats, by name."""
         models = {planned.cell.model: planned.cell.order["model"] for planned in self.cells}
         return {name: model["conversion"] for name, model in models.items() if model.get("conversion")}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
+        return plan_digest((each.cell.identifier, each.cell.key, each.cell.pool) for each in self.cells)
 
     @property
     def needed_blobs(self) -> dict[str, int]:
@@ -160,6 +167,11 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
             f"`debug` has nothing to show of {len(idle)} cells that are compiled already or just now, "
             f"such as {idle[0]}; another `salt` compiles them again"
         )
+
+
+def plan_digest(cells: Iterable[tuple[str, str, str]]) -> str:
+    """Return the SHA-256 of cells' identifiers, cache keys and pools."""
+    return hashlib.sha256(json.dumps(list(cells)).encode()).hexdigest()
 
 
 def model_size(order: Mapping[str, Any]) -> int:

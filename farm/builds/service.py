@@ -12,6 +12,7 @@ from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
+from farm.builds.expansions import Expansions
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST
 from farm.builds.plan import Plan, PlannedCell, make_plan, needed_blobs
@@ -63,6 +64,7 @@ class BuildService:
         self._known = known
         self._refs = Refs(artifacts)
         self._bucket_models = BucketModels(artifacts, settings.s3_sources)
+        self._expansions = Expansions()
 
     # --- before a build -----------------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class BuildService:
         plan, manifest = self._plan(namespace, submission)
         return {
             "build_id": submission["build_id"],
+            "digest": plan.digest,
             "name": manifest.name,
             "cells": (cells := [planned.as_dict() for planned in plan.cells]),
             "outlook": self._reader.outlook(cells, manifest.max_parallel),
@@ -86,19 +89,33 @@ class BuildService:
         self._known.require_index(namespace)
         file = submission.get("file") or "manifest"
         manifest = parse_manifest(submission["manifest"], file)
-        brought = {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()}
+        in_buckets = self._in_buckets(manifest)
         pools = self._store.workers.pools()
-        known = [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]
-        cells = expand(
-            manifest,
-            {**brought, **self._in_buckets(manifest)},
-            {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
-            in_use(known, self._settings.toolchains),
-            known=[pool for pool, _ in known],
-            slots={pool["name"]: pool["slots"] for pool in pools},
-            files=submission.get("files") or {},
-            file=file,
-            limits={"time": self._settings.time_limit, "memory": self._settings.memory_limit},
+        known = [Pool.from_dict(pool["pool"]) for pool in pools]
+        used = in_use(zip(known, (pool["live_workers"] for pool in pools), strict=True), self._settings.toolchains)
+        options: dict[str, Any] = {
+            "slots": {pool["name"]: pool["slots"] for pool in pools},
+            "files": submission.get("files") or {},
+            "file": file,
+            "limits": {"time": self._settings.time_limit, "memory": self._settings.memory_limit},
+        }
+        inputs = {
+            **options,
+            **{name: submission[name] for name in ("manifest", "models", "data")},
+            "in_buckets": {name: model.as_dict() for name, model in in_buckets.items()},
+            "known": [pool["pool"] for pool in pools],
+            "used": [pool.as_dict() for pool in used],
+        }
+        cells = self._expansions.get(
+            inputs,
+            lambda: expand(
+                manifest,
+                {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()} | in_buckets,
+                {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
+                used,
+                known=known,
+                **options,
+            ),
         )
         keys = dict.fromkeys(job_key(cell.order, cell.key) for cell in cells)
         whole = self._known.whole(
@@ -152,7 +169,7 @@ class BuildService:
         build_id = submission["build_id"]
         text = submission["manifest"].encode()
         if self._is_accepted(namespace, build_id, text):
-            return self._reader.get(namespace, build_id)
+            return self._accepted(namespace, build_id)
         plan, manifest = self._plan(namespace, submission)
         if absent := lacking(self._artifacts, plan.needed_blobs):
             raise InputsMissing(
@@ -175,12 +192,18 @@ class BuildService:
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast,
                 "warnings": list(plan.warnings),
+                "plan": plan.digest,
             },
             "cells": [_planned_document(planned) for planned in plan.cells],
         }
         self.accept(document, text)
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
-        return self._reader.get(namespace, build_id)
+        return self._accepted(namespace, build_id)
+
+    def _accepted(self, namespace: str, build_id: str) -> Document:
+        """Return a build that was submitted, with the digest of its plan: the submitter may have seen another."""
+        planned = self._reader.read_plan(namespace, build_id)
+        return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}
 
     def plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
         """Say what `retry` would do. Changes nothing. Raises as `retry`."""

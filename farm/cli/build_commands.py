@@ -302,6 +302,9 @@ def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
             output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
 
     build = client.submit(frozen, plan=planned, progress=uploaded)
+    if build.get("plan") != planned.get("digest"):
+        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
+            output.note(line)
     _say_build(str(build["id"]), as_json=as_json)
     return str(build["id"])
 

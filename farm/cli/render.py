@@ -121,6 +121,21 @@ def plan(document: Document) -> list[str]:
     return lines
 
 
+def plan_changes(shown: Sequence[Document], accepted: Sequence[Document]) -> list[str]:
+    """Return in what an accepted plan differs from the one that was shown before: workers came or left meanwhile."""
+    before = {cell["identifier"]: (cell["pool"], cell["key"]) for cell in shown}
+    rows = []
+    for cell in accepted:
+        pool, key = before.get(cell["identifier"], ("", ""))
+        if cell["pool"] != pool:
+            rows.append((cell["identifier"], f"{pool or 'not planned'} -> {cell['pool']}"))
+        elif cell["key"] != key:
+            rows.append((cell["identifier"], "another cache key"))
+    if not rows:
+        return []
+    return [f"the farm changed after it showed the plan: {plural(len(rows), 'cell')} now differ", *_first(rows)]
+
+
 def _first(rows: Sequence[tuple[str, ...]]) -> list[str]:
     more = [f"  and {len(rows) - ROWS} more (--json has all)"] if len(rows) > ROWS else []
     return [*align(rows[:ROWS], "  "), *more]

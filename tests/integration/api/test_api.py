@@ -23,12 +23,14 @@ from farm.api.application import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
+from farm.builds import service
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.client.family import schema
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
+from farm.matrix import expand
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, succeed, work
 from tests.support.places import ROOT
@@ -252,6 +254,18 @@ def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClien
     assert farm.artifacts.verify_blob(digest, size)
     assert client.submit(frozen)["id"] == build["id"]
     assert [each["id"] for each in client.builds()] == [build["id"]]
+
+
+def test_a_plan_is_accepted_as_it_was_shown_and_expanded_once(
+    client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expanded = []
+    monkeypatch.setattr(service, "expand", lambda *args, **options: expanded.append(1) or expand(*args, **options))
+    planned = client.plan(frozen)
+    build = client.submit(frozen, plan=planned)
+    assert build["plan"] == planned["digest"]
+    assert client.submit(frozen)["plan"] == planned["digest"]
+    assert len(expanded) == 1
 
 
 def test_an_input_that_goes_between_plan_and_submit_is_brought_again(

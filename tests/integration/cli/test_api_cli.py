@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import junitparser
@@ -19,10 +21,11 @@ import farm as package
 from farm.app import Farm
 from farm.artifacts import blob_key
 from farm.cli import main
+from farm.client.client import FarmClient, Frozen
 from farm.jobs.state import FailureKind, Outcome
 from farm.node.survey import Findings
 from farm.settings import Settings
-from tests.support.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
+from tests.support.api_farm import MANIFEST, POOL, commands, freeze_manifest, succeed, work
 from tests.support.helpers import wait_until
 
 
@@ -69,6 +72,26 @@ def test_submit_prints_plan_progress_and_table(
     assert "\x1b" not in out + err
     (suite,) = junitparser.JUnitXml.fromfile("junit.xml")
     assert suite.tests == 2
+
+
+def test_submit_says_what_differs_from_the_plan_that_it_showed(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker with newer modules of the farm's registers in between."""
+    newer = dataclasses.replace(POOL, recipe=POOL.recipe + 1)
+    plan = FarmClient.plan
+
+    def then_upgraded(client: FarmClient, frozen: Frozen) -> dict[str, Any]:
+        planned = plan(client, frozen)
+        worker = {"id": "w2", "node": "n2", "pid": 1, "host": "n2", "slots": 2, "pools": [newer.as_dict()]}
+        farm.store.workers.register(worker, ttl=600)
+        return planned
+
+    monkeypatch.setattr(FarmClient, "plan", then_upgraded)
+    assert main(["submit", manifest, "--detach"]) == 0
+    err = capsys.readouterr().err
+    assert "the farm changed after it showed the plan: 2 cells now differ" in err
+    assert f"net/onnxruntime-cpu/fp32/static  {POOL.name} -> {newer.name}" in err
 
 
 def test_submit_as_json_prints_one_document(

@@ -1,6 +1,5 @@
 """States, policies, outcomes: what the rest of the farm builds on."""
 
-
 from farm.compiling.attempt import TAIL_BYTES, LogTail
 from farm.jobs.state import GATES, POLICIES, AttemptEnd, FailureKind, Fault, Outcome
 
