@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from farm.errors import NotAllowed, StoreUnavailable, UsageError
 from farm.local.embedded import EmbeddedFarm
 from farm.settings import Settings, load_settings
 from tests.support.helpers import wait_until
+from tests.support.neighbours import as_neighbour, needs_root
 
 RUN = """
 import sys
@@ -113,6 +117,78 @@ def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settin
         "weed.log",
         "worker.log",
     }
+
+
+@needs_root
+def test_another_user_of_the_machine_reads_and_reaches_nothing(
+    first: tuple[EmbeddedFarm, Settings], folder: Path
+) -> None:
+    """No file, no socket, and no port that answers more than that it wants a key."""
+    farm, settings = first
+    mine = [path for path in [folder, *folder.rglob("*")] if not path.is_symlink()]
+    assert len(mine) > 10
+    # SeaweedFS opens that one file of a volume by itself, in folders that are closed.
+    assert [str(path) for path in mine if path.stat().st_mode & 0o077 and path.suffix != ".vif"] == []
+    connections = [each for process in processes_of(farm) for each in process.net_connections("all")]
+    ports = sorted({each.laddr.port for each in connections if each.status == "LISTEN"})
+    assert len(ports) >= 5, "Valkey, the API, and the parts of SeaweedFS"
+    sockets = sorted({str(each.laddr) for each in connections if each.family == socket.AF_UNIX and each.laddr})
+    read, reached, told = as_neighbour(
+        lambda: (
+            [name for name in (".", "farm.json", "credentials.json", "logs", "s3") if readable(name)],
+            [path for path in sockets if connects(path)],
+            [answer for port in ports for answer in without_a_key(port)],
+        ),
+        within=folder,
+    )
+    assert (read, reached) == ([], [])
+    assert as_neighbour(lambda: readable("."), within=Path("/")), "what is open, he does read"
+    known = json.loads((folder / "credentials.json").read_text())
+    assert [answer for answer in told for secret in known.values() if secret in answer] == []
+    assert [answer for answer in told if not re.search(REFUSED, answer, re.IGNORECASE)] == []
+    assert ask(settings, "/v1/workers")["items"], "it goes on"
+
+
+REFUSED = (
+    r"^(-NOAUTH|-DENIED|HTTP/1\.[01] (40[0-9]|411|415|501)|$)"
+    # A page of sizes and addresses: SeaweedFS' own, which nothing turns off.
+    r"|^HTTP/1\.1 200 OK .*<title>SeaweedFS"
+)
+
+
+def readable(name: str) -> bool:
+    try:
+        return bool(list(Path(name).iterdir()) if Path(name).is_dir() else Path(name).read_bytes())
+    except PermissionError:
+        return False
+
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def without_a_key(port: int) -> Iterator[str]:
+    """What a port answers to who has no key, in the languages that are spoken here; its first bytes, on one line."""
+    for text in (
+        "PING\r\n", "CONFIG GET *\r\n", "EVAL 'return 1' 0\r\n", "KEYS *\r\n",
+        "GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        "GET /v1/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+        "POST /v1/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+        "PUT /farm/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+        "GET /farm/?list-type=2 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+    ):  # fmt: skip
+        answer = b""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client, suppress(OSError):
+            client.sendall(text.encode())
+            client.shutdown(socket.SHUT_WR)
+            while len(answer) < 4000 and (part := client.recv(4000)):
+                answer += part
+        yield f"{' '.join(answer.decode(errors='replace').split())}"
 
 
 def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -92,6 +93,49 @@ def test_weed_gives_and_takes_nothing_without_a_key(tmp_path: Path) -> None:
         open_to_others = [path for path in sockets if path.exists() and path.stat().st_mode & 0o077]
     assert open_to_others == []
     assert (tmp_path / "s3").stat().st_mode & 0o077 == 0
+
+
+ASKED = [
+    *((method, "") for method in ("GET", "PUT", "DELETE")),
+    *(("POST", query) for query in ("?delete", "?uploads")),
+    *(("PUT", query) for query in ("?acl", "?policy", "?cors")),
+    ("GET", "?list-type=2"),
+]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "evil.example", "farm.evil.example", "localhost"])
+def test_a_page_of_another_site_changes_nothing_whatever_origin_and_host_it_has(
+    weed: Any, s3_settings: dict[str, str], host: str
+) -> None:
+    """Each request has to be signed, so S3 need not ask where it comes from: forms, scripts and rebound names alike."""
+    bucket = s3_settings["s3_bucket"]
+    client = weed.client()
+    client.put_object(Bucket=bucket, Key="config/tokens/known.json", Body=b"a token")
+    fields = {"key": "config/tokens/intruder.json", "acl": "public-read", "success_action_status": "201"}
+    policy = {"policy": "e30=", "AWSAccessKeyId": weed.access_key, "signature": "AAAA"}
+    newer = {
+        "policy": "e30=", "x-amz-algorithm": "AWS4-HMAC-SHA256", "x-amz-signature": "0" * 64,
+        "x-amz-date": "20260101T000000Z", "x-amz-credential": f"{weed.access_key}/20260101/us-east-1/s3/aws4_request",
+    }  # fmt: skip
+    file = {"file": ("x", b'{"role": "admin"}', "application/json")}
+    for origin in ("http://evil.example", "null", weed.server.url, ""):
+        headers = {"Host": host, **({"Origin": origin} if origin else {})}
+        for more in ({}, policy, newer):
+            for path in (f"/{bucket}", f"/{bucket}/", "/", f"/{bucket}/config/tokens/intruder.json"):
+                form = httpx.post(
+                    weed.server.url + path, data={**fields, **more}, files=file, headers=headers, timeout=60
+                )
+                assert form.status_code >= 400, (path, form.text)
+        for method, query in ASKED:
+            url = f"{weed.server.url}/{bucket}/{query or 'config/tokens/known.json'}"
+            body = None if method == "GET" else b"x"
+            answer = httpx.request(method, url, content=body, headers=headers, timeout=60)
+            assert answer.status_code in (400, 403, 405, 411), (method, query, answer.status_code, answer.text)
+            assert b"a token" not in answer.content
+    listed = client.list_objects_v2(Bucket=bucket)["Contents"]
+    assert [entry["Key"] for entry in listed] == ["config/tokens/known.json"]
+    assert client.get_object(Bucket=bucket, Key="config/tokens/known.json")["Body"].read() == b"a token"
+    client.delete_object(Bucket=bucket, Key="config/tokens/known.json")
 
 
 def asked(port: int, document: str) -> Iterator[tuple[str, int, bytes]]:
