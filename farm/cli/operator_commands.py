@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,5 +196,22 @@ def serve(
     def ready(url: str) -> None:
         output.emit({"api_url": url}) if as_json else output.note(f"serving {url}/v1")
 
+    settings = load_settings()
+    others = other_users(pwd.getpwall())
+    if others and not settings.api_token.get_secret_value():
+        output.note(
+            f"warning: without a token every user of this machine is this farm's administrator ({', '.join(others)}): "
+            "set FARM_API_TOKEN"
+        )
     listening = Listening(host, port, certificate, key, behind_proxy)
-    serve_api(Farm.from_settings(load_settings()), listening, ready=ready)
+    serve_api(Farm.from_settings(settings), listening, ready=ready)
+
+
+def other_users(users: Iterable[pwd.struct_passwd]) -> list[str]:
+    """Return the names of the people who can log in on this machine, but for the one who runs this."""
+    people = [user for user in users if PEOPLE <= user.pw_uid < NOBODY and user.pw_uid != os.getuid()]
+    return sorted(user.pw_name for user in people if Path(user.pw_shell).name not in ("", "false", "nologin"))
+
+
+PEOPLE, NOBODY = 1000, 65534
+"""User ids of people begin and end there, as distributions give them out."""
