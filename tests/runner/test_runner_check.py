@@ -38,11 +38,12 @@ def test_a_domain_that_is_not_imported_is_told_and_left_to_the_compilers(tmp_pat
     assert net.evaluate("native")["verification"]["errors"]["y"] < 1e-6
 
 
-def test_an_operator_of_a_later_opset_is_left_to_the_compilers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operator", ["Gelu", "FastGelu"])
+def test_an_operator_of_a_later_opset_or_another_domain_is_left_to_the_compilers(tmp_path: Path, operator: str) -> None:
     """MIGraphX knows operators by their names alone; who does not says so itself."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(model(nodes=[helper.make_node("Gelu", ["x"], ["y"])]).SerializeToString())
-    assert check_onnx(path)["doubts"] == ["opset 17 has no operator 'Gelu'"]
+    path.write_bytes(model(nodes=[helper.make_node(operator, ["x"], ["y"])]).SerializeToString())
+    assert check_onnx(path)["doubts"] == [f"opset 17 has no operator '{operator}'"]
     with pytest.raises(Refused) as refused:
         Case(tmp_path, path, inputs_of(path), batch=None).compile("native")
     assert refused.value.kind is FailureKind.UNSUPPORTED_OPERATOR

@@ -110,6 +110,23 @@ def waiting(farm: Farm, attempt: Attempt, outage: Outage) -> Iterator[tuple[thre
         thread.join()
 
 
+@pytest.fixture
+def stopped(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Attempt, Outage]:
+    """An attempt that was stopped while its finished program waits for storage, which is still away."""
+    attempt = claimed(farm, tmp_path)
+    outage = Outage(farm, monkeypatch, "uploading")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
+        cancelled.set()
+    assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
+    return attempt, outage
+
+
+def job_of(farm: Farm, attempt: Attempt) -> dict[str, Any]:
+    job = farm.store.jobs.get(attempt.job_id)
+    assert job
+    return dict(job)
+
+
 def raising(error: Exception) -> Callable[..., Any]:
     """A function that does nothing but raise."""
 
@@ -178,8 +195,7 @@ def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
     assert look(farm).startswith("object storage is away: cannot reach s3://")
     outage.end()
     assert look(farm) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert (job["state"], job["charged"], [one["end"] for one in job["attempts"]]) == ("succeeded", 0, ["succeeded"])
     assert "compiling" in job["attempts"][0]["phases"]
     assert farm.artifacts.lookup(["main"], attempt.key)
@@ -195,8 +211,7 @@ def test_a_program_that_was_published_before_its_end_was_told_is_not_uploaded_ag
         outage.end()
     monkeypatch.setattr(farm.artifacts, "put_blob_file", None)
     assert look(farm) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert (job["state"], job["facts"], job["log"]) == ("succeeded", outcomes[0].facts, outcomes[0].log)
     assert [cell["hit"] for cell in farm.store.builds.cells(job["cells"][0]["build"])] == [False]
     assert box.size == 0
@@ -222,32 +237,29 @@ def test_a_program_that_nobody_wants_any_more_is_there_for_the_next_who_does(
 
 
 def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
-    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    farm: Farm,
+    box: Outbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: tuple[Attempt, Outage],
 ) -> None:
     """A server that has lost a part of its disk answers 500 to some names, and all else as ever."""
-    attempt = claimed(farm, tmp_path)
-    outage = Outage(farm, monkeypatch, "uploading")
-    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, _):
-        cancelled.set()
+    attempt, outage = stopped
     outage.end()
     (tmp_path / "log").write_text("log")
     first = replace(attempt, job_id="", token="1-other", key="0" * 64)
     box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
     refusing(farm, monkeypatch, first.key)
     assert look(farm) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert job["state"] == "succeeded"
     assert [parcel.token for parcel in box.left()] == ["1-other"], "it is tried again"
 
 
 def test_a_program_that_storage_never_takes_fails_its_job_in_the_end(
-    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    farm: Farm, box: Outbox, monkeypatch: pytest.MonkeyPatch, stopped: tuple[Attempt, Outage]
 ) -> None:
-    attempt = claimed(farm, tmp_path)
-    outage = Outage(farm, monkeypatch, "uploading")
-    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, _):
-        cancelled.set()
+    attempt, outage = stopped
     farm.store.jobs.renew(attempt.token, attempt.job_id, phase=Phase.UPLOADING, kept=True)
     watch = Deliveries(farm.store, farm.settings.model_copy(update={"outbox_hours": 1e-9}), lambda: None)
     for _ in range(3):
@@ -256,8 +268,7 @@ def test_a_program_that_storage_never_takes_fails_its_job_in_the_end(
     refusing(farm, monkeypatch, attempt.key)
     for _ in range(2):
         assert watch._look(farm.artifacts) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert (job["charged"], [one["kind"] for one in job["attempts"]]) == (1, ["storage"])
     assert attempt.key in job["attempts"][0]["message"]
     assert box.size == 0
@@ -318,8 +329,7 @@ def test_a_full_disk_throws_no_program_away_that_waits(
     assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
     outage.end()
     assert look(farm) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert job["state"] == "succeeded"
     assert box.size == 0
 
@@ -357,8 +367,7 @@ def test_a_program_for_which_its_job_waits_stays_until_the_store_knows_of_its_en
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits for its program"
     assert look(farm) == ""
-    job = farm.store.jobs.get(attempt.job_id)
-    assert job
+    job = job_of(farm, attempt)
     assert (job["state"], job["charged"]) == ("succeeded", 0)
     assert box.size == 0
 

@@ -3,9 +3,11 @@
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -293,60 +295,22 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(farm_settings: 
         server.stop()
 
 
-def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_for_messages(
-    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One slot runs an attempt, the other waits for a message as the server becomes a replica, then is full."""
-    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
-    settings, done = (
-        farm_settings.model_copy(update={"redis_url": SecretStr(server.url), "log_level": "warning"}),
-        tmp_path / "done",
-    )
-    store = Store.connect(settings)
-    lines = []
+class Troubled(NamedTuple):
+    """A farm with a Redis of its own, for a test that troubles it, and what its processes said so far."""
 
-    def said() -> str:
-        lines.append(capfd.readouterr().err)
-        return "".join(lines)
-
-    try:
-        with (
-            control_plane(settings, store) as reports,
-            running_worker(settings, store, slots=2) as worker,
-            redis.Redis.from_url(server.url) as raw,
-        ):
-            running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
-            wait_until_running(store, running)
-            celery = worker.celery()
-            raw.execute_command("REPLICAOF", "127.0.0.1", "1")
-            wait_until(lambda: "cannot take messages" in said(), message="it is told once")
-            raw.execute_command("REPLICAOF", "NO", "ONE")
-            reports.wait(submit(store, new_cell()))
-            raw.config_set("maxmemory", 1)
-            with pytest.raises(StoreUnavailable, match="refuses: command not allowed when used memory") as full:
-                store.workers.pause_pool(POOL.name, paused=True)
-            assert "raise its maxmemory" in (full.value.hint or "")
-            raw.config_set("maxmemory", 0)
-            done.touch()
-            reports.wait(running)
-            assert attempts(store, running) == [("succeeded", "n1")]
-            assert worker.celery() == celery
-    finally:
-        print(said())
-        store.close()
-        server.stop()
-    assert "Traceback" not in said()
-    assert "DeprecationWarning" not in said()
-    assert said().count("cannot take messages") == 1
+    raw: redis.Redis
+    store: Store
+    reports: Reports
+    worker: Worker
+    said: Callable[[], str]
 
 
-def test_a_server_that_is_busy_with_a_script_ends_no_worker(
-    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Somebody else's script, that is: it answers everything with BUSY until that ends."""
-    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+@contextmanager
+def an_attempt_outlives(farm_settings: Settings, folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Troubled]:
+    """An attempt is at work, and another slot waits for a message, while the block lasts; nothing dies of it."""
+    server = servers.start_valkey(folder / "valkey", secrets.token_hex(8))
     settings = farm_settings.model_copy(update={"redis_url": SecretStr(server.url), "log_level": "warning"})
-    done = tmp_path / "done"
+    done = folder / "done"
     store = Store.connect(settings)
     lines = []
 
@@ -363,16 +327,7 @@ def test_a_server_that_is_busy_with_a_script_ends_no_worker(
             running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
             wait_until_running(store, running)
             celery = worker.celery()
-            raw.config_set("lua-time-limit", 5)
-            with ThreadPoolExecutor(1) as thread:
-                script = thread.submit(raw.eval, "while true do end", 0)
-                wait_until(lambda: "no heartbeat, trying again" in said() or worker.supervisor.poll() is not None)
-                with pytest.raises(StoreUnavailable, match="refuses: BUSY"):
-                    store.workers.list()
-                with redis.Redis.from_url(server.url) as killer:
-                    killer.script_kill()
-                with pytest.raises(redis.ResponseError):
-                    script.result()
+            yield Troubled(raw, store, reports, worker, said)
             assert worker.supervisor.poll() is None
             done.touch()
             reports.wait(running)
@@ -383,6 +338,42 @@ def test_a_server_that_is_busy_with_a_script_ends_no_worker(
         print(said())
         store.close()
         server.stop()
+
+
+def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_for_messages(
+    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It becomes a replica, then is full."""
+    with an_attempt_outlives(farm_settings, tmp_path, capfd) as farm:
+        farm.raw.execute_command("REPLICAOF", "127.0.0.1", "1")
+        wait_until(lambda: "cannot take messages" in farm.said(), message="it is told once")
+        farm.raw.execute_command("REPLICAOF", "NO", "ONE")
+        farm.reports.wait(submit(farm.store, new_cell()))
+        farm.raw.config_set("maxmemory", 1)
+        with pytest.raises(StoreUnavailable, match="refuses: command not allowed when used memory") as full:
+            farm.store.workers.pause_pool(POOL.name, paused=True)
+        assert "raise its maxmemory" in (full.value.hint or "")
+        farm.raw.config_set("maxmemory", 0)
+    assert "Traceback" not in farm.said()
+    assert "DeprecationWarning" not in farm.said()
+    assert farm.said().count("cannot take messages") == 1
+
+
+def test_a_server_that_is_busy_with_a_script_ends_no_worker(
+    farm_settings: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody else's script, that is: it answers everything with BUSY until that ends."""
+    with an_attempt_outlives(farm_settings, tmp_path, capfd) as farm, ThreadPoolExecutor(1) as thread:
+        farm.raw.config_set("lua-time-limit", 5)
+        script = thread.submit(farm.raw.eval, "while true do end", 0)
+        dead = farm.worker.supervisor.poll
+        wait_until(lambda: "no heartbeat, trying again" in farm.said() or dead() is not None)
+        with pytest.raises(StoreUnavailable, match="refuses: BUSY"):
+            farm.store.workers.list()
+        with redis.Redis(**farm.raw.get_connection_kwargs()) as killer:
+            killer.script_kill()
+        with pytest.raises(redis.ResponseError):
+            script.result()
 
 
 def test_a_foreign_entry_in_a_queue_stops_nothing(

@@ -68,6 +68,14 @@ def tuning(tuner: Tuner, model: Path) -> Iterator[Future[Any]]:
             tuner.children.cancelled.set()
 
 
+@contextmanager
+def tuner_in(free: FreeSlots, artifacts: S3Store, settings: Settings, folder: Path, **options: Any) -> Iterator[Tuner]:
+    """What tunes in one of these slots, its own while the block lasts, and in the others while they are free."""
+    with free.one(threading.Event()) as own:
+        assert own
+        yield tuner_for(artifacts, settings, folder, "one", slot=own, free=free, **options)
+
+
 def wait_begun(gate: Path, count: int) -> list[Begun]:
     return wait_until(lambda: len(found := begun(gate)) == count and found)
 
@@ -83,22 +91,19 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
     """Three slices are in hand before any may go on; each is tuned once, and nothing again in the whole."""
     free, told = gpus(3), list[str]()
     model = save_model(tmp_path, OPERATIONS, gate=gate)
-    with free.one(threading.Event()) as slot:
-        assert slot
-        tuner = tuner_for(
-            artifacts,
-            farm_settings,
-            tmp_path,
-            "many",
-            slot=slot,
-            free=free,
-            on_phase=lambda phase, share, detail: told.append(detail) if phase is Phase.TUNING else None,
-        )
-        with tuning(tuner, model) as ended:
-            first = wait_begun(gate, 3)
-            assert {each.gpu for each in first} == {"GPU-0", "GPU-1", "GPU-2"}
-            open_gates(gate, ["GPU-0", "GPU-1", "GPU-2"])
-            ended.result(300)
+
+    def hear(phase: Phase, share: float | None, detail: str) -> None:
+        if phase is Phase.TUNING:
+            told.append(detail)
+
+    with (
+        tuner_in(free, artifacts, farm_settings, tmp_path, on_phase=hear) as tuner,
+        tuning(tuner, model) as ended,
+    ):
+        first = wait_begun(gate, 3)
+        assert {each.gpu for each in first} == {"GPU-0", "GPU-1", "GPU-2"}
+        open_gates(gate, ["GPU-0", "GPU-1", "GPU-2"])
+        ended.result(300)
     assert Counter(each.slice for each in begun(gate)) == Counter(SLICES)
     assert (tuner.search.work.tuned, tuner.search.work.known, tuner.search.work.untunable) == (24, 0, 0)
     assert worked(model) == 24 * CANDIDATES
@@ -126,9 +131,7 @@ def test_an_attempt_that_comes_waits_for_one_slice_at_most(
     """The lent slot is given to it, though slices are left, and lent again when it has ended."""
     free = gpus(2)
     model = save_model(tmp_path, OPERATIONS, gate=gate)
-    with free.one(threading.Event()) as own:
-        assert own
-        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free)
+    with tuner_in(free, artifacts, farm_settings, tmp_path) as tuner:
         with tuning(tuner, model) as ended, ThreadPoolExecutor(1) as thread:
             wait_begun(gate, 2)
             came, leave = threading.Event(), threading.Event()
@@ -159,9 +162,7 @@ def test_a_child_that_is_killed_in_a_lent_slot_costs_its_slice(
     """The attempt's own slot does that slice again, and the other is borrowed no more: it may be broken."""
     free = gpus(2)
     model = save_model(tmp_path, OPERATIONS, gate=gate)
-    with free.one(threading.Event()) as own:
-        assert own
-        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free)
+    with tuner_in(free, artifacts, farm_settings, tmp_path) as tuner:
         with tuning(tuner, model) as ended:
             (lent,) = [each for each in wait_begun(gate, 2) if each.gpu == "GPU-1"]
             os.kill(lent.pid, signal.SIGKILL)
@@ -180,9 +181,7 @@ def test_a_cancel_ends_the_children_in_all_slots(
     """Afterwards every slot is free."""
     free = gpus(3)
     model = save_model(tmp_path, OPERATIONS, gate=gate)
-    with free.one(threading.Event()) as own:
-        assert own
-        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free)
+    with tuner_in(free, artifacts, farm_settings, tmp_path) as tuner:
         with tuning(tuner, model) as ended:
             children = wait_begun(gate, 3)
             tuner.children.cancelled.set()
@@ -196,9 +195,7 @@ def test_a_cancel_ends_the_children_in_all_slots(
 def test_a_budget_ends_in_all_slots(artifacts: S3Store, farm_settings: Settings, tmp_path: Path, gate: Path) -> None:
     """What was in hand and what was not begun is left over, and counted once."""
     free = gpus(2)
-    with free.one(threading.Event()) as own:
-        assert own
-        tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", slot=own, free=free, budget=5.0)
+    with tuner_in(free, artifacts, farm_settings, tmp_path, budget=5.0) as tuner:
         tuner.compile(save_model(tmp_path, OPERATIONS, gate=gate), None)
     assert tuner.search.cut
     report = tuner.report(published=True)

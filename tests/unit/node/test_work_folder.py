@@ -42,10 +42,12 @@ def test_a_folder_in_use_stays_and_counts(tmp_path: Path) -> None:
             assert len(attempts_in(tmp_path)) == 2
         assert sorted(count for count, _ in work.at_work().values()) == [0, 1]
         work.close()
-        assert len(work.at_work()) == 1
+        assert len(work.at_work()) == len(list(tmp_path.glob("*/*.lock"))) == len(list(tmp_path.glob("*/*/"))) == 1
     finally:
         other.kill()
         other.wait()
+    assert work.at_work() == {}, "what a killed process left is not at work, though nobody has cleared it away yet"
+    assert len(attempts_in(tmp_path)) == 1
 
 
 def test_what_release_0_1_0_left_goes(tmp_path: Path) -> None:
