@@ -71,7 +71,7 @@ class Blobs(_SidecarPart):
 class FoundDevice(_SidecarPart):
     """The device as the worker found it; how it was just then is in `conditions`.
 
-    `partition` is a mode such as `SPX`, `memory` in bytes, `driver` the version of amdgpu.
+    `partition` is a mode such as `SPX` or a MIG profile, `memory` in bytes, `driver` the version of the kernel's.
     """
 
     arch: str
@@ -114,7 +114,25 @@ class Conditions(_SidecarPart):
     temperatures: dict[str, float] = {}
     power_cap: float | None = None
     throttled: bool | None = None
+    clock_reasons: list[str] = []
+    """Why the clocks were what they were, in NVML's words."""
+    ecc_errors: int | None = None
+    """Memory errors since boot that could not be corrected."""
+    xids: list[int] = []
+    """Numbers of the errors that NVIDIA's driver reported of the card since the look before."""
     processes: Processes | None = None
+
+
+class Placement(_SidecarPart):
+    """Which nodes of a program run where, as ONNX Runtime assigned them when it loaded the program on a GPU.
+
+    `nodes` counts them by provider and operator. Those on the CPU are named by operator: `on_purpose` are such as
+    compute shapes, which it moves there to be faster; `fallback` are those for which the GPU's provider has no kernel.
+    """
+
+    nodes: dict[str, dict[str, int]] = {}
+    on_purpose: dict[str, list[str]] = {}
+    fallback: dict[str, list[str]] = {}
 
 
 class Alone(_SidecarPart):
@@ -258,6 +276,8 @@ class Sidecar(_SidecarPart):
     offload_copy: bool | None = None
     symbolic_shapes: str = ""
     """Why the compiler refused the static shapes that were asked for, if the program keeps the model's own."""
+    placement: Placement | None = None
+    """None where a program is no graph of nodes to be assigned, or runs on the CPU."""
     weight_dtypes: list[str] = []
     compute_dtypes: list[str] = []
     quantized: dict[str, int] = {}

@@ -83,7 +83,7 @@ def _to_come(cell: Mapping[str, Any]) -> _Compile:
 
 
 def _on_gpu(pool: str) -> bool:
-    return "gfx" in pool
+    return "gfx" in pool or ".sm_" in pool
 
 
 def _slots(pool: Mapping[str, Any], parallel: int) -> int:

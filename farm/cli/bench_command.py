@@ -271,7 +271,7 @@ def _measure(
             known = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
             raise UsageError(f"{contestant.name} needs {target}; here is {known}")
         pools.append(pool)
-    leading = next((pool for pool in pools if pool.target.device.startswith("gfx")), pools[0])
+    leading = next((pool for pool in pools if pool.target.maker), pools[0])
     work.mkdir()
     with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
         children = Children(work, settings, AttemptLimits(time=0, memory=0), told, threading.Event(), slot)

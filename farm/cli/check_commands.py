@@ -152,8 +152,10 @@ def _node(settings: Settings) -> list[Check]:
         found = survey(settings, machine)
     except OSError as error:
         return [Check("node", "broken", f"{error}", "look at the named file")]
-    rocm = Check("rocm", "ok", str(found.rocm)) if found.rocm else Check("rocm", "absent", "none: no GPU can be used")
-    gpus = [Check(f"GPU {gpu.index}", "ok", str(gpu)) for gpu in found.gpus]
+    rocm = Check("rocm", "ok", str(found.rocm)) if found.rocm else Check("rocm", "absent", "none: no AMD GPU is used")
+    driver = next((gpu.driver for gpu in found.gpus if gpu.maker == "nvidia"), "")
+    nvidia = [Check("nvidia driver", "ok", driver)] if driver else []
+    gpus = [Check(gpu.name, "ok", str(gpu)) for gpu in found.gpus]
     kinds = share_out(found.pools, found.gpus, settings, machine)
     served = [
         f"{pool.name} ({kind.name}: {plural(len(kind.slots), 'slot')} of {plural(kind.threads, 'thread')})"
@@ -168,7 +170,20 @@ def _node(settings: Settings) -> list[Check]:
     notes = [Check(note.subject, "broken" if note.broken else "absent", note.text, note.fix) for note in found.notes]
     slots = sum(len(kind.slots) for kind in kinds)
     memory = _guarded("memory", partial(_memory, settings, max(1, slots)))
-    return [rocm, *gpus, *compilers, pools, *notes, memory]
+    return [rocm, *nvidia, *gpus, *compilers, *_overwritten(), pools, *notes, memory]
+
+
+def _overwritten() -> list[Check]:
+    """Whether two packages that write the same files are installed: which of them is imported is a matter of luck."""
+    from importlib.metadata import distributions
+
+    both = {"onnxruntime", "onnxruntime-gpu"}
+    found = {name for each in distributions() if (name := (each.name or "").lower().replace("_", "-")) in both}
+    if found != both:
+        return []
+    text = "onnxruntime and onnxruntime-gpu are both installed, and overwrite each other's files"
+    fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install the one: 'migraphx-farm[cuda]' for NVIDIA GPUs"
+    return [Check("onnxruntime", "broken", text, fix)]
 
 
 def _seal() -> Check:

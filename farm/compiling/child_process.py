@@ -29,6 +29,7 @@ from farm.compiling.cgroups import limited
 from farm.compiling.outputs import sweep
 from farm.files import remove_tree
 from farm.jobs.state import Phase
+from farm.targets.compilers import Maker
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
@@ -216,12 +217,13 @@ def child_environment(
     *,
     threads: int,
     gpu: str,
+    maker: Maker,
     search: str,
     extra: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the whole environment of a child: an allow-list, nothing else of the worker's.
 
-    No address or credential of Redis, S3 or the API is in it. `gpu` pins the child to one GPU (`GPU-<uuid>`
+    No address or credential of Redis, S3 or the API is in it. `gpu` pins the child to one GPU of its maker's (a UUID,
     or an index); without it no GPU is visible. `search` is an import path.
     """
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -236,8 +238,11 @@ def child_environment(
         "PYTHONHASHSEED": "0",
         "MIOPEN_USER_DB_PATH": str(scratch / "miopen"),
         "MIOPEN_CUSTOM_CACHE_DIR": str(scratch / "miopen-cache"),
+        # What the driver compiles for its card, and keeps: nobody's but this child's.
+        "CUDA_CACHE_PATH": str(scratch / "cuda-cache"),
         # HIP counts within what ROCr leaves visible, so ROCr alone pins; -1 is a device that does not exist.
-        "ROCR_VISIBLE_DEVICES": gpu or "-1",
+        "ROCR_VISIBLE_DEVICES": (gpu if maker == "amd" else "") or "-1",
+        "CUDA_VISIBLE_DEVICES": (gpu if maker == "nvidia" else "") or "-1",
     }
     if search:
         environment["PYTHONPATH"] = search
@@ -298,6 +303,7 @@ class _ChildProcess:
                     self.scratch,
                     threads=int(self.request.get("threads") or 1),
                     gpu=str(self.request.get("gpu") or ""),
+                    maker=self.request.get("maker") or "amd",
                     search=os.pathsep.join(self.request.get("search") or ()),
                     extra={**environment, _MARK: self.token},
                 ),

@@ -167,6 +167,7 @@ class Children:
                 **request,
                 "threads": threads or self.settings.threads_per_slot,
                 "gpu": self.slot.gpu,
+                "maker": self.slot.maker,
                 "cpus": self.slot.cpus,
                 "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
             },

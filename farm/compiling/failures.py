@@ -32,14 +32,33 @@ class _Known(NamedTuple):
 _DYING_WORDS = (
     _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, "the worker's disk is full"),
     _Known(
-        r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory",
+        r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|CUDA failure 2: |cudaErrorMemoryAllocation"
+        r"|CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|on CUDA: (?s:.*)(?:Failed to allocate memory|is smaller than requested bytes)",
         FailureKind.GPU_MEMORY,
         "the GPU's memory ran out",
     ),
     _Known(
-        r"Memory access fault by GPU|HW Exception by GPU|GPU Hang|hipErrorIllegalAddress",
+        r"Memory access fault by GPU|HW Exception by GPU|GPU Hang|hipErrorIllegalAddress"
+        r"|CUDA failure (?:214|70[0-2]|71[4-9]|72[01]): |cudaError(?:IllegalAddress|LaunchFailure|MisalignedAddress)"
+        r"|CUDA_ERROR_(?:ILLEGAL_ADDRESS|LAUNCH_FAILED|MISALIGNED_ADDRESS|ECC_UNCORRECTABLE)",
         FailureKind.GPU_FAULT,
         "the GPU reported a fault",
+    ),
+    _Known(
+        r"CUDA failure 209: |no kernel image is available for execution|cudaErrorNoKernelImageForDevice",
+        FailureKind.GPU_UNSERVED,
+        "the installed libraries have no kernels for this GPU",
+    ),
+    _Known(
+        r"CUDA failure (?:35|803|804): |(?P<what>lib(?:cud|cub|cuf|cur|nv)\w*\.so[.\d]*): cannot open shared object"
+        r"|CUDNN_STATUS_\w*VERSION_MISMATCH|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED",
+        FailureKind.GPU_LIBRARY,
+    ),
+    _Known(
+        r"CUDA failure (?:46|100|101|304|802|999): |no CUDA-capable device|cudaErrorDevicesUnavailable|GPU is lost",
+        FailureKind.GPU_LOST,
+        "the GPU cannot be reached any more",
     ),
     _Known(
         r"No device\b|Failed to get device properties|no ROCm-capable device",
@@ -91,6 +110,7 @@ _STATED = frozenset(
         FailureKind.NOTHING_QUANTIZED,
         FailureKind.COMPILER_ERROR,
         FailureKind.OUT_OF_MEMORY,
+        FailureKind.GPU_LIBRARY,
         FailureKind.TOOLCHAIN_MISMATCH,
         FailureKind.INTERNAL,
         FailureKind.UNVERIFIABLE,
@@ -166,7 +186,7 @@ def _from_error(error: Mapping[str, str], detail: str) -> Failure:
 def _from_death(end: ChildEnd, detail: str) -> Failure:
     found = _recognise(_DYING_WORDS, end.log_tail)
     if found and end.exit_code != 0:
-        return Failure(found.kind, found.message + _during(end), detail)
+        return Failure(found.kind, (found.message or found.kind.policy.sentence) + _during(end), detail)
     if end.signal == signal.SIGKILL and end.oom_killer:
         return Failure(FailureKind.OUT_OF_MEMORY, "the machine's memory ran out" + _during(end), detail)
     how = f"died by {_signal_name(end.signal)}" if end.signal else f"exited with code {end.exit_code} and no answer"

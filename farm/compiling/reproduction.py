@@ -28,6 +28,7 @@ from farm.compiling.steps import Steps
 from farm.inert import inert, inert_json
 from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, cache_key
+from farm.targets.compilers import COMPILERS
 
 Document = dict[str, Any]
 Bring = Callable[[Mapping[str, Any], Path], object]
@@ -208,7 +209,7 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         AttemptLimits(time=0.0, memory=0) if unlimited else limits,
         _say_phase,
         threading.Event(),
-        Slot(gpu or ("0" if "/gfx" in order["target"] else "")),
+        _slot(gpu, str(order["target"])),
         after_a_crash(document.get("previous", ())),
     )
     steps = Steps(order, children)
@@ -243,6 +244,13 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         found["ended"] = failure._asdict() if failure else {"kind": "cancelled", "message": "", "detail": ""}
     _put(work / "result.json", found)
     return found
+
+
+def _slot(gpu: str, target: str) -> Slot:
+    """Return where children run: on the GPU that is named, else on the first of the target's maker."""
+    compiler, _, device = target.partition("/")
+    maker = COMPILERS[compiler].maker(device)
+    return Slot(gpu or "0", maker=maker) if maker else Slot(gpu)
 
 
 def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator[tuple[str, Path]]:

@@ -185,6 +185,7 @@ def evaluate_request(
         measure_seconds=measure_seconds,
         sample=str(sample),
         session=compiled.get("session"),
+        precision=precision,
     )
 
 
@@ -203,6 +204,7 @@ def bench_request(
     parts = [
         {
             **{name: whole[name] for name in ("compiler", "device", "inputs", "batch", "options")},
+            "precision": order["spec"]["precision"],
             "program": str(path),
             "model": {"format": order["model"]["format"]},
             "outputs": [output["name"] for output in compiled["outputs"]],
@@ -222,7 +224,7 @@ def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, 
         "compiler": compiler,
         "device": device,
         **{name: spec[name] for name in ("inputs", "batch")},
-        "options": COMPILERS[compiler].filled(spec["options"]),
+        "options": COMPILERS[compiler].filled(spec["options"], device),
         **fields,
     }
 

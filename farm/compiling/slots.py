@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm.targets.compilers import Maker
+
 LOOK_SECONDS = 0.5
 """Between two looks for a free slot; a GPU's holder may be a process of another worker."""
 
@@ -26,16 +28,17 @@ taken; give the attempts back; object storage is away; an attempt found another 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The right to run one attempt: what its children are pinned to (ROCR_VISIBLE_DEVICES; empty shows them no GPU).
+    """The right to run one attempt: which GPU its children see, by its maker's variable (empty shows them none).
 
     `lock` names the GPU among all workers of the node. `cpus` are the CPUs that children are bound to; none: all.
-    `bdf` is the GPU's PCI address, under which the kernel tells of it.
+    `bdf` is the GPU's PCI address, under which the kernel tells of it; NVML takes what it is pinned by.
     """
 
     gpu: str = ""
     lock: str = ""
     cpus: tuple[int, ...] = ()
     bdf: str = ""
+    maker: Maker = "amd"
     device: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What sidecars say of the GPU beside what it is called in the cache key."""
 

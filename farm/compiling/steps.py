@@ -228,6 +228,7 @@ class Steps:
             "emulated": self.order.get("emulated", []),
             "offload_copy": compiled.get("offload_copy"),
             "symbolic_shapes": compiled.get("symbolic_shapes", ""),
+            "placement": compiled.get("placement"),
             "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
             "verification": {
                 "reference": spec["verification"]["reference"],

@@ -94,6 +94,9 @@ class FailureKind(StrEnum):
     GPU_MEMORY = "gpu_memory"
     HANG = "hang"
     GPU_FAULT = "gpu_fault"
+    GPU_LOST = "gpu_lost"
+    GPU_LIBRARY = "gpu_library"
+    GPU_UNSERVED = "gpu_unserved"
     WORKER_LOST = "worker_lost"
     STORAGE = "storage"
     INTERNAL = "internal"
@@ -158,7 +161,10 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
     ),
     FailureKind.GPU_MEMORY: Policy(
-        Fault.USER, 2, "the GPU's memory was not enough", "use a smaller batch, or a device with more memory"
+        Fault.USER,
+        2,
+        "the GPU's memory was not enough",
+        "use a smaller batch, raise or leave out `gpu_mem_limit`, or choose a device with more memory",
     ),
     FailureKind.HANG: Policy(
         Fault.USER,
@@ -169,6 +175,26 @@ POLICIES: Mapping[FailureKind, Policy] = {
     ),
     FailureKind.GPU_FAULT: Policy(
         Fault.FARM, 3, "the GPU failed", "submit again after the operator has looked at the node", node=True
+    ),
+    FailureKind.GPU_LOST: Policy(
+        Fault.FARM,
+        3,
+        "the GPU is gone",
+        "submit again; the operator finds why the card cannot be reached (`farm doctor` on the node)",
+        node=True,
+    ),
+    FailureKind.GPU_LIBRARY: Policy(
+        Fault.FARM,
+        3,
+        "a library for the GPU is missing, or of another version",
+        "submit again when `farm doctor` is green on the node: it names the library",
+        node=True,
+    ),
+    FailureKind.GPU_UNSERVED: Policy(
+        Fault.USER,
+        1,
+        "the installed libraries have no kernels for this GPU",
+        "choose a newer card for this cell (`exclude:` it here), or libraries that still serve this one",
     ),
     FailureKind.WORKER_LOST: Policy(
         Fault.FARM, 3, "the worker was lost", "submit again; the operator finds why the nodes went away"

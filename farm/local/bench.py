@@ -80,14 +80,16 @@ def at_points(contestant: Contestant) -> list[Contestant]:
 def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Contestant:
     """Return an artifact's program as a contestant; it runs on the sample beside it, where there is one."""
     spec = sidecar["spec"]
+    arch = str(spec["device"]["arch"]).partition(":")[0]
+    device = "cuda" if arch.startswith("sm_") else arch
     return Contestant(
         name or str(sidecar["identifier"]),
         spec["compiler"]["name"],
-        str(spec["device"]["arch"]).partition(":")[0],
+        device,
         program,
         {
-            **{field: spec[field] for field in ("inputs", "batch")},
-            "options": COMPILERS[spec["compiler"]["name"]].filled(spec["options"]),
+            **{field: spec[field] for field in ("inputs", "batch", "precision")},
+            "options": COMPILERS[spec["compiler"]["name"]].filled(spec["options"], device),
             "session": sidecar["tuning"].get("session"),
             "model": {"format": spec["model"]["format"]},
             "outputs": [output["name"] for output in sidecar["outputs"]],

@@ -126,7 +126,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     model, cache = _read(wanted, settings, work)
     findings = survey(settings)
     pool, why = _choose(wanted.target, model.format, findings)
-    if wanted.gpu_memory_limit and not pool.target.device.startswith("gfx"):
+    if wanted.gpu_memory_limit and not pool.target.maker:
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit is about the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
     if COMPILERS[pool.target.compiler].threads(wanted.options, wanted.tuning):
@@ -194,7 +194,7 @@ def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
     # What is only cross-compiled here cannot be run, so neither checked nor measured.
     pools = [pool for pool in findings.pools if format in COMPILERS[pool.target.compiler].formats and not pool.untuned]
     here = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
-    gpus = [pool for pool in pools if pool.target.device.startswith("gfx")]
+    gpus = [pool for pool in pools if pool.target.maker]
     by_name = {str(pool.target): pool for pool in pools}
     if not target:
         for pool in (*gpus, by_name.get("migraphx/cpu"), by_name.get("onnxruntime/cpu")):
@@ -279,7 +279,7 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
 
 
 def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, Any]:
-    known = COMPILERS[pool.target.compiler].options
+    known = COMPILERS[pool.target.compiler].options_of(pool.target.device)
     for name in wanted.options:
         if name not in known:
             others = ", ".join(
@@ -389,7 +389,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
         limits = AttemptLimits(time=0, memory=cell.limits["memory"])
-        look = partial(conditions, slot.bdf)
+        look = partial(conditions, slot)
         children = Children(work, settings, limits, on_phase, cancelled, slot, conditions=look)
         steps = Steps(order, children)
         reference = work / "reference.npz"

@@ -422,9 +422,10 @@ class _Expansion:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
         quantizer = compiler.quantization_options(combination.precision)
+        device = self.choices[combination.slug].served.device
         try:
             return (
-                dict(compiler.resolve_options(_only(given, compiler.options))),
+                dict(compiler.resolve_options(_only(given, compiler.options_of(device)), device)),
                 dict(compiler.resolve_quantization(combination.precision, _only(given, quantizer))),
             )
         except ValueError as error:

@@ -83,7 +83,7 @@ class Executor:
                 ThreadPoolExecutor(1) as aside,
             ):
                 environment = after_a_crash(attempt.previous)
-                look = partial(conditions, attempt.slot.bdf)
+                look = partial(conditions, attempt.slot)
                 children = Children(
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )

@@ -1,4 +1,4 @@
-"""What the kernel's driver says of a GPU.
+"""What its driver says of a GPU, whoever made it.
 
 How busy it is and how much memory is in use while something runs; its clocks, power cap, temperatures, throttling and
 other users at one moment.
@@ -9,16 +9,19 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.slots import Slot
 from farm.node import kfd
 from farm.node.gpu_source import whole_card
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine
+from farm.node.nvml import Nvml, gauges, open_nvml
 
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0
@@ -44,23 +47,23 @@ class Usage:
 def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     """Look at a GPU again and again while the block runs; what it gives is filled in at its end. None: no GPU.
 
-    amdgpu shows both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`), to everyone and without a tool.
+    amdgpu shows both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`), to everyone and without a tool;
+    NVIDIA's driver tells them by NVML.
     """
     usage = Usage()
-    if gpu is None or not gpu.bdf:
+    if gpu is None or not (gpu.bdf or gpu.maker == "nvidia"):
         yield usage
         return
-    machine = machine or Machine()
-    folder = f"/sys/bus/pci/devices/{gpu.bdf}"
-    before = _number(machine, f"{folder}/mem_info_vram_used")
+    read_busy, read_used = _gauges(gpu, machine or Machine())
+    before = read_used()
     busy: list[int] = []
     used: list[int] = []
     over = threading.Event()
 
     def look() -> None:
         while True:
-            for name, found in (("gpu_busy_percent", busy), ("mem_info_vram_used", used)):
-                value = _number(machine, f"{folder}/{name}")
+            for read, found in ((read_busy, busy), (read_used, used)):
+                value = read()
                 if value is not None:
                     found.append(value)
             if over.wait(LOOK_SECONDS):
@@ -77,24 +80,47 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
         usage.memory = max(0, max(used) - (before or 0)) if used else None
 
 
+def _gauges(gpu: Gpu, machine: Machine) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
+    if gpu.maker == "nvidia":
+        return gauges(machine, gpu.pin)
+    folder = f"/sys/bus/pci/devices/{gpu.bdf}"
+    return (
+        partial(_number, machine, f"{folder}/gpu_busy_percent"),
+        partial(_number, machine, f"{folder}/mem_info_vram_used"),
+    )
+
+
 _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}
 """Where amdgpu's `gpu_metrics` has its throttle status, by format: `struct gpu_metrics_v1_3` and so on of Linux'
 `drivers/gpu/drm/amd/include/kgd_pp_interface.h`."""
 _UNKNOWN = 0xFFFFFFFF
 
 
-def conditions(bdf: str, machine: Machine | None = None) -> dict[str, Any] | None:
-    """Return how the GPU at a PCI address is just now; None where the driver says nothing, as of a CPU slot.
+def conditions(slot: Slot, machine: Machine | None = None) -> dict[str, Any] | None:
+    """Return how a slot's GPU is just now; None where the driver says nothing, as of a CPU slot.
 
     `clocks` in MHz and `temperatures` in degrees Celsius by the driver's labels (`sclk`, `mclk`; `edge`, `junction`,
     `mem`), `power_cap` in watts, `throttled` whether anything holds the clocks back; None where that is not told.
-    From amdgpu's hwmon files and `gpu_metrics`; of a partition they are the whole card's. `processes` are those that
-    hold memory of this GPU or partition: how many, and how much in bytes. To be asked while no child runs on it, which
-    makes them all somebody else's.
+    From amdgpu's hwmon files and `gpu_metrics`, or from NVML, which also tells `clock_reasons`, `ecc_errors`
+    (uncorrected, since boot) and `xids` (the errors reported since the last look); of a partition they are the whole
+    card's. `processes` are those that hold memory of this GPU or partition: how many, and how much in bytes. To be
+    asked while no child runs on it, which makes them all somebody else's.
     """
-    if not bdf:
-        return None
     machine = machine or Machine()
+    if slot.maker == "nvidia":
+        nvml, _ = open_nvml(machine)
+        told = nvml.conditions(slot.gpu) if nvml else None
+        return {**told, "processes": _others(lambda: _contexts(nvml, slot.gpu))} if nvml and told else None
+    return _amd_conditions(slot.bdf, machine) if slot.bdf else None
+
+
+def _contexts(nvml: Nvml, uuid: str) -> list[int] | None:
+    """Return the bytes of each process that has a context on a device of NVIDIA's, also of one that holds none."""
+    found = nvml.processes(nvml.device(uuid))
+    return None if found is None else [memory for _, memory in found]
+
+
+def _amd_conditions(bdf: str, machine: Machine) -> dict[str, Any] | None:
     card = f"/sys/bus/pci/devices/{whole_card(bdf)}"
     folder = f"{card}/hwmon"
     monitors = sorted(machine.path(folder).glob("hwmon*"))
@@ -105,18 +131,18 @@ def conditions(bdf: str, machine: Machine | None = None) -> dict[str, Any] | Non
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
-        "processes": _processes(machine, bdf),  # last, since it may wait while the GPU cools down
+        "processes": _others(lambda: kfd.held(machine, bdf)),  # last, since it may wait while the GPU cools down
     }
     return told if monitors or told["processes"] else None
 
 
-def _processes(machine: Machine, bdf: str) -> dict[str, int] | None:
+def _others(look: Callable[[], list[int] | None]) -> dict[str, int] | None:
     """Return how many processes hold memory of a GPU, and how many bytes in all.
 
     By time and not by their pids: KFD's are the host's, a worker in a container knows its children by others.
     """
     until = time.monotonic() + RELEASE_SECONDS
-    while (held := kfd.held(machine, bdf)) and time.monotonic() < until:
+    while (held := look()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     return None if held is None else {"count": len(held), "memory": sum(held)}
 

@@ -86,7 +86,8 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
 
 def _changed(settings: Settings, pool: Pool) -> str:
     """Return how the compiler of a pool differs from what was registered; empty if it does not."""
-    found = look_for(pool.target.compiler, settings)
+    device = pool.target.device if pool.target.maker == "nvidia" else ""
+    found = look_for(pool.target.compiler, settings, device=device)
     here = str(found.get("toolchain") or found.get("reason"))
     # The label may have the version of ROCm, which is not asked for here.
     if here.rpartition("-")[2] == pool.toolchain.rpartition("-")[2]:

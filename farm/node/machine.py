@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/")
 """Where the machine's files begin; tests set a recorded tree in its place."""
@@ -51,6 +52,12 @@ class Machine:
         places = [str(self.path(folder)) for folder in folders]
         on_path = [self.environ.get("PATH", os.defpath)] if self.root == Path("/") else []
         return shutil.which(name, path=os.pathsep.join([*places, *on_path])) or ""
+
+    def nvml(self) -> Any:
+        """Return the binding of NVML, not opened yet. Raises ImportError where it is not installed."""
+        import pynvml
+
+        return pynvml
 
     def ask(self, program: str, *arguments: str) -> str:
         """Return what a program prints; empty where it fails or takes too long."""

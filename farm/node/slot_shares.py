@@ -13,6 +13,7 @@ from farm.compiling.slots import FreeSlots, Slot
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine
 from farm.settings import Settings
+from farm.spec import Device
 from farm.targets.pools import Pool
 
 
@@ -33,7 +34,7 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     threads = settings.threads or max(1, len(usable) // max(1, total))
     kinds = [
         SlotKind(
-            name=f"{device.arch.partition(':')[0]}-{device.compute_units}cu",
+            name=_kind_name(device),
             pools=served,
             slots=tuple(_gpu_slot(gpu, usable, several=bool(numa)) for gpu in models[device]),
             threads=threads,
@@ -44,6 +45,12 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     if on_cpu:
         kinds.append(SlotKind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))
     return kinds
+
+
+def _kind_name(device: Device) -> str:
+    """Return what workers of a GPU model are called: NVIDIA's by the model too, of which several are one arch."""
+    arch = device.arch.replace(":", "-") if device.arch.startswith("sm_") else device.arch.partition(":")[0]
+    return f"{arch}-{device.compute_units}cu"
 
 
 @contextmanager
@@ -60,7 +67,9 @@ def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tu
 
 def _gpu_slot(gpu: Gpu, usable: set[int], *, several: bool) -> Slot:
     near = cpu_list(gpu.cpus) & usable if several else set()
-    return Slot(gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)), bdf=gpu.bdf, device=gpu.described)
+    return Slot(
+        gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)), bdf=gpu.bdf, maker=gpu.maker, device=gpu.described
+    )
 
 
 def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:

@@ -14,8 +14,10 @@ from typing import Any
 
 from farm.compiling.child_process import ChildLimits, run_child
 from farm.compiling.failures import classify
-from farm.node.gpus import Gpu, Note, find_gpus
+from farm.node.amd_gpus import find_amd_gpus
+from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
+from farm.node.nvidia_gpus import find_nvidia_gpus
 from farm.node.rocm import Rocm, find_rocm
 from farm.settings import Settings
 from farm.spec import Device
@@ -60,18 +62,22 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
     """Look at ROCm, compilers and GPUs, and return what they amount to."""
     machine = machine or Machine()
     rocm = find_rocm(machine, settings.migraphx_python)
-    gpus, notes = find_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
+    gpus, notes = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
+    others, more = find_nvidia_gpus(machine)
+    gpus, notes = [*gpus, *others], [*notes, *more]
     path = settings.migraphx_path or _module_folder(machine, rocm)
     findings = Findings(gpus=gpus, notes=notes, rocm=rocm, migraphx_path=path)
     if rocm:
         findings.versions.update(
             {name: text for name, text in (("rocm", rocm.version), ("miopen", rocm.miopen)) if text}
         )
-    for name in COMPILERS:
-        found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm)
+    makers = {gpu.maker for gpu in gpus}
+    asked = [*((name, "") for name in COMPILERS), *([("onnxruntime", "cuda")] if "nvidia" in makers else [])]
+    for name, device in asked:
+        found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm, device=device)
         if not found.get("available"):
-            # A node without GPUs need not have MIGraphX.
-            broken = name == "migraphx" and bool(gpus)
+            # A node without GPUs need not have what compiles for them.
+            broken = bool(device) or (name == "migraphx" and "amd" in makers)
             findings.notes.append(
                 Note(name, found.get("reason", "not usable"), found.get("fix") or _INSTALL[name], broken)
             )
@@ -83,7 +89,7 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
 
 
 _INSTALL = {
-    "onnxruntime": "pip install 'migraphx-farm[worker]'",
+    "onnxruntime": "pip install 'migraphx-farm[worker]', or [cuda] for NVIDIA GPUs",
     "migraphx": "install ROCm's package migraphx, and set migraphx_python and migraphx_path (docs/running.md)",
 }
 
@@ -94,8 +100,11 @@ def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
     return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
 
 
-def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None) -> Mapping[str, Any]:
-    """Ask a child what it finds of a compiler; a child that fails is an answer too (`available` false)."""
+def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device: str = "") -> Mapping[str, Any]:
+    """Ask a child what it finds of a compiler, for a `device` that has libraries of its own (`cuda`).
+
+    A child that fails is an answer too (`available` false).
+    """
     migraphx = compiler == "migraphx"
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         try:
@@ -103,6 +112,7 @@ def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None) -> Map
                 {
                     "action": "probe",
                     "compiler": compiler,
+                    "device": device,
                     "search": [settings.migraphx_path] if migraphx and settings.migraphx_path else [],
                     "rocm": rocm.version if rocm else "",
                 },
@@ -123,18 +133,34 @@ def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None) -> Map
 
 
 def _pools(compiler: str, found: Mapping[str, Any], findings: Findings) -> Iterator[Pool]:
+    gpus = [gpu for gpu in findings.gpus if gpu.maker == "amd"]
     for name in found["targets"]:
-        if name != "gpu":
+        if COMPILERS[compiler].maker(name) == "nvidia":
+            yield from _nvidia_pools(compiler, found, name, findings)
+        elif name != "gpu":
             yield _pool(compiler, found, name, Device(arch=name))
     if "gpu" in found["targets"]:
-        for device, gpu in {gpu.device: gpu for gpu in findings.gpus}.items():
+        for device, gpu in {gpu.device: gpu for gpu in gpus}.items():
             yield _pool(compiler, found, short_arch(gpu.arch), device, memory=gpu.memory)
-        if not findings.gpus and "gpu_arch" not in found["features"]:
+        if not gpus and "gpu_arch" not in found["features"]:
             findings.notes.append(Note(compiler, "its GPU target loads, but there is no GPU to use", broken=False))
-    elif findings.gpus:
+    elif gpus and compiler == "migraphx":
         reason = (found.get("missing") or {}).get("gpu", "no GPU target")
         fix = "install MIGraphX for GPUs (ROCm's package migraphx); a build without HIP has no such target"
         findings.notes.append(Note(compiler, reason, fix, broken=compiler == "migraphx"))
+
+
+def _nvidia_pools(compiler: str, found: Mapping[str, Any], name: str, findings: Findings) -> Iterator[Pool]:
+    """Pools for NVIDIA's GPUs, but for those that are older than what the libraries serve."""
+    for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == "nvidia"}.items():
+        capability = int(short_arch(gpu.arch).removeprefix("sm_"))
+        if capability < found["lowest"]:
+            lowest = found["lowest"] / 10
+            text = f"{found['label']} serves no compute capability below {lowest}, this is {capability / 10}"
+            fix = "install an onnxruntime-gpu for an older CUDA, whose libraries still have the card"
+            findings.notes.append(Note(gpu.name, text, fix))
+            continue
+        yield _pool(compiler, found, name, device, memory=gpu.memory)
 
 
 def _cross_pools(compiler: str, found: Mapping[str, Any], settings: Settings, findings: Findings) -> Iterator[Pool]:

@@ -81,7 +81,11 @@ def _work(request: Request, descriptor: int, guard: int, work: RequestWork | Non
     _join(request.get("group") or {})
     try:
         if request.get("seal"):
-            seal(request["seal"]["read"], request["seal"]["write"], gpu=bool(request.get("gpu")))
+            seal(
+                request["seal"]["read"],
+                request["seal"]["write"],
+                maker=request.get("maker", "amd") if request.get("gpu") else "",
+            )
         messages.send({"result": (work or _action())(request, messages)})
         code = 0
     except RequestFailed as failure:

@@ -1,4 +1,7 @@
-"""ONNX Runtime as a compiler for CPUs: converts an ONNX model to a precision, optimises it, saves it as ONNX."""
+"""ONNX Runtime as a compiler: converts an ONNX model to a precision, optimises it, saves it as ONNX.
+
+For CPUs, and for NVIDIA GPUs by its CUDA provider (`onnxruntime_cuda.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import onnx_evaluator, onnxruntime_tuning
+from . import onnx_evaluator, onnxruntime_cuda, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
@@ -44,7 +47,7 @@ def state(request: Request) -> Result:
 
 
 def probe(request: Request) -> Result:
-    """Say what ONNX Runtime is installed."""
+    """Say what ONNX Runtime is installed: for CPUs, or for the device that the request names."""
     try:
         import onnx
         import onnxruntime
@@ -54,6 +57,18 @@ def probe(request: Request) -> Result:
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
     label = f"onnxruntime{onnxruntime.__version__}"
+    cuda = _on_cuda(request)
+    if cuda and not onnxruntime_cuda.is_there():
+        reason = "the installed ONNX Runtime has no CUDA provider"
+        fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
+        return {"available": False, "reason": reason, "fix": fix}
+    found: Result = onnxruntime_cuda.libraries() if cuda else {"versions": {}, "lowest": 0}
+    if cuda and found["missing"]:
+        reason = f"the CUDA provider lacks {'; '.join(found['missing'].values())}"
+        return {"available": False, "reason": reason, "fix": onnxruntime_cuda.FIX}
+    if cuda:
+        parts += [[name, version] for name, version in found["versions"].items()]
+        label += f"-cuda{found['versions']['cuda']}"
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
     libraries = {}
     for name, distribution in (("ml_dtypes", "ml_dtypes"), ("onnx_ir", "onnx-ir"), ("sympy", "sympy")):
@@ -70,9 +85,14 @@ def probe(request: Request) -> Result:
         "parts": parts,
         "libraries": {"onnx": onnx.__version__, **libraries},
         "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
-        "targets": ["cpu"],
-        "cpu_family": cpu_family(),
+        "targets": [request["device"] if cuda else "cpu"],
+        "cpu_family": "" if cuda else cpu_family(),
+        "lowest": found["lowest"],
     }
+
+
+def _on_cuda(request: Request) -> bool:
+    return bool(request.get("device") == "cuda")
 
 
 def cpu_family() -> str:
@@ -123,7 +143,7 @@ def compile(request: Request, messages: Messages) -> Result:
     else:
         messages.phase("compiling")
         symbolic = _optimise_original(request, scratch, program, level, threads)
-    result = {**_accept(program, precision, quantized, scratch, threads), "symbolic_shapes": symbolic}
+    result = {**_accept(request, program, quantized, scratch, threads), "symbolic_shapes": symbolic}
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
     return {**result, "session": choice._asdict()} if choice else result
 
@@ -158,15 +178,17 @@ def _text(model: Any) -> str:
     return str(onnx.helper.printable_graph(model.graph))
 
 
-def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: Path, threads: int) -> Result:
+def _accept(request: Request, program: Path, quantized: dict[str, int], scratch: Path, threads: int) -> Result:
     """Load the program the way its users will, and return what is in it."""
     import onnx
+
+    precision = request["precision"]
 
     if program.stat().st_size > MAX_PROGRAM_BYTES:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     executed = scratch / "executed.onnx"
     refusal = f"ONNX Runtime refuses its own {precision} program"
-    session = _optimise(program, executed, "all", refusal, threads=threads)
+    session = _optimise(program, executed, "all", refusal, threads=threads, request=request)
     stored = onnx.load_model(program)
     running = onnx.load_model(executed)
     operators = Counter(node.op_type for node in nodes_of(stored.graph))
@@ -183,13 +205,24 @@ def _accept(program: Path, precision: str, quantized: dict[str, int], scratch: P
         "operators": dict(sorted(operators.items())),
         "offload_copy": True,
         "output_parameters": [],
+        "placement": onnxruntime_cuda.placement(session, running) if _on_cuda(request) else None,
     }
 
 
-def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: int, fold: bool = True) -> Any:
+def _optimise(
+    source: Path,
+    target: Path,
+    level: str,
+    refusal: str,
+    *,
+    threads: int,
+    fold: bool = True,
+    request: Request | None = None,
+) -> Any:
     """Run ONNX Runtime's graph optimisation from one file into another and return the session.
 
-    `basic` keeps to standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
+    On the CPU, but for the device of a `request`: what is stored is plain ONNX, whatever it is for. `basic` keeps to
+    standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
     import onnxruntime
 
@@ -198,10 +231,27 @@ def _optimise(source: Path, target: Path, level: str, refusal: str, *, threads: 
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     disabled = None if fold else ["ConstantFolding"]
-    with blamed_on_compiler(refusal):
-        return onnxruntime.InferenceSession(
-            str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+    return _session(str(source), options, refusal, request or {}, disabled)
+
+
+def _session(path: str, options: Any, refusal: str, request: Request, disabled: list[str] | None = None) -> Any:
+    """Return a session on the request's device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
+    import onnxruntime
+
+    cuda = _on_cuda(request)
+    if cuda:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with blamed_on_compiler(f"{refusal}, on CUDA" if cuda else refusal):
+        session = onnxruntime.InferenceSession(
+            path,
+            options,
+            providers=onnxruntime_cuda.providers(request) if cuda else [onnxruntime_cuda.CPU],
+            disabled_optimizers=disabled,
+            enable_fallback=0,
         )
+        if cuda:
+            onnxruntime_cuda.refuse_without_provider(session)
+    return session
 
 
 def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
@@ -506,7 +556,9 @@ def _strides(shape: list[int]) -> list[int]:
 class _SessionProgram:
     """A model or program in an ONNX Runtime session."""
 
-    def __init__(self, path: str, how: onnxruntime_tuning.Candidate, refusal: str) -> None:
+    def __init__(
+        self, path: str, how: onnxruntime_tuning.Candidate, refusal: str, request: Request | None = None
+    ) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -517,8 +569,8 @@ class _SessionProgram:
         options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
-        with blamed_on_compiler(refusal):
-            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.on_cuda = _on_cuda(request or {})
+        self.session = _session(path, options, refusal, request or {})
         self.outputs = [value.name for value in self.session.get_outputs()]
 
     def prepare(self, feeds: dict[str, Any]) -> dict[str, Any]:
@@ -529,18 +581,39 @@ class _SessionProgram:
         """Run once."""
         import numpy as np
 
-        with blamed_on_compiler("ONNX Runtime failed while running"):
+        with blamed_on_compiler(f"ONNX Runtime failed while running{', on CUDA' if self.on_cuda else ''}"):
             return [np.asarray(value) for value in self.session.run(None, prepared)]
 
-    def run_on_device(self, prepared: dict[str, Any]) -> None:
-        """Host and device are one."""
+    def run_on_device(self, prepared: dict[str, Any]) -> Callable[[], None] | None:
+        """Return what runs with inputs and outputs that stay on the card; None where host and device are one."""
+        if not self.on_cuda:
+            return None
+        import onnxruntime
+
+        binding = self.session.io_binding()
+        for value in self.session.get_inputs():
+            if value.type.startswith("tensor(string") or not value.type.startswith("tensor("):
+                return None
+            if value.name in prepared:
+                binding.bind_ortvalue_input(
+                    value.name, onnxruntime.OrtValue.ortvalue_from_numpy(prepared[value.name], "cuda", 0)
+                )
+        for name in self.outputs:
+            binding.bind_output(name, "cuda")
+
+        def run() -> None:
+            with blamed_on_compiler("ONNX Runtime failed while running, on CUDA"):
+                self.session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+
+        return run
 
 
 def load(request: Request) -> _SessionProgram:
     """Load a compiled program, the way its tuning found best."""
     session = request.get("session")
     how = onnxruntime_tuning.Candidate(**session) if session else _default(request)
-    return _SessionProgram(request["program"], how, "the program does not load")
+    return _SessionProgram(request["program"], how, "the program does not load", request)
 
 
 def _default(request: Request) -> onnxruntime_tuning.Candidate:

@@ -9,15 +9,15 @@ and from the guard, on GUARD_FD
     {"ended": {"exit": code or null, "signal": number or null, "killed": "memory" or "",
                "memory": peak in bytes, "stuck": [pids]}}    when nothing of the child is left but what cannot be killed
 
-A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`),
-`threads`, `gpu` (what the child is pinned to), `cpus` (numbers of the CPUs to stay on; none = all), `search` (folders
-to import the compiler from), `memory` (bytes, 0 = no limit), `dying` (seconds that what was killed gets to be gone),
-`group` ({join, events}: files of the control group that holds that limit; or {}) and `seal` ({read: [paths],
-write: [paths]}, or null; these two set by `run_child`) and, by action:
+A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`, `cuda`),
+`threads`, `gpu` (what the child is pinned to), `maker` (of that GPU: `amd`, `nvidia`), `cpus` (numbers of the CPUs to
+stay on; none = all), `search` (folders to import the compiler from), `memory` (bytes, 0 = no limit), `dying`
+(seconds that what was killed gets to be gone), `group` ({join, events}: files of the control group that holds that
+limit; or {}) and `seal` ({read: [paths], write: [paths]}, or null; these two set by `run_child`) and, by action:
 
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],
-    features [names], targets [devices], cpu_family
+    features [names], targets [devices], cpu_family, lowest (compute capability that CUDA's libraries serve, times 10)
 libraries   converter (`torch`, `tensorflow`)
     -> libraries {name: version}
 convert     converter, kind (`pt2`, `torchscript`, `saved-model`), source (path), output (path to write), options
@@ -48,8 +48,9 @@ compile     model, inputs, batch, precision, options, quantization, tuning {mode
     -> inputs and outputs [{name, dtype, shape, strides}] in order, weight_dtypes {dtype: bytes},
     compute_dtypes {dtype: nodes}, quantized {operator: count}, operators {operator: count}, size,
     offload_copy, output_parameters, session (how to run it best, where that was tuned), symbolic_shapes (why static
-    ones were refused, if the program keeps the model's own; else empty; only ONNX Runtime)
-evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options,
+    ones were refused, if the program keeps the model's own; else empty; only ONNX Runtime), placement (on a GPU of ONNX
+    Runtime's: nodes {provider: {operator: count}}, on_purpose and fallback {operator: [names of nodes on the CPU]})
+evaluate    program (path), model {format}, reference (path), outputs [names in the model's order], options, precision,
             tolerance, equal, measure_seconds, sample (path to write, or null), session (optional)
     -> verification {errors, rms, equal, nonfinite, spread, weak, samples, runs, origin, unverified},
     measurements {load (and no more, if the program could not be run), cold_run, warm_run, latency, device_latency

@@ -40,14 +40,15 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
-# AUDIT_ARCH_… of each architecture, and the numbers of what is refused there: socket and io_uring_setup (whose rings
-# open sockets too); shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their
+# AUDIT_ARCH_… of each architecture, the number of socket, and those of what is refused there: io_uring_setup (whose rings
+# open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their
 # processes and are no files, so that nobody could tell whose they are.
 _ARCHITECTURES = {
-    "x86_64": (0xC000003E, (41, 425, 29, 64, 68, 240, 248, 249, 250)),
-    "aarch64": (0xC00000B7, (198, 425, 194, 190, 186, 180, 217, 218, 219)),
+    "x86_64": (0xC000003E, 41, (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250)),
+    "aarch64": (0xC00000B7, 198, (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219)),
 }
 _X32_BIT = 0x40000000
+_AF_UNIX = 1
 _EACCES = 13
 
 _SYSTEM = (
@@ -57,7 +58,11 @@ _SYSTEM = (
 )  # fmt: skip
 """What compilers and interpreters read of a system; nowhere here does a service keep a secret."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_GPU_DEVICES = ("/dev/kfd", "/dev/dri", "/dev/shm")  # noqa: S108 (ROCm keeps its shared memory there)
+# Both makers' runtimes keep shared memory in /dev/shm. CUDA does not start if it cannot name its own threads.
+_GPU_DEVICES = {
+    "amd": ("/dev/kfd", "/dev/dri", "/dev/shm"),  # noqa: S108
+    "nvidia": ("/dev/nvidia*", "/dev/shm", "/proc/self/task"),  # noqa: S108
+}
 
 FILES, NETWORK, PROCESSES = "files", "network", "processes"
 
@@ -72,12 +77,13 @@ def unsealable() -> list[str]:
     ]
 
 
-def seal(read: Iterable[str], write: Iterable[str], *, gpu: bool) -> None:
+def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
     """Take away from this process, and from all that it will start, what it does not need.
 
     `read` and `write` are files or folders beside the system's and the interpreter's own, by their real paths: what
     does not exist is passed over, and a path with a link in it is refused, since a child before this one may have made
-    it. With `gpu` the GPU's devices stay. What the kernel cannot do (`unsealable`) is not done.
+    it. The devices of a GPU's `maker` stay (empty: none); CUDA also gets a local socket, since it listens on one: nothing
+    can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.
 
     Raises OSError for such a path, and where the kernel refuses what it says it can do. Threads that already run are
     not sealed.
@@ -85,9 +91,10 @@ def seal(read: Iterable[str], write: Iterable[str], *, gpu: bool) -> None:
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities()
     if FILES not in (missing := unsealable()):
-        _allow_files(read, write, [*_DEVICES, *(_GPU_DEVICES if gpu else ())])
+        patterns = (*_DEVICES, *_GPU_DEVICES.get(maker, ()))
+        _allow_files(read, write, [path for pattern in patterns for path in glob.glob(pattern)])  # noqa: PTH207
     if NETWORK not in missing:
-        _forbid_calls()
+        _forbid_calls(local_sockets=maker == "nvidia")
 
 
 def _interpreter() -> Iterator[str]:
@@ -154,19 +161,23 @@ def _drop_capabilities() -> None:
     _call("capset", header, bytes(24))
 
 
-def _forbid_calls() -> None:
-    architecture, refused = _ARCHITECTURES[platform.machine()]
+def _forbid_calls(*, local_sockets: bool) -> None:
+    architecture, socket, refused = _ARCHITECTURES[platform.machine()]
     # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
     # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse, allow = 0x00050000 | _EACCES, 0x7FFF0000
+    family = _AF_UNIX if local_sockets else 0xFFFFFFFF
     count = len(refused)
     program = [
         (load, 0, 0, 4),
-        (equal, 0, count + 3, architecture),
+        (equal, 0, count + 6, architecture),
         (load, 0, 0, 0),
-        (at_least, count + 1, 0, _X32_BIT),
-        *((equal, count - place, 0, number) for place, number in enumerate(refused)),
+        (at_least, count + 4, 0, _X32_BIT),
+        *((equal, count + 3 - place, 0, number) for place, number in enumerate(refused)),
+        (equal, 0, 2, socket),
+        (load, 0, 0, 16),  # its first argument
+        (equal, 0, 1, family),
         (answer, 0, 0, allow),
         (answer, 0, 0, refuse),
     ]

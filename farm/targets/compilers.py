@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
+
+Maker = Literal["amd", "nvidia"]
+"""Who made a GPU: by whose driver children see it."""
 
 OptionValue = bool | int | str | tuple[str, ...]
 
@@ -28,6 +31,7 @@ TUNING_MODES = (OFF, "quick", "exhaustive", "full")
 TOLERANCES: Mapping[str, float] = {
     "native": 3e-2,
     "fp32": 1e-3,
+    "tf32": 1e-2,
     "fp16": 3e-2,
     "bf16": 1.5e-1,
     "fp8": 2e-1,
@@ -58,6 +62,8 @@ class Option:
     feature: str = ""
     newer: bool = False
     """Younger than cache keys that are out: at its default the option is left out of the spec, so that they hold."""
+    devices: str = "*"
+    """The devices that have it (`fnmatch`)."""
 
     @property
     def type(self) -> type[OptionValue]:
@@ -128,7 +134,8 @@ class DeviceKind:
     """The modes beside `off`; each has a shared database of its own, since a hit stops tuning for good."""
     min_samples: int = 8
     """Distinct samples that verification runs at least."""
-    gpu: bool = False
+    maker: Maker | None = None
+    """Whose GPUs they are; None: no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,15 @@ class Compiler:
         kind = self.device(device)
         return kind.precisions if kind else ()
 
+    def maker(self, device: str) -> Maker | None:
+        """Return whose GPUs a device is; None for one that is no GPU, or is not served."""
+        kind = self.device(device)
+        return kind.maker if kind else None
+
+    def options_of(self, device: str) -> dict[str, Option]:
+        """Return the options that a device has."""
+        return {name: option for name, option in self.options.items() if fnmatchcase(device, option.devices)}
+
     def needs_calibration(self, precision: str) -> bool:
         """Whether a precision (a pair too) needs calibration data."""
         return any(part in self.calibrated for part in precision.split("-"))
@@ -212,12 +228,12 @@ class Compiler:
             name: option for part in precision.split("-") for name, option in self.quantization.get(part, {}).items()
         }
 
-    def resolve_options(self, given: Mapping[str, Any]) -> dict[str, OptionValue]:
-        """Return the compile options as a spec has them: defaults filled in, but for those of `newer` options.
+    def resolve_options(self, given: Mapping[str, Any], device: str) -> dict[str, OptionValue]:
+        """Return the compile options of a device as a spec has them: defaults filled in, but for `newer` options.
 
         Raises ValueError that names each unknown option and each wrong value.
         """
-        return _resolve(self.options, given, f"{self.name} option")
+        return _resolve(self.options_of(device), given, f"{self.name} option")
 
     def resolve_quantization(self, precision: str, given: Mapping[str, Any]) -> dict[str, OptionValue]:
         """Return the quantization options of a precision as a spec has them, like `resolve_options`.
@@ -243,9 +259,9 @@ class Compiler:
             return 0
         return int(options.get("threads", self.options["threads"].default))
 
-    def filled(self, options: Mapping[str, Any]) -> dict[str, OptionValue]:
-        """Return a spec's compile options with every default filled in: what a compile runs with."""
-        return {name: options.get(name, option.default) for name, option in self.options.items()}
+    def filled(self, options: Mapping[str, Any], device: str) -> dict[str, OptionValue]:
+        """Return a spec's compile options with every default of a device filled in: what a compile runs with."""
+        return {name: options.get(name, option.default) for name, option in self.options_of(device).items()}
 
     def filled_quantization(self, precision: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
         """Return a spec's quantization options with every default filled in."""
@@ -366,6 +382,8 @@ ONNXRUNTIME = Compiler(
             (NATIVE, "fp32", "fp16", "bf16", "int8", "int4"),
             tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
         ),
+        # bf16 weights are widened on the card, as on the CPU: few of ONNX Runtime's CUDA kernels take bfloat16.
+        DeviceKind("cuda", (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"), maker="nvidia"),
     ),
     tuning_binds=True,
     formats=("onnx",),
@@ -376,8 +394,27 @@ ONNXRUNTIME = Compiler(
             "standard: plain ONNX that runs on every CPU; tuned: ONNX Runtime's own operators and layouts",
             choices=("standard", "tuned"),
             family_bound=("tuned",),
+            devices="cpu",
         ),
-        "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True),
+        "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True, devices="cpu"),
+        "gpu_mem_limit": Option(
+            0, "CUDA: most bytes of GPU memory that a session's arena takes; 0: no limit", newer=True, devices="cuda"
+        ),
+        "arena_extend_strategy": Option(
+            "kNextPowerOfTwo",
+            "CUDA: how the arena of GPU memory grows",
+            choices=("kNextPowerOfTwo", "kSameAsRequested"),
+            newer=True,
+            devices="cuda",
+        ),
+        "cudnn_conv_algo_search": Option(
+            "EXHAUSTIVE",
+            "CUDA: how cuDNN's convolutions are chosen, each time the program is loaded",
+            choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+            newer=True,
+            devices="cuda",
+        ),
+        "prefer_nhwc": Option(False, "CUDA: convolutions in NHWC", newer=True, devices="cuda"),
     },
     quantization={
         "int8": {
@@ -457,7 +494,7 @@ MIGRAPHX = Compiler(
             "gfx*",
             (*_MIGRAPHX_PRECISIONS, *_INT4_WEIGHTS),
             tuning=_MIGRAPHX_TUNING,
-            gpu=True,
+            maker="amd",
         ),
         # The cpu target turns packed weights to float before it unpacks them, and stops.
         DeviceKind("cpu", _MIGRAPHX_PRECISIONS),

@@ -17,6 +17,8 @@ from farm.targets.pools import Pool, Target
 from farm.units import parse_size
 
 _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
+_SM = re.compile(r"sm_[0-9]{2,3}")
+_SLICE = re.compile(r"(?P<card>.+)-mig-[0-9]+g\.[0-9]+gb")
 _ANY = ":any"
 
 
@@ -41,7 +43,7 @@ def profiles() -> Mapping[str, Profile]:
     return {
         name: Profile(
             name,
-            Device(row["arch"], row["compute_units"] // parts, row["xcc"] // parts),
+            Device(row["arch"], row["compute_units"] // parts, row["xcc"] // parts if "xcc" in row else None),
             parse_size(row["memory"]) // parts,
         )
         for name, row, parts in ways
@@ -61,10 +63,12 @@ class Choice:
     served: Target
     profile: Profile | None = None
     any_device: bool = False
+    arch: str = ""
+    """The start of the arch that a device of NVIDIA's must have: `sm_90`, `sm_90:h200-mig-1g.18gb`."""
 
     @property
     def slug(self) -> str:
-        """The spelling in identifiers: `migraphx-mi300x`, `migraphx-gfx942-any`."""
+        """The spelling in identifiers: `migraphx-mi300x`, `migraphx-gfx942-any`, `onnxruntime-cuda-h200`."""
         return self.target.slug.replace(":", "-")
 
     @property
@@ -74,6 +78,7 @@ class Choice:
             {
                 self.text, str(self.target), self.slug, self.target.device,
                 str(self.served), self.served.slug, self.served.device,
+                *([self.target.device.partition(":")[2]] if self.arch else []),
             }
         )  # fmt: skip
 
@@ -81,6 +86,8 @@ class Choice:
         """Whether a pool's device is one that this target asks for."""
         if pool.target != self.served:
             return False
+        if self.arch:
+            return f"{pool.device.arch}:".startswith(f"{self.arch}:")
         if self.profile is None:
             return True
         wanted = self.profile.device
@@ -95,7 +102,7 @@ class Choice:
         """Return the device of the spec for a job of this target in a pool."""
         if self.any_device:
             return Device(f"{self.served.device}{_ANY}")
-        if self.profile:
+        if self.profile and not self.arch:
             return self.profile.device
         device = pool.device
         return Device(device.arch, device.compute_units, device.xcc, pool.cpu_family if family_bound else None)
@@ -104,6 +111,10 @@ class Choice:
 def understand_target(text: str) -> Choice:
     """Return what a target's text means. Raises ValueError that says what is known instead."""
     compiler, slash, device = text.partition("/")
+    if not slash and (text in _cards() or _SM.fullmatch(text) or _SLICE.fullmatch(text)):
+        compiler, device, slash = "onnxruntime", f"cuda:{text}", "/"
+    if (known := COMPILERS.get(compiler)) and known.maker(device.partition(":")[0]) == "nvidia":
+        return _nvidia(text, compiler, device)
     if not slash:
         compiler, device = "migraphx", text
         if device not in profiles() and not _GFX.fullmatch(device.removesuffix(_ANY)):
@@ -118,6 +129,28 @@ def understand_target(text: str) -> Choice:
     if name.startswith("gfx") and not _GFX.fullmatch(name):
         raise ValueError(f"`{device}` is not the name of a GPU architecture (gfx90a, gfx942, gfx1100, …)")
     return Choice(text, Target(compiler, device), Target(compiler, name), profile, any_device)
+
+
+def _cards() -> dict[str, Profile]:
+    """Return the profiles of NVIDIA's cards."""
+    return {name: profile for name, profile in profiles().items() if profile.device.arch.startswith("sm_")}
+
+
+def _nvidia(text: str, compiler: str, device: str) -> Choice:
+    """Return what `cuda`, `cuda:h200`, `cuda:sm_90` or `cuda:h200-mig-1g.18gb` means."""
+    provider, _, card = device.partition(":")
+    target, served = Target(compiler, device), Target(compiler, provider)
+    if not card or _SM.fullmatch(card):
+        return Choice(text, target, served, arch=card)
+    cards, split = _cards(), _SLICE.fullmatch(card)
+    name = split["card"] if split else card
+    if name not in cards:
+        known = [f"{compiler}/{provider}:{each}" for each in cards]
+        hint = suggestion(f"{compiler}/{provider}:{name}", known)
+        raise ValueError(f"unknown card `{name}`: {hint}, or its compute capability as `{provider}:sm_90`")
+    profile = cards[name]
+    arch = profile.device.arch + card.removeprefix(name)
+    return Choice(text, target, served, None if split else profile, arch=arch)
 
 
 class NoPool(ValueError):
@@ -164,6 +197,8 @@ def choose_pools(
             hint = "write more of the toolchain's id"
         if len(toolchains) == 1:
             hint = "name the device (mi300x, mi300a, …) instead of the architecture"
+            if choice.served.maker == "nvidia":
+                hint = f"name the card ({choice.served}:h200, …), or `toolchains`"
             if family_bound and len({pool.device for pool in candidates}) == 1:
                 builds = " or ".join(sorted({f"`{pool.build}`" for pool in candidates}))
                 hint = f"programs for one CPU family: choose it by an entry of `toolchains`, {builds}"
@@ -188,7 +223,7 @@ def _known() -> list[str]:
         f"{compiler.name}/{kind.pattern}"
         for compiler in COMPILERS.values()
         for kind in compiler.devices
-        if not kind.gpu
+        if kind.maker is None
     ]
     return [*fixed, *profiles()]
 

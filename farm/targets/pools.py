@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from farm.spec import Device, digest_of
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import COMPILERS, Maker
 
 FEATURES: Mapping[str, str] = {
     "autocast_fp8": "fp8 inputs and outputs become float32",
@@ -43,6 +43,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.compiler}/{self.device}"
+
+    @property
+    def maker(self) -> Maker | None:
+        """Whose GPUs it needs; None: it needs none."""
+        compiler = COMPILERS.get(self.compiler)
+        return compiler.maker(self.device) if compiler else None
 
     @property
     def slug(self) -> str:
@@ -161,6 +167,9 @@ def _device_facts(device: Device) -> Iterator[str]:
     from farm.targets.devices import profiles  # which reads pools
 
     arch, *features = device.arch.split(":")
+    if arch.startswith("sm_"):
+        yield device.arch.replace(":", "-")
+        return
     alike = (
         each.device
         for each in profiles().values()

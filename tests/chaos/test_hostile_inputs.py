@@ -69,7 +69,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
             "model": {"path": str(model), "format": "onnx", "outputs": []},
             "inputs": {"x": {"dtype": "float32", "shape": [1, 3]}},
             "batch": None,
-            "options": COMPILERS[compiler].filled({}),
+            "options": COMPILERS[compiler].filled({}, device),
             "precision": "fp32",
             "quantization": {},
             "tuning": {"mode": "off"},

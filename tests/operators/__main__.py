@@ -147,7 +147,7 @@ def run(
                 "device": device,
                 "threads": 1,
                 "search": search(compiler),
-                "options": COMPILERS[compiler].resolve_options({}),
+                "options": COMPILERS[compiler].resolve_options({}, device),
                 "cases": lot,
             },
             log_path=folder / "log.txt",

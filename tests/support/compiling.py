@@ -72,7 +72,7 @@ class Case:
             "model": {"path": str(self.path), "format": self.format, "outputs": list(self.outputs)},
             "inputs": self.inputs,
             "batch": self.batch,
-            "options": COMPILERS[self.compiler].filled(self.options),
+            "options": COMPILERS[self.compiler].filled(self.options, self.device),
             **fields,
         }
         end = run_child(

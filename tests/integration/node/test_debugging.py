@@ -36,7 +36,7 @@ def steps_of(
     """Return the steps of a small net for the CPU, and its spec."""
     spec = {
         "compiler": {"name": compiler},
-        "options": COMPILERS[compiler].resolve_options({}),
+        "options": COMPILERS[compiler].resolve_options({}, "cpu"),
         "inputs": inputs_of(PNET, input_1=[1, 24, 24, 3]),
         "batch": 1,
         "toolchain": "onnxruntime",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.compiling.slots import Slot
 from farm.node.gpu_usage import conditions, watch
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine
@@ -55,12 +56,14 @@ def test_clocks_cap_temperatures_and_throttling_are_the_whole_cards(tmp_path: Pa
     (card / "gpu_metrics").write_bytes(header + bytes(36) + (4).to_bytes(4, "little") + bytes(244))
     sensors = {"clocks": {"sclk": 2100.0}, "temperatures": {"junction": 61.0}, "power_cap": 750.0}
     expected = {**sensors, "throttled": True, "processes": None}
-    assert conditions("0000:0c:00.1", Machine(tmp_path)) == expected
+    assert conditions(Slot(bdf="0000:0c:00.1"), Machine(tmp_path)) == expected
     (card / "gpu_metrics").write_bytes(header + bytes(20))
-    cut = conditions("0000:0c:00.0", Machine(tmp_path))
+    cut = conditions(Slot(bdf="0000:0c:00.0"), Machine(tmp_path))
     assert cut
     assert cut["throttled"] is None
-    assert conditions("", Machine(tmp_path)) is conditions("0000:0d:00.0", Machine(tmp_path)) is None
+    assert (
+        conditions(Slot(bdf=""), Machine(tmp_path)) is conditions(Slot(bdf="0000:0d:00.0"), Machine(tmp_path)) is None
+    )
 
 
 def using(root: Path, held: dict[int, dict[int, int]]) -> None:
@@ -80,7 +83,7 @@ def test_others_on_a_partition_are_counted_not_those_on_its_neighbour(
     monkeypatch.setattr("farm.node.gpu_usage.RELEASE_SECONDS", 0.0)
     unpack("mi300x-cpx", tmp_path)
     using(tmp_path, {os.getpid(): {2: 3_000, 3: 70}, 7: {2: 500, 3: 0}, 8: {2: 0, 3: 70}})
-    found = [conditions(bdf, Machine(tmp_path)) for bdf in ("0000:05:00.0", "0000:05:00.1", "0000:05:00.2")]
+    found = [conditions(Slot(bdf=bdf), Machine(tmp_path)) for bdf in ("0000:05:00.0", "0000:05:00.1", "0000:05:00.2")]
     assert [each and each["processes"] for each in found] == [
         {"count": 2, "memory": 3_500},
         {"count": 2, "memory": 140},
@@ -100,11 +103,11 @@ def test_a_child_that_ended_just_now_is_not_another(tmp_path: Path) -> None:
                 shutil.rmtree(tmp_path / "sys/class/kfd/kfd/proc/9")
             return found
 
-    found = conditions("0000:05:00.0", Releasing(tmp_path))
+    found = conditions(Slot(bdf="0000:05:00.0"), Releasing(tmp_path))
     assert found
     assert found["processes"] == {"count": 0, "memory": 0}
 
 
 def test_a_kernel_that_does_not_list_processes_leaves_it_open(tmp_path: Path) -> None:
     unpack("mi300x-spx", tmp_path)
-    assert conditions("0000:05:00.0", Machine(tmp_path)) is None
+    assert conditions(Slot(bdf="0000:05:00.0"), Machine(tmp_path)) is None

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from farm.compiling.slots import FreeSlots, Slot, as_text, from_text
-from farm.node.gpus import Gpu, find_gpus
+from farm.node.amd_gpus import find_amd_gpus
+from farm.node.gpus import Gpu
 from farm.node.machine import Machine
 from farm.node.rocm import find_rocm
 from farm.node.slot_shares import share_out
@@ -33,7 +34,7 @@ KFD = "sys/class/kfd/kfd/topology/nodes"
 
 def look(machine: Machine) -> tuple[list[Gpu], str]:
     """The GPUs of a machine, and all notes in one text."""
-    gpus, notes = find_gpus(machine, PROGRAMS)
+    gpus, notes = find_amd_gpus(machine, PROGRAMS)
     return gpus, "\n".join(map(str, notes))
 
 
@@ -169,7 +170,7 @@ def test_counts_that_disagree_are_told(tmp_path: Path) -> None:
 def test_a_gpu_that_may_not_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check that is told the answer: the tests may run as root, who may open everything."""
     machine = recorded("mi300x-spx", tmp_path)
-    monkeypatch.setattr("farm.node.gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
+    monkeypatch.setattr("farm.node.amd_gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
     gpus, notes = look(machine)
     assert [gpu.index for gpu in gpus] == [0]
     assert "GPU 1 (0000:85:00.0): this user may not open /dev/dri/renderD129" in notes

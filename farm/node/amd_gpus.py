@@ -1,0 +1,182 @@
+"""AMD's GPUs of a node: what the kernel, rocminfo and amd-smi say, put together, and which of them cannot be used."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from farm.node import amd_smi, kfd, rocminfo
+from farm.node.gpu_source import Told, same_gpu, whole_card
+from farm.node.gpus import Gpu, Note
+from farm.node.machine import Machine
+
+SPOOF = "HSA_OVERRIDE_GFX_VERSION"
+CHOICE = "ROCR_VISIBLE_DEVICES"
+
+
+def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu], list[Note]]:
+    """Return the GPUs that can be used, and notes on those that cannot; `programs` are folders of ROCm's programs.
+
+    The kernel's files say which GPUs there are, and what they say stands; rocminfo adds feature bits, amd-smi model
+    names and partition modes. Where the kernel says nothing, rocminfo's list counts, and then amd-smi's.
+    """
+    sources = {
+        "the kernel": kfd.gpus(machine),
+        "rocminfo": rocminfo.gpus(_ask(machine, "rocminfo", programs, ())),
+    }
+    if not all(gpu.model and gpu.partition for gpu in sources["rocminfo"]) or not sources["rocminfo"]:
+        sources["amd-smi"] = _amd_smi(machine, programs)
+    name, base = next(((name, told) for name, told in sources.items() if told), ("", []))
+    others = {source: told for source, told in sources.items() if source != name and told}
+    notes = [*_unseen(machine, base), *_counts(name, base, others)]
+    uuids = Counter(gpu.uuid for gpu in base)
+    found: list[Gpu] = []
+    for index, told in enumerate(base):
+        whole, said = _completed(told, others)
+        gpu, told_notes = _usable(machine, index, whole, said, alone=uuids[told.uuid] == 1)
+        notes += told_notes
+        found += [gpu] if gpu else []
+    found, left_out = _allowed(found, machine.environ.get(CHOICE))
+    notes += left_out
+    if machine.environ.get(SPOOF) and found:
+        text = f"{SPOOF} is set: a GPU that poses as another gives programs that fail (rocMLIR) or are wrong"
+        return [], [*notes, Note("GPUs", text, f"start the worker without {SPOOF}")]
+    return found, notes
+
+
+def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
+    """Keep the GPUs that whoever started the worker left visible, by index or UUID."""
+    if choice is None:
+        return list(found), []
+    names = [name.strip() for name in choice.split(",")]
+    kept = [gpu for gpu in found if {str(gpu.index), gpu.uuid} & set(names)]
+    text = f"{CHOICE}={choice} leaves {len(kept)} of {len(found)} to this worker"
+    return kept, [Note("GPUs", text, broken=False)] if len(kept) < len(found) else []
+
+
+def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequence[str]) -> str:
+    """Return what a program prints with the first of the commands that it knows; empty where it is not."""
+    program = machine.program(name, folders)
+    answers = (machine.ask(program, *command) for command in commands) if program else iter(())
+    return next(filter(None, answers), "")
+
+
+def _amd_smi(machine: Machine, folders: Sequence[str]) -> list[Told]:
+    return amd_smi.gpus(_ask(machine, "amd-smi", folders, amd_smi.COMMAND, amd_smi.SHORT_COMMAND))
+
+
+def _unseen(machine: Machine, base: Sequence[Told]) -> list[Note]:
+    """GPUs that the machine has and this process does not see."""
+    notes = []
+    if nodes := kfd.hidden(machine):
+        text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
+        notes.append(
+            Note("GPUs", text, "give the container the device (--device /dev/dri/renderD…), if it shall use it", False)
+        )
+    if not base and machine.path("/sys/module/amdgpu").is_dir() and not machine.path("/dev/kfd").exists():
+        notes.append(Note("GPUs", "the amdgpu driver is loaded, but there is no /dev/kfd", _CONTAINER))
+    return notes
+
+
+_CONTAINER = "start the container with --device /dev/kfd --device /dev/dri"
+
+
+def _counts(name: str, base: Sequence[Told], others: dict[str, list[Told]]) -> list[Note]:
+    return [
+        Note("GPUs", f"{name} has {len(base)}, {source} {len(told)}: {name}'s word stands", broken=False)
+        for source, told in others.items()
+        if len(told) != len(base)
+    ]
+
+
+def _completed(told: Told, others: dict[str, list[Told]]) -> tuple[Told, dict[str, Told]]:
+    """Return a GPU with its gaps filled by what other sources say of it, and what each of them says."""
+    said = {source: one for source, list_ in others.items() if (one := _about(told, list_))}
+    whole = told
+    for one in said.values():
+        gaps = {name: value for name in Told.__slots__ if (value := getattr(one, name)) and not getattr(whole, name)}
+        if ":" in one.arch and one.arch.partition(":")[0] == whole.arch:
+            gaps["arch"] = one.arch
+        whole = replace(whole, **gaps)
+    return whole, said
+
+
+def _about(told: Told, others: Iterable[Told]) -> Told | None:
+    matches = [one for one in others if same_gpu(told, one)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _usable(
+    machine: Machine, index: int, told: Told, said: dict[str, Told], *, alone: bool
+) -> tuple[Gpu | None, list[Note]]:
+    subject = f"GPU {index}" + (f" ({told.bdf})" if told.bdf else "")
+    notes = []
+    for source, one in said.items():
+        short = one.arch.partition(":")[0]
+        if short and short != told.arch.partition(":")[0]:
+            text = f"{source} calls it {one.arch}, which it is not: the kernel says {told.arch}"
+            return None, [Note(subject, text, f"look for {SPOOF} in the environment, and remove it")]
+        if one.compute_units not in (None, told.compute_units):
+            text = f"{source} counts {one.compute_units} compute units, the kernel {told.compute_units}, which stands"
+            notes.append(Note(subject, text, "a mask of compute units (HSA_CU_MASK, ROC_GLOBAL_CU_MASK) may be set"))
+    if not told.arch or not told.compute_units:
+        missing = "architecture" if not told.arch else "number of compute units"
+        fix = "install rocminfo, or a newer driver" if not said else "look at the kernel's log (dmesg | grep amdgpu)"
+        return None, [*notes, Note(subject, f"nothing says its {missing}", fix)]
+    if note := _closed(machine, subject, told):
+        return None, [*notes, note]
+    if ":" not in told.arch and told.arch.startswith("gfx9"):
+        text = f"feature bits of {told.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
+        notes.append(Note(subject, text, "install rocminfo", False))
+    gpu = Gpu(
+        index=index,
+        uuid=told.uuid,
+        arch=told.arch,
+        compute_units=told.compute_units,
+        xcc=told.xcc,
+        memory=told.memory,
+        model=told.model,
+        partition=_partition(machine, told) or told.partition,
+        bdf=told.bdf,
+        cpus=_cpus(machine, told),
+        driver=_driver(machine),
+        alone=alone,
+    )
+    return gpu, notes
+
+
+def _closed(machine: Machine, subject: str, told: Told) -> Note | None:
+    """Say why this process may not open the GPU's devices; None where it may."""
+    names = ["/dev/kfd", *([f"/dev/dri/renderD{told.render}"] if told.render else [])]
+    for name in names:
+        path = machine.path(name)
+        if not path.exists():
+            return Note(subject, f"{name} is not there", _CONTAINER)
+        if not os.access(path, os.R_OK | os.W_OK):
+            group = "render" if told.node is not None else "video"
+            fix = f"add this user to the group that owns it (usermod -aG {group},video $USER), and log in again"
+            return Note(subject, f"this user may not open {name}", fix)
+    return None
+
+
+def _partition(machine: Machine, told: Told) -> str:
+    folders = [f"/sys/class/drm/renderD{told.render}/device"] if told.render else []
+    folders += [f"/sys/bus/pci/devices/{whole_card(told.bdf)}"] if told.bdf else []
+    return next(filter(None, (machine.text(f"{folder}/current_compute_partition") for folder in folders)), "")
+
+
+def _driver(machine: Machine) -> str:
+    """Return the version of amdgpu; the one in the kernel has none but the kernel's."""
+    kernel = machine.text("/proc/sys/kernel/osrelease")
+    return machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else "")
+
+
+def _cpus(machine: Machine, told: Told) -> str:
+    """Return the CPUs near a GPU: as its PCI device tells, else those of the CPU node that KFD links it to."""
+    near = machine.text(f"/sys/bus/pci/devices/{whole_card(told.bdf)}/local_cpulist") if told.bdf else ""
+    if near or told.node is None:
+        return near
+    node = kfd.numa_node(machine, told.node)
+    return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")

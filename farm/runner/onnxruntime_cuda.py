@@ -1,0 +1,155 @@
+"""ONNX Runtime's CUDA provider: the libraries that it needs, the options that it gets, and the nodes that it takes.
+
+The wheel `onnxruntime-gpu` holds none of CUDA's libraries: they come as `nvidia-*` wheels in the same environment, or
+from where the loader looks. Nothing here falls back to the CPU in silence: a session without the provider is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from .onnx_graph import nodes_of
+from .protocol import Request, RequestFailed, Result
+
+PROVIDER = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+_LIBRARIES = {
+    "12": {"cuda": "libcudart.so.12", "cublas": "libcublas.so.12", "cufft": "libcufft.so.11"},
+    "13": {"cuda": "libcudart.so.13", "cublas": "libcublas.so.13", "cufft": "libcufft.so.12"},
+}
+"""What the provider loads, by the major version of CUDA that ONNX Runtime was built with; and these with both:"""
+_ALWAYS = {"cudnn": "libcudnn.so.9", "curand": "libcurand.so.10"}
+_LOWEST = {"12": 60, "13": 75}
+"""Lowest compute capability by CUDA's major version: CUDA 13 dropped Maxwell, Pascal and Volta."""
+FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
+
+
+def is_there() -> bool:
+    """Whether the installed ONNX Runtime was built with the provider."""
+    import onnxruntime
+
+    return PROVIDER in onnxruntime.get_available_providers()
+
+
+def libraries() -> Result:
+    """Load what the provider needs and return `versions` by name, `missing` {name: why}, and `lowest` capability."""
+    import onnxruntime
+    from onnxruntime.capi import build_and_package_info
+
+    onnxruntime.preload_dlls()
+    major = str(getattr(build_and_package_info, "cuda_version", "")).partition(".")[0]
+    versions, missing = {}, {}
+    for name, file in {**_LIBRARIES.get(major, {}), **_ALWAYS}.items():
+        try:
+            library = ctypes.CDLL(file)
+        except OSError as error:
+            missing[name] = f"{file}: {error}"
+            continue
+        if name in _VERSIONS:
+            versions[name] = _VERSIONS[name](library)
+    return {"versions": versions, "missing": missing, "lowest": _LOWEST.get(major, 0)}
+
+
+def _cuda(library: Any) -> str:
+    number = ctypes.c_int()
+    library.cudaRuntimeGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _cudnn(library: Any) -> str:
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    number = library.cudnnGetVersion()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _cublas(library: Any) -> str:
+    parts = []
+    for part in range(3):
+        number = ctypes.c_int()
+        library.cublasGetProperty(part, ctypes.byref(number))
+        parts.append(str(number.value))
+    return ".".join(parts)
+
+
+_VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
+
+
+def providers(request: Request) -> list[Any]:
+    """Return the providers of a session for a request, in order, with their options; the libraries are loaded first.
+
+    TF32 is on for the precision of that name and off for all others, whatever the provider's default.
+    """
+    import onnxruntime
+
+    onnxruntime.preload_dlls()
+    options = request.get("options") or {}
+    chosen: dict[str, str] = {"use_tf32": str(int(request.get("precision") == "tf32"))}
+    if options.get("gpu_mem_limit"):
+        chosen["gpu_mem_limit"] = str(options["gpu_mem_limit"])
+    for name in ("arena_extend_strategy", "cudnn_conv_algo_search"):
+        if name in options:
+            chosen[name] = str(options[name])
+    if options.get("prefer_nhwc"):
+        chosen["prefer_nhwc"] = "1"
+    return [(PROVIDER, chosen), CPU]
+
+
+def refuse_without_provider(session: Any) -> None:
+    """Refuse a session that was made without the provider: ONNX Runtime only prints that it could not load it.
+
+    Raises RequestFailed (`gpu_library`), which names the missing libraries.
+    """
+    if PROVIDER in session.get_providers():
+        return
+    missing = libraries()["missing"]
+    why = "; ".join(missing.values()) or "the log has its reason"
+    raise RequestFailed("gpu_library", f"ONNX Runtime's CUDA provider cannot be loaded: {why}", FIX)
+
+
+SHAPES = frozenset(
+    {"Shape", "Size", "Gather", "Concat", "Slice", "Unsqueeze", "Squeeze", "Cast", "Reshape", "Range", "Add", "Sub",
+     "Mul", "Div", "Where", "Equal", "Greater", "Less", "Min", "Max", "ReduceProd", "Mod", "ConstantOfShape", "Expand",
+     "Identity", "Constant", "Neg", "Floor", "Ceil", "And", "Or", "Not", "ScatterND", "Loop", "If", "GatherND"}
+)  # fmt: skip
+"""Operators of which ONNX Runtime puts some on the CPU on purpose, though CUDA has them: those that compute shapes."""
+
+
+def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield provider, domain, operator and name of each node that the session executes."""
+    for part in session.get_provider_graph_assignment_info():
+        for node in part.get_nodes():
+            yield str(part.ep_name), str(node.domain), str(node.op_type), str(node.name)
+
+
+def placement(session: Any, executed: Any) -> Result:
+    """Return which nodes run on which provider, and which of those on the CPU are there for want of a kernel.
+
+    `executed` is the optimised model, whose types tell the two kinds apart: ONNX Runtime moves what computes on shapes
+    and other small integers to the CPU on purpose, a node on floats only because CUDA has no kernel for it.
+    Returns `nodes` {provider: {operator: count}}, `on_purpose` and `fallback` {operator: [names]}.
+    """
+    floats = _floating(executed)
+    nodes: dict[str, Counter[str]] = {}
+    kinds: dict[str, dict[str, list[str]]] = {"on_purpose": {}, "fallback": {}}
+    for provider, domain, operator, name in assignment(session):
+        label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+        nodes.setdefault(provider, Counter())[label] += 1
+        if provider == CPU and operator not in ("MemcpyToHost", "MemcpyFromHost"):
+            purpose = operator in SHAPES and name not in floats
+            kinds["on_purpose" if purpose else "fallback"].setdefault(label, []).append(name)
+    return {"nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()}, **kinds}
+
+
+def _floating(model: Any) -> set[str]:
+    """Return the names of nodes that make floating-point tensors, as far as the model's types tell."""
+    import onnx
+
+    kinds = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
+    known = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in known}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    return {node.name for node in nodes_of(model.graph) if any(types.get(name) in kinds for name in node.output)}
