@@ -7,13 +7,14 @@ goes as a whole.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_cache_path
+
+from farm.files import remove_tree, tree_size
 
 LIMIT = 20 * 10**9
 """Bytes to which the cache is kept."""
@@ -67,8 +68,7 @@ def _entry(cache: Path, file: Path) -> Path:
 
 
 def _size(entry: Path) -> int:
-    files = entry.rglob("*") if entry.is_dir() else [entry]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return tree_size(entry) if entry.is_dir() else entry.stat().st_size
 
 
 def _remove(entry: Path) -> None:
@@ -76,4 +76,4 @@ def _remove(entry: Path) -> None:
     going = entry.with_name(f"{entry.name}.part")
     with suppress(OSError):  # Another command removes it too, or it is not ours to remove.
         entry.rename(going)
-        shutil.rmtree(going) if going.is_dir() else going.unlink()
+        remove_tree(going)

@@ -17,6 +17,7 @@ from farm.client.cache import adopt, note_use
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
+from farm.files import NotPlain, take
 from farm.manifest import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
@@ -25,7 +26,7 @@ from farm.spec import digest_of, model_digest
 RECIPE = 1
 """Number of this module's way to convert; goes up when what comes out changes."""
 
-LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0)
+LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0, disk=256 << 30, processes=8192)
 """What a conversion may use."""
 
 EXTRAS = {"pt2": "torch", "torchscript": "torch", "saved-model": "tensorflow"}
@@ -106,9 +107,21 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
                 python,
                 Seal(read=[path.resolve()], write=[output.parent], within=Path(made)),
             )
-            (output.parent / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
-            adopt(output.parent, place, model)
+            # A child may leave a link of any name, or a folder, in its own: nothing is written there.
+            kept = Path(made) / "kept"
+            kept.mkdir()
+            for file in sorted(output.parent.iterdir()):
+                _keep(file, kept / file.name)
+            (kept / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
+            adopt(kept, place, model)
     return model, {**record, "key": key, "name": path.name}
+
+
+def _keep(file: Path, target: Path) -> None:
+    try:
+        take(file, target, LIMITS.disk)
+    except NotPlain as error:
+        raise UnreadableModel(f"the converter left {file.name}: {error.strerror}") from None
 
 
 def _options(entry: ModelEntry, kind: str) -> dict[str, Any]:

@@ -97,8 +97,9 @@ class Collector:
         found = read_folder(folder, self._source)
         if found.dropped.nulls or found.dropped.broken or self._folders[folder].minus(found.snapshot):
             for path in folder.iterdir():
-                if path.is_file():
-                    path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    continue  # Caches of MIOpen's own; what lies in the place of a file is removed as that is written.
+                path.unlink()
             self._write(folder)
 
     def copy(self, folder: Path) -> None:

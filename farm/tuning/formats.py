@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.files import is_plain, read_plain, replacing
+from farm.files import is_plain, read_plain, write_anew
 from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
 PROBLEM_CACHE = "problem_cache.json"
@@ -36,11 +36,22 @@ PROBLEM_CACHE = "problem_cache.json"
 OBJECTS = {RecordStore.ONNXRUNTIME: "onnxruntime.json", RecordStore.SLICES: "slices.json"}
 """Stores of our own, and their files in a folder: one JSON object each, `{key: value}`."""
 
+_OURS = {PROBLEM_CACHE, *OBJECTS.values()}
+
 SQLITE_SUFFIXES = (".db", ".sqlite")
 """By these MIGraphX knows a problem cache that is a SQLite database."""
 
 FILE_LIMIT = 1 << 30
-"""Bytes of a file that are read at most."""
+"""Bytes of a file that a user named that are read at most."""
+
+CHILD_LIMIT = 256 << 20
+"""Bytes of a file in a folder in which a child writes that are read at most."""
+
+CHILD_RECORDS = 1_000_000
+"""Lines, and solutions in them, of such a file."""
+
+CHILD_VALUES = 8_000_000
+"""JSON values in such a file: an empty one takes three bytes there, and a hundred in memory."""
 
 _MIOPEN_NAME = re.compile(
     r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
@@ -51,6 +62,9 @@ _LINE = re.compile(r"(?P<key>[!-<>-~]+)=(?P<contents>[ -~]+)")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _SQLITE_STEPS = 200_000_000
 """Steps of SQLite's machine after which a file is taken for hostile: reading a million rows takes some ten million."""
+
+_SQLITE_VALUE = 16 << 20
+"""Bytes of one value in it."""
 
 
 @dataclass(slots=True)
@@ -63,6 +77,8 @@ class Dropped:
     """Whole files, with the reason."""
     parts: dict[str, str] = field(default_factory=dict)
     """Files that are damaged, with the place of the first damage; what is whole in them was read."""
+    of_child: bool = False
+    """Whether what is read is a child's, so that its size is bounded before it is parsed."""
 
     def add(self, other: Dropped) -> None:
         """Count what another file dropped too."""
@@ -108,11 +124,13 @@ def miopen_name(name: str) -> MIOpenName | None:
 
 
 def read_folder(folder: Path, source: RecordSource) -> Read:
-    """Read the databases in a folder, found by listing it: MIOpen's, and a problem cache in any of its forms.
+    """Read the databases in a private folder, in which a hostile compiler may be writing: those that it was given, and
+    MIOpen's, by their names, as far as they are of a sane size.
 
     A folder that is not there holds nothing. Files that are neither are not ours to read.
     """
-    return _read(sorted(folder.iterdir()) if folder.is_dir() else [], source)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return _read([path for path in paths if path.name in _OURS or miopen_name(path.name)], source, of_child=True)
 
 
 def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
@@ -142,10 +160,10 @@ _LEFT_ALONE = {
 """Files of MIOpen's that lie beside its databases, by ending, and why they are not read."""
 
 
-def _read(paths: Iterable[Path], source: RecordSource) -> Read:
+def _read(paths: Iterable[Path], source: RecordSource, *, of_child: bool = False) -> Read:
     records: list[Record] = []
     origins: dict[Place, list[Path]] = {}
-    dropped = Dropped()
+    dropped = Dropped(of_child=of_child)
     for path in paths:
         reader = _reader(path)
         if reader is None or path.is_dir():
@@ -176,14 +194,14 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     if caches and path.suffix in SQLITE_SUFFIXES:
         _write_sqlite(keyed, path)
     elif keyed:
-        path.write_text(_keyed_json(keyed))
+        write_anew(path, _keyed_json(keyed))
     elif caches:
-        path.write_text(_entries_json(caches[""]))
+        write_anew(path, _entries_json(caches[""]))
     for (store, file), table in snapshot.tables.items():
         if store in OBJECTS:
             write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
         elif store is not RecordStore.PROBLEM_CACHE and table:
-            (folder / file).write_text(_miopen_text(store, table))
+            write_anew(folder / file, _miopen_text(store, table))
 
 
 def _reader(path: Path) -> Callable[[Path, RecordSource, Dropped], list[Record]] | None:
@@ -285,6 +303,8 @@ def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Rec
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             # The file may come from anybody: its schema runs nothing, and no query goes on for ever.
             database.execute("PRAGMA trusted_schema = OFF")
+            database.execute("PRAGMA cell_size_check = ON")
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _SQLITE_VALUE)
             database.set_progress_handler(lambda: 1, _SQLITE_STEPS)
             kind = database.execute("SELECT type FROM sqlite_master WHERE name = 'solutions'").fetchone()
             if kind != ("table",):
@@ -329,10 +349,8 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
 
 def write_object(folder: Path, store: RecordStore, values: Mapping[str, Any]) -> None:
     """Write a store of our own. A reader sees the file before or after, never half of it."""
-    with replacing(folder / OBJECTS[store]) as part:
-        part.write_text(
-            "{" + ",\n".join(f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items()) + "}\n"
-        )
+    lines = (f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items())
+    write_anew(folder / OBJECTS[store], "{" + ",\n".join(lines) + "}\n")
 
 
 def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
@@ -403,17 +421,25 @@ def _miopen_text(store: RecordStore, table: Table) -> str:
 
 
 def _bytes(path: Path, dropped: Dropped) -> bytes | None:
+    limit = CHILD_LIMIT if dropped.of_child else FILE_LIMIT
     try:
-        return read_plain(path, FILE_LIMIT)
+        data = read_plain(path, limit)
     except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None  # MIOpen replaces a file by deleting it first.
-        dropped.files[path.name] = (
-            f"it has more than {FILE_LIMIT >> 20} MiB"
-            if error.errno == errno.EFBIG
-            else f"it is no plain file: {error}"
-        )
+        if error.errno == errno.EFBIG:
+            dropped.files[path.name] = f"it has more than {limit >> 20} MiB"
+        elif error.errno != errno.ENOENT:  # MIOpen replaces a file by deleting it first.
+            dropped.files[path.name] = f"it is no plain file: {error}"
         return None
+    if dropped.of_child and _is_crowded(data):
+        dropped.files[path.name] = "it has more records than a compiler writes"
+        return None
+    return data
+
+
+def _is_crowded(data: bytes) -> bool:
+    """Whether parsing it would take more memory than its size lets expect."""
+    records = max(data.count(mark) for mark in (b"\n", b";"))
+    return records > CHILD_RECORDS or sum(data.count(mark) for mark in (b",", b"[", b"{")) > CHILD_VALUES
 
 
 def check_place(place: Place) -> str:

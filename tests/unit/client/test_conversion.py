@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zipfile
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from farm.client.authoring import lint
+from farm.client.cache import trim
 from farm.client.conversion import convert, kind_of
 from farm.errors import ManifestError
 from farm.manifest import ModelEntry, parse_manifest
@@ -78,6 +80,48 @@ def test_two_clients_that_convert_one_model_at_once_both_have_it(
     (model,) = {path for path, _ in made}
     assert (model.read_bytes(), model.with_name("weights").read_bytes()) == (b"model", b"weights")
     assert [path.name for path in (tmp_path / "cache" / "conversions").iterdir()] == [model.parent.name]
+
+
+@pytest.mark.parametrize("what", ["link", "folder"])
+def test_the_record_of_a_conversion_goes_to_no_place_that_the_converter_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The converter is played by a hostile one, on the submitter's own machine."""
+    victim = tmp_path / ".profile"
+    victim.write_text("the user's")
+
+    def played(request: Mapping[str, Any], *_: object) -> dict[str, Any]:
+        if request["action"] == "convert":
+            output = Path(request["output"])
+            output.write_bytes(b"model")
+            record = output.with_name("conversion.json")
+            record.symlink_to(victim) if what == "link" else record.mkdir()
+        return {"libraries": {"torch": "2.9"}}
+
+    monkeypatch.setattr("farm.client.conversion._ask", played)
+    archive(tmp_path / "net.pt2", "archive_format", "models/model.json")
+    entry = ModelEntry.model_validate({"name": "net", "source": {"path": "net.pt2"}, "format": "torch"})
+    with pytest.raises(UnreadableModel, match=r"the converter left conversion\.json"):
+        convert(tmp_path / "net.pt2", entry, tmp_path / "cache", {})
+    assert victim.read_text() == "the user's"
+    assert not list((tmp_path / "cache" / "conversions").iterdir())
+
+
+def test_what_a_killed_conversion_left_is_removed_however_deep(tmp_path: Path) -> None:
+    """Every later command of the user trims the cache."""
+    left = tmp_path / "conversions" / "x.part"
+    left.mkdir(parents=True)
+    place = os.open(left, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("deep", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    (left / "large").write_bytes(b"x" * 100)
+    os.utime(left, (0, 0))
+    trim(tmp_path, 10)
+    assert list((tmp_path / "conversions").iterdir()) == []
 
 
 def test_lint_looks_without_converting(tmp_path: Path) -> None:

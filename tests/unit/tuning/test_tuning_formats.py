@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
-from farm.tuning.formats import PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
-from farm.tuning.records import RecordSource, Snapshot
+from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
+from farm.tuning.records import RecordSource, RecordStore, Snapshot
 
 SOURCE = RecordSource("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
@@ -71,10 +72,10 @@ def test_the_keyed_problem_cache(tmp_path: Path) -> None:
 
 def test_the_problem_cache_in_sqlite(tmp_path: Path) -> None:
     write_sqlite(tmp_path / "cache.db", [(DEVICE, *PLAIN[0]), (DEVICE, *PLAIN[1]), (OTHER_DEVICE, *PLAIN[2])])
-    read = read_folder(tmp_path, SOURCE)
+    read = read_files([tmp_path], SOURCE)
     assert (len(read.snapshot), read.dropped.nulls) == (2, 1)
     write_folder(read.snapshot, tmp_path / "copy", problem_cache="again.sqlite")
-    assert read_folder(tmp_path / "copy", SOURCE).snapshot == read.snapshot
+    assert read_files([tmp_path / "copy"], SOURCE).snapshot == read.snapshot
 
 
 def test_a_sqlite_file_cannot_run_anything(tmp_path: Path) -> None:
@@ -84,9 +85,57 @@ def test_a_sqlite_file_cannot_run_anything(tmp_path: Path) -> None:
             "CREATE VIEW solutions AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
             " SELECT x AS device_key, x AS problem_key, x AS solution FROM n"
         )
-    read = read_folder(tmp_path, SOURCE)
+    read = read_files([tmp_path], SOURCE)
     assert len(read.snapshot) == 0
     assert "solutions" in read.dropped.files["cache.db"]
+
+
+def test_of_a_childs_folder_only_what_it_was_given_is_read(tmp_path: Path) -> None:
+    """What a hostile child adds is not parsed: a SQLite file has its journals beside it, which it would bring too."""
+    write_sqlite(tmp_path / "cache.db", [(DEVICE, *PLAIN[0])])
+    (tmp_path / "other.json").write_text(json.dumps([PLAIN[0]]))
+    (tmp_path / PROBLEM_CACHE).write_text(json.dumps([PLAIN[2]]))
+    assert len(read_folder(tmp_path, SOURCE).snapshot) == 1
+
+
+@pytest.mark.parametrize("name", [PROBLEM_CACHE, *OBJECTS.values(), FIND, PERF])
+@pytest.mark.parametrize("shape", ["[],", "k=A:1\n", ";A:1"])
+def test_a_crowded_file_of_a_child_is_left_unparsed(
+    name: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its bytes would take fifty in the worker."""
+    monkeypatch.setattr("farm.tuning.formats.CHILD_RECORDS", 999)
+    monkeypatch.setattr("farm.tuning.formats.CHILD_VALUES", 1999)
+    (tmp_path / name).write_text(shape * 1000)
+    read = read_folder(tmp_path, SOURCE)
+    assert (len(read.snapshot), read.dropped.files) == (0, {name: "it has more records than a compiler writes"})
+
+
+@pytest.mark.parametrize("how", ["link", "folder", "pipe", "second name"])
+def test_nothing_is_written_through_what_a_child_left(how: str, tmp_path: Path) -> None:
+    """The tuning files of a slot are written anew in a folder in which children write."""
+    victim = tmp_path / "profile"
+    victim.write_text("the user's")
+    made, folder = tmp_path / "made", tmp_path / "tuning"
+    made.mkdir()
+    (made / PROBLEM_CACHE).write_text(json.dumps([PLAIN[0]]))
+    (made / FIND).write_text("k=A:0.5,0,x\n")
+    (made / OBJECTS[RecordStore.SLICES]).write_text('{"k": 1}')
+    snapshot = read_folder(made, SOURCE).snapshot
+    folder.mkdir()
+    for path in made.iterdir():
+        place = folder / path.name
+        if how == "link":
+            place.symlink_to(victim)
+        elif how == "second name":
+            place.hardlink_to(victim)
+        elif how == "folder":
+            (place / "deep").mkdir(parents=True)
+        else:
+            os.mkfifo(place)
+    write_folder(snapshot, folder)
+    assert victim.read_text() == "the user's"
+    assert read_folder(folder, SOURCE).snapshot == snapshot
 
 
 def test_find_db_and_perf_db(tmp_path: Path) -> None:
