@@ -17,6 +17,17 @@ _PIECE = 1 << 20
 """Bytes of a file that are copied at once."""
 
 
+def write_anew(path: Path, text: str) -> None:
+    """Write a file in a folder in which somebody else wrote: what he left in its place, a folder too, goes unfollowed.
+
+    A reader sees what was there before, or all of the new file. Raises OSError.
+    """
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    with replacing(path) as part:
+        part.write_text(text)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new path in the folder of `path`. The file that is made there becomes `path` when the block ends.
@@ -132,6 +143,19 @@ def private_folder(folder: Path) -> Path:
 def is_plain(found: os.stat_result) -> bool:
     """Whether it is a regular file that has no other name: what is read there is what was written there."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def tree_size(folder: Path) -> int:
+    """Return the bytes of the regular files in a folder, however deep; what cannot be looked at counts as nothing."""
+    total, todo = 0, [str(folder)]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def remove_tree(folder: Path) -> None:

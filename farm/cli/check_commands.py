@@ -57,6 +57,8 @@ def run_checks() -> list[Check]:
         "object storage": _storage,
         "seal": lambda _: _seal(),
         "memory limits": lambda _: _memory_limits(),
+        "process limit": _process_limit,
+        "disk limit": _disk_limit,
         "disk": _disk,
     }
     found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
@@ -203,8 +205,38 @@ def _memory_limits() -> Check:
     groups = find()
     if groups.folder:
         return Check("memory limits", "ok", f"held by the kernel: {groups}")
-    fix = "Delegate=memory in the worker's systemd unit, or a writable cgroup v2 in its container"
-    return Check("memory limits", "absent", str(groups), fix)
+    return Check("memory limits", "absent", str(groups), _DELEGATE)
+
+
+_DELEGATE = "Delegate=memory pids in the worker's systemd unit, or a writable cgroup v2 in its container"
+
+
+def _process_limit(settings: Settings) -> Check:
+    from farm.compiling.cgroups import find
+
+    limit = settings.process_limit
+    if not limit:
+        return Check("process limit", "absent", "none: a compiler may start any number", "set process_limit")
+    if find().processes:
+        return Check("process limit", "ok", f"{limit} for each child, held by the kernel")
+    found = f"{limit} for each child, by looking four times a second: who forks faster can slow this node down"
+    return Check("process limit", "absent", found, _DELEGATE)
+
+
+def _disk_limit(settings: Settings) -> Check:
+    """What one attempt may write; no quota holds it, so it is looked at while it grows."""
+    limit, free = settings.disk_limit, _free(settings)
+    if not limit:
+        return Check("disk limit", "absent", "none: one attempt may fill the disk", "set disk_limit")
+    found = f"{limit / 1e9:g} GB for each attempt, by looking once a second"
+    if limit > free:
+        return Check("disk limit", "absent", f"{found}; {free / 1e9:.0f} GB are free", "set disk_limit to less")
+    return Check("disk limit", "ok", found)
+
+
+def _free(settings: Settings) -> int:
+    folder = settings.data_dir.absolute()
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
 def _memory(settings: Settings, slots: int) -> Check:

@@ -1,9 +1,9 @@
-"""Control groups: memory limits that the kernel itself holds, and whom it killed for want of memory, where this process
-may make groups for its children.
+"""Control groups: limits of memory and processes that the kernel itself holds, and whom it killed for want of memory,
+where this process may make groups for its children.
 
-This needs a group of version 2 that was handed to the worker (systemd: `Delegate=memory`; containers: a writable
-cgroup) and made ready by `hand_on`. Without one the guard looks at its child ten times a second instead, which a fast
-allocation outruns.
+This needs a group of version 2 that was handed to the worker (systemd: `Delegate=memory pids`; containers: a writable
+cgroup) and made ready by `hand_on`. Without one the guard looks at its child some times a second instead, which a fast
+allocation, or a fast fork, outruns.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Groups:
 
     folder: Path | None
     why: str = ""
+    processes: bool = False
+    """Whether they also hold a limit of processes."""
 
     def __str__(self) -> str:
         return f"cgroup v2 in {self.folder}" if self.folder else f"by polling: {self.why}"
@@ -42,19 +44,23 @@ def find(root: Path = ROOT) -> Groups:
     folder = folder.parent if folder.name == LEAF else folder
     if not os.access(folder, os.W_OK):
         return Groups(None, why=f"{folder} is not this user's to write")
-    if "memory" not in _words(folder / "cgroup.subtree_control"):
+    controllers = _words(folder / "cgroup.subtree_control")
+    if "memory" not in controllers:
         return Groups(None, why=f"{folder} does not hand its memory controller on")
-    return Groups(folder)
+    return Groups(folder, processes="pids" in controllers)
 
 
 @contextmanager
-def limited(memory: int) -> Iterator[Mapping[str, str]]:
-    """Make a group for one child, which may use so many bytes (0: any number), and remove it when the block ends.
+def limited(memory: int, processes: int = 0) -> Iterator[Mapping[str, str]]:
+    """Make a group for one child, which may use so many bytes and have so many processes and threads (0: any number),
+    and remove it when the block ends.
 
-    Yields what the child has to know: `join`, the file into which it writes itself, and `events`, where the kernel
-    counts whom it killed; nothing where no group can be made.
+    Yields what the child has to know: `join`, the file into which it writes itself, `events`, where the kernel counts
+    whom it killed, and, where it holds the limit of processes, `refused`, where it counts what it refused to start;
+    nothing where no group can be made.
     """
-    folder = find().folder
+    groups = find()
+    folder, counts = groups.folder, groups.processes and processes > 0
     if folder is None:
         yield {}
         return
@@ -66,6 +72,8 @@ def limited(memory: int) -> Iterator[Mapping[str, str]]:
             with suppress(OSError):  # A kernel without swap accounting lacks the file, or refuses it.
                 # Swapping would let a child go on for hours beyond its limit.
                 (group / "memory.swap.max").write_text("0")
+        if counts:
+            (group / "pids.max").write_text(str(processes))
     except OSError:
         # Such as no room for more groups: then the guard's looking has to do.
         with suppress(OSError):
@@ -73,7 +81,8 @@ def limited(memory: int) -> Iterator[Mapping[str, str]]:
         yield {}
         return
     try:
-        yield {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events")}
+        refused = {"refused": str(group / "pids.events")} if counts else {}
+        yield {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events"), **refused}
     finally:
         with suppress(OSError):  # A process in it that even its guard could not kill.
             group.rmdir()
@@ -105,7 +114,7 @@ def _inside(root: Path, point: str, top: str, path: str) -> Path:
 
 
 def hand_on(root: Path = ROOT) -> None:
-    """Have this process's group give groups below it the memory controller, where that is ours to do.
+    """Have this process's group give groups below it its controllers of memory and processes, if that is ours to do.
 
     Its processes move to a leaf for that, so it is done only where all of them are this process and its ancestors:
     never in a group that somebody else's processes share. To be called by a worker before it starts others.
@@ -121,7 +130,8 @@ def hand_on(root: Path = ROOT) -> None:
         leaf.mkdir(exist_ok=True)
         for process in members:
             (leaf / "cgroup.procs").write_text(str(process))
-        (folder / "cgroup.subtree_control").write_text("+memory")
+        there = [name for name in ("memory", "pids") if name in _words(folder / "cgroup.controllers")]
+        (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in there))
     find.cache_clear()
 
 

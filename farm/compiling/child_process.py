@@ -70,7 +70,8 @@ class ChildLimits:
     `hang` is how long neither a message, nor the log, nor CPU time may move, that is, beyond the cores that `waiting`
     burns: one where a GPU is waited for, none elsewhere. `whole` is the limit that `time` is the rest of, where it is
     one: what people are told. `dying` is how long what was killed may take to be gone, and a child that has answered
-    to end by itself.
+    to end by itself. `disk` is what it may write together with what others of its attempt have `written`, `processes`
+    how many processes and threads it may have at once.
     """
 
     time: float = 0
@@ -79,6 +80,9 @@ class ChildLimits:
     hang: float = 0
     waiting: float = 0.0
     log: int = 1 << 30
+    disk: int = 0
+    written: int = 0
+    processes: int = 0
     dying: float = 60.0
 
 
@@ -104,11 +108,23 @@ class EndedBy(StrEnum):
     ITSELF = "itself"
     TIME_LIMIT = "time_limit"
     MEMORY_LIMIT = "memory_limit"
+    DISK_LIMIT = "disk_limit"
+    FILE_LIMIT = "file_limit"
+    PROCESS_LIMIT = "process_limit"
     LOG_LIMIT = "log_limit"
     HANG = "hang"
     NONSENSE = "nonsense"
     STRAY_FILES = "stray_files"
     CANCELLED = "cancelled"
+
+
+_KILLED = {
+    "memory": EndedBy.MEMORY_LIMIT,
+    "disk": EndedBy.DISK_LIMIT,
+    "files": EndedBy.FILE_LIMIT,
+    "processes": EndedBy.PROCESS_LIMIT,
+}
+"""Why the guard ended a child, in its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +188,10 @@ def run_child(
     """
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
-        with limited(limits.memory) as group, log_path.open("ab") as log:
-            whole = {**request, "seal": _sealed(seal, scratch, request), "group": dict(group)}
+        with limited(limits.memory, limits.processes) as group, log_path.open("ab") as log:
+            sealed = _sealed(seal, scratch, request)
+            whole = {**request, "seal": sealed, "group": dict(group)}
+            whole["folders"] = sealed["write"] if sealed else [str(scratch)]
             run = _ChildProcess(whole, scratch, limits, on_message, cancelled)
             start = log.tell()
             run.start([python or sys.executable, str(script)], environment or {}, log.fileno())
@@ -260,7 +278,13 @@ class _ChildProcess:
         on_message: OnMessage | None,
         cancelled: threading.Event | None,
     ) -> None:
-        self.request = {**request, "memory": limits.memory, "dying": limits.dying}
+        self.request = {
+            **request,
+            "memory": limits.memory,
+            "processes": limits.processes,
+            "disk": max(limits.disk - limits.written, 1) if limits.disk else 0,
+            "dying": limits.dying,
+        }
         self.scratch = scratch
         self.limits = limits
         self.on_message = on_message
@@ -405,7 +429,8 @@ class _ChildProcess:
         """Return who ends the child now; ITSELF lets it go on."""
         now = time.monotonic()
         if self.ended:
-            return EndedBy.MEMORY_LIMIT if self.ended["killed"] and self.limits.memory else EndedBy.ITSELF
+            by = _KILLED.get(self.ended["killed"], EndedBy.ITSELF)
+            return EndedBy.ITSELF if by is EndedBy.MEMORY_LIMIT and not self.limits.memory else by
         size = os.fstat(self.log).st_size
         if size != self.log_size:
             self.log_size, self.moved = size, now
@@ -450,7 +475,7 @@ class _ChildProcess:
 
     def outcome(self, log_tail: str) -> ChildEnd:
         ended = self.ended or {}
-        killed = bool(ended.get("killed"))
+        killed, out_of_memory = bool(ended.get("killed")), ended.get("killed") == "memory"
         return ChildEnd(
             by=EndedBy.STRAY_FILES if self.left and self.by is EndedBy.ITSELF else self.by,
             left=self.left,
@@ -463,7 +488,7 @@ class _ChildProcess:
             seconds=self.seconds,
             memory=max(self.memory, ended.get("memory", 0)),
             # Of the machine's count nobody knows whom it is about: another child may have gone over its limit.
-            oom_killer=killed if self.request["group"] else _oom_kills() > self.oom_kills,
+            oom_killer=out_of_memory if self.request["group"] else _oom_kills() > self.oom_kills,
             phase=max(self.phases, key=lambda name: list(self.phases).index(name), default=""),
             phases={name: round(seconds, 3) for name, seconds in self.phases.items()},
             log_tail=log_tail,

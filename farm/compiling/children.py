@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.slots import ANYWHERE, Slot
+from farm.files import tree_size
 from farm.jobs.state import AttemptLimits, Phase
 
 OnPhase = Callable[[Phase, float | None, str], None]
@@ -83,6 +84,8 @@ class Children:
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
+    written: set[Path] = field(default_factory=set)
+    """The folders in which children wrote."""
     within: Path | None = None
     """The folder in which all children of the attempt write; None: `folder`."""
 
@@ -159,6 +162,8 @@ class Children:
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
+        others = sum(map(tree_size, self.written.difference(write)))
+        self.written.update(write)
         left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
         left = min(left, seconds) if seconds else left
         migraphx = request["compiler"] == "migraphx"
@@ -180,6 +185,9 @@ class Children:
                 memory=self.limits["memory"],
                 hang=self.settings.hang_seconds,
                 waiting=1.0 if self.slot.gpu else 0.0,
+                disk=self.settings.disk_limit,
+                written=others,
+                processes=self.settings.process_limit,
             ),
             folder=self.folder,
             on_message=None if quiet else self._told,

@@ -31,6 +31,7 @@ class _Known(NamedTuple):
 
 _DYING_WORDS = (
     _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, "the worker's disk is full"),
+    _Known(r"File too large", FailureKind.DISK_LIMIT, "it wrote a file that is larger than its node allows"),
     _Known(
         r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|CUDA failure 2: |cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
@@ -158,6 +159,15 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
         EndedBy.MEMORY_LIMIT: (
             FailureKind.OUT_OF_MEMORY,
             f"it needed more memory than {_bytes(end.limits.memory)}",
+        ),
+        EndedBy.DISK_LIMIT: (
+            FailureKind.DISK_LIMIT,
+            f"its attempt wrote more than {_bytes(end.limits.disk)} to the node's disk",
+        ),
+        EndedBy.FILE_LIMIT: (FailureKind.DISK_LIMIT, "it made more files than any compiler does"),
+        EndedBy.PROCESS_LIMIT: (
+            FailureKind.PROCESS_LIMIT,
+            f"it had more than {end.limits.processes} processes and threads",
         ),
         EndedBy.LOG_LIMIT: (
             FailureKind.COMPILER_ERROR,

@@ -91,6 +91,8 @@ class FailureKind(StrEnum):
     TIME_LIMIT = "time_limit"
     COMPILER_CRASH = "compiler_crash"
     OUT_OF_MEMORY = "out_of_memory"
+    DISK_LIMIT = "disk_limit"
+    PROCESS_LIMIT = "process_limit"
     GPU_MEMORY = "gpu_memory"
     HANG = "hang"
     GPU_FAULT = "gpu_fault"
@@ -159,6 +161,18 @@ POLICIES: Mapping[FailureKind, Policy] = {
     ),
     FailureKind.OUT_OF_MEMORY: Policy(
         Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
+    ),
+    FailureKind.DISK_LIMIT: Policy(
+        Fault.USER,
+        1,
+        "the attempt wrote more than its node allows",
+        "compile a smaller model, or ask the operator to raise `disk_limit` on the nodes",
+    ),
+    FailureKind.PROCESS_LIMIT: Policy(
+        Fault.USER,
+        1,
+        "the attempt started more processes than its node allows",
+        "read the log; the operator can raise `process_limit` on the nodes",
     ),
     FailureKind.GPU_MEMORY: Policy(
         Fault.USER,

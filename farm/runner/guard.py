@@ -13,9 +13,10 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from .protocol import Messages, Request, RequestFailed, Result, first_line
@@ -28,8 +29,16 @@ PR_SET_CHILD_SUBREAPER = 36
 
 SAMPLE_SECONDS = 0.1
 """Between two looks at the memory of the child, where it has a limit."""
+COUNT_SECONDS = 0.25
+"""Between two looks at how many processes it has, where that has a limit and its memory none."""
 USAGE_SECONDS = 1.0
-"""Between two messages about CPU time and memory."""
+"""Between two messages about CPU time and memory, and between two looks at what it wrote."""
+DISK_SHARE = 20
+"""A look at what it wrote is followed by so many times as long without one: a tree of many files takes a while."""
+MOST_FILES = 100_000
+"""Files and folders that a child may have in its folders; a kernel cache has hundreds."""
+SPARE_BYTES = 16 << 20
+"""How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
 DYING_SECONDS = 60.0
 """What was killed gets so long to be gone, unless the request says: a large process takes a while to free memory."""
 
@@ -58,9 +67,7 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
         _work(request, messages, guard, work)
     os.close(messages)
     os.set_inheritable(words, False)
-    events = (request.get("group") or {}).get("events", "")
-    dying = float(request.get("dying") or DYING_SECONDS)
-    return _Guard(inner, wake, words, int(request.get("memory") or 0), events, dying).watch()
+    return _Guard(inner, wake, words, request).watch()
 
 
 def _work(request: Request, descriptor: int, guard: int, work: RequestWork | None) -> None:
@@ -79,6 +86,8 @@ def _work(request: Request, descriptor: int, guard: int, work: RequestWork | Non
     messages = Messages(descriptor)
     code = 1
     _join(request.get("group") or {})
+    if request.get("disk"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
         if request.get("seal"):
             seal(
@@ -142,13 +151,19 @@ def _first_to_go() -> None:
 
 
 class _Guard:
-    def __init__(self, inner: int, wake: int, words: int, memory_limit: int, events: str, dying: float) -> None:
+    def __init__(self, inner: int, wake: int, words: int, request: Request) -> None:
+        group = request.get("group") or {}
         self.inner = inner
         self.wake = wake
         self.words = Messages(words)
-        self.memory_limit = memory_limit
-        self.events = events
-        self.dying = dying
+        self.memory_limit = int(request.get("memory") or 0)
+        self.process_limit = int(request.get("processes") or 0)
+        self.disk_limit = int(request.get("disk") or 0)
+        self.folders = list(request.get("folders") or ())
+        self.looked, self.look_took = time.monotonic(), 0.0
+        self.events = group.get("events", "")
+        self.refused_forks = group.get("refused", "")
+        self.dying = float(request.get("dying") or DYING_SECONDS)
         self.status: int | None = None
         self.killed = ""
         self.peak = 0
@@ -157,7 +172,7 @@ class _Guard:
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
-        pause = SAMPLE_SECONDS if self.memory_limit else USAGE_SECONDS
+        pause = SAMPLE_SECONDS if self.memory_limit else COUNT_SECONDS if self.process_limit else USAGE_SECONDS
         said = time.monotonic()
         while self.status is None and not self.killed:
             events = dict(poll.poll(pause * 1000))
@@ -171,7 +186,9 @@ class _Guard:
                 if time.monotonic() - said >= USAGE_SECONDS:
                     said = time.monotonic()
                     self.words.send({"usage": usage})
+                self.look_at_disk()
         self.look_for_kernels_kill()
+        self.look_at_disk(now=True)
         stuck = self.kill_all()
         self.remove_group()
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
@@ -193,7 +210,9 @@ class _Guard:
         """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, memory = used.ru_utime + used.ru_stime, 0
-        pids = list(_descendants(os.getpid()))
+        pids = _descendants(os.getpid())
+        if self.process_limit and sum(pids.values()) > self.process_limit:
+            self.killed = "processes"
         for pid in pids:
             seconds, resident = _usage(pid)
             cpu += seconds
@@ -212,9 +231,26 @@ class _Guard:
 
         It was over its limit, or the machine had no more memory.
         """
-        if self.events and not self.killed and _oom_kills(self.events):
+        if self.events and not self.killed and _counted(self.events, "oom_kill"):
             self.killed = "memory"
             self.peak = max(self.peak, self.memory_limit)
+        if self.refused_forks and not self.killed and _counted(self.refused_forks, "max"):
+            self.killed = "processes"
+
+    def look_at_disk(self, *, now: bool = False) -> None:
+        """End the child where what it wrote takes too much of the disk, or is too many files; a look `now` is the last.
+
+        Else it is looked at now and then.
+        """
+        began = time.monotonic()
+        pause = 0.0 if now else max(USAGE_SECONDS, DISK_SHARE * self.look_took)
+        if not self.disk_limit or began - self.looked < pause:
+            return
+        used, files = _disk_usage(self.folders, _descendants(os.getpid()))
+        if not self.killed and (used > self.disk_limit or files > MOST_FILES):
+            self.killed = "disk" if used > self.disk_limit else "files"
+        self.looked = time.monotonic()
+        self.look_took = self.looked - began
 
     def remove_group(self) -> None:
         """Remove the control group, which nobody else would where the worker was killed."""
@@ -240,6 +276,10 @@ class _Guard:
         Return what the kernel does not let go in time, such as a process that waits for a GPU which was reset.
         """
         deadline = time.monotonic() + self.dying
+        if self.events:
+            # At once, however fast they fork; since Linux 5.14.
+            with suppress(OSError), open(f"{os.path.dirname(self.events)}/cgroup.kill", "w") as file:  # noqa: PTH120, PTH123
+                file.write("1")
         while self.reap():
             left = list(_descendants(os.getpid()))
             if time.monotonic() > deadline:
@@ -257,25 +297,79 @@ class _Guard:
         return []
 
 
-def _oom_kills(events: str) -> int:
+def _counted(events: str, name: str) -> int:
     for line in _read(events).splitlines():
-        if line.startswith("oom_kill "):
+        if line.startswith(f"{name} "):
             return int(line.split()[1])
     return 0
 
 
-def _descendants(root: int) -> Iterator[int]:
-    """Yield every process below one, parents first."""
+def _descendants(root: int) -> dict[int, int]:
+    """Return every process below one with its number of threads, parents first."""
+    found: dict[int, int] = {}
     pending = [root]
     while pending:
         pid = pending.pop()
-        if pid != root:
-            yield pid
         try:
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+            if pid != root:
+                found[pid] = len(threads)
+            for thread in threads:
                 pending += [int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
         except (FileNotFoundError, ProcessLookupError):
             continue
+    return found
+
+
+def _disk_usage(folders: Iterable[str], pids: Iterable[int]) -> tuple[int, int]:
+    """Return the bytes that the files in folders take of the disk, with those that were deleted and are still open, and
+    how many files there are: at most one more than MOST_FILES, where it stops.
+    """
+    seen: set[tuple[int, int]] = set()
+    devices: set[int] = set()
+    used = count = 0
+    todo = list(folders)
+    while todo:
+        try:
+            entries = os.scandir(todo.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                count += 1
+                if count > MOST_FILES:
+                    return used, count
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                devices.add(status.st_dev)
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    used += status.st_blocks * 512
+    for pid in pids:
+        for status in _deleted(pid):
+            if status.st_dev in devices and (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                used += status.st_blocks * 512
+    return used, count
+
+
+def _deleted(pid: int) -> Iterator[os.stat_result]:
+    """Yield the files that a process has open and that have no name any more."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
+        try:
+            status = os.stat(f"/proc/{pid}/fd/{name}")  # noqa: PTH116
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) and not status.st_nlink:
+            yield status
 
 
 def _usage(pid: int) -> tuple[float, int]:

@@ -6,14 +6,16 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
     {"error": {"kind": failure kind or "", "message": sentence, "detail": text}}
 and from the guard, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
-    {"ended": {"exit": code or null, "signal": number or null, "killed": "memory" or "",
+    {"ended": {"exit": code or null, "signal": number or null, "killed": "memory", "disk", "files", "processes" or "",
                "memory": peak in bytes, "stuck": [pids]}}    when nothing of the child is left but what cannot be killed
 
 A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `device` (`cpu`, `ref`, `gfx…`, `cuda`),
 `threads`, `gpu` (what the child is pinned to), `maker` (of that GPU: `amd`, `nvidia`), `cpus` (numbers of the CPUs to
 stay on; none = all), `search` (folders to import the compiler from), `memory` (bytes, 0 = no limit), `dying`
-(seconds that what was killed gets to be gone), `group` ({join, events}: files of the control group that holds that
-limit; or {}) and `seal` ({read: [paths], write: [paths]}, or null; these two set by `run_child`) and, by action:
+(seconds that what was killed gets to be gone), `processes` (how many processes and threads; 0 = no limit), `disk`
+(bytes that `folders` may grow to; 0 = no limit), `folders` (in which it writes), `group` ({join, events, refused?}:
+files of the control group that holds the limits of memory and processes; or {}) and `seal` ({read: [paths],
+write: [paths]}, or null; these three set by `run_child`) and, by action:
 
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],

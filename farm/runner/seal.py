@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _VERSION = 1  # flag of _CREATE_RULESET: ask for the version of the interface
 _PATH_BENEATH = 1
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 4, 38, 22, 2
 _CAPABILITY_VERSION = 0x20080522
 
 # Rights on files, by their bits in <linux/landlock.h>.
@@ -40,12 +40,13 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
-# AUDIT_ARCH_… of each architecture, the number of socket, and those of what is refused there: io_uring_setup (whose rings
-# open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their
-# processes and are no files, so that nobody could tell whose they are.
+# By architecture: AUDIT_ARCH_…, the numbers of socket and prctl, and those of what is refused: io_uring_setup (whose
+# rings open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches others; shmget, semget,
+# msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and are no files, so that
+# nobody could tell whose they are.
 _ARCHITECTURES = {
-    "x86_64": (0xC000003E, 41, (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250)),
-    "aarch64": (0xC00000B7, 198, (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219)),
+    "x86_64": (0xC000003E, 41, 157, (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250)),
+    "aarch64": (0xC00000B7, 198, 167, (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219)),
 }
 _X32_BIT = 0x40000000
 _AF_UNIX = 1
@@ -82,8 +83,8 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
 
     `read` and `write` are files or folders beside the system's and the interpreter's own, by their real paths: what
     does not exist is passed over, and a path with a link in it is refused, since a child before this one may have made
-    it. The devices of a GPU's `maker` stay (empty: none); CUDA also gets a local socket, since it listens on one: nothing
-    can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.
+    it. The devices of a GPU's `maker` stay (empty: none). CUDA also gets a local socket, since it listens on one;
+    nothing can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.
 
     Raises OSError for such a path, and where the kernel refuses what it says it can do. Threads that already run are
     not sealed.
@@ -162,7 +163,7 @@ def _drop_capabilities() -> None:
 
 
 def _forbid_calls(*, local_sockets: bool) -> None:
-    architecture, socket, refused = _ARCHITECTURES[platform.machine()]
+    architecture, socket, prctl, refused = _ARCHITECTURES[platform.machine()]
     # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
     # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
@@ -171,13 +172,17 @@ def _forbid_calls(*, local_sockets: bool) -> None:
     count = len(refused)
     program = [
         (load, 0, 0, 4),
-        (equal, 0, count + 6, architecture),
+        (equal, 0, count + 9, architecture),
         (load, 0, 0, 0),
-        (at_least, count + 4, 0, _X32_BIT),
-        *((equal, count + 3 - place, 0, number) for place, number in enumerate(refused)),
+        (at_least, count + 7, 0, _X32_BIT),
+        *((equal, count + 6 - place, 0, number) for place, number in enumerate(refused)),
         (equal, 0, 2, socket),
         (load, 0, 0, 16),  # its first argument
-        (equal, 0, 1, family),
+        (equal, 3, 4, family),
+        # The guard must be able to look at the child.
+        (equal, 0, 2, prctl),
+        (load, 0, 0, 16),
+        (equal, 1, 0, _PR_SET_DUMPABLE),
         (answer, 0, 0, allow),
         (answer, 0, 0, refuse),
     ]

@@ -176,6 +176,55 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
     assert end.memory >= limit
 
 
+@needs_seal
+@pytest.mark.parametrize("how", ["one", "many", "unnamed", "empty"])
+def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how: str) -> None:
+    """However it does it; what others of its attempt have written counts."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    limits = ChildLimits(time=60, disk=96 << 20, written=32 << 20)
+    end = hostile("fill", folder=str(folder), how=how, limits=limits, seal=Seal(read=[HOSTILE.parent], write=[folder]))
+    failure = classify(end)
+    assert failure is not None
+    assert failure.kind is FailureKind.DISK_LIMIT, failure
+    said = {
+        "empty": ["it made more files than any compiler does while compiling"],
+        "one": ["it wrote a file that is larger than its node allows"],
+    }
+    whole = "its attempt wrote more than 96 MiB to the node's disk while compiling"
+    assert failure.message in [whole, *said.get(how, [])]
+
+
+@needs_seal
+def test_what_a_child_wrote_is_looked_at_also_when_it_has_answered(hostile: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    seal = Seal(read=[HOSTILE.parent], write=[folder])
+    limits = ChildLimits(time=60, disk=4 << 20)
+    assert hostile("gulp", folder=str(folder), bytes=2 << 20, limits=limits, seal=seal).ok
+    end = hostile("gulp", folder=str(folder), bytes=6 << 20, limits=limits, seal=seal)
+    assert (end.by, end.ok) == (EndedBy.DISK_LIMIT, False)
+
+
+@needs_seal
+@pytest.mark.parametrize("how", ["processes", "threads"])
+def test_a_child_that_starts_too_many_processes_is_ended_with_all_of_them(
+    hostile: Run, tmp_path: Path, how: str
+) -> None:
+    end = hostile("forks", how=how, limits=ChildLimits(time=60, processes=64), seal=Seal(read=[HOSTILE.parent]))
+    failure = classify(end)
+    assert failure is not None
+    assert failure.kind is FailureKind.PROCESS_LIMIT, failure
+    assert failure.message == "it had more than 64 processes and threads while compiling"
+    assert end.stuck == ()
+
+
+@needs_seal
+def test_a_sealed_child_cannot_hide_from_its_guard(hostile: Run, tmp_path: Path) -> None:
+    assert hostile("hide", seal=Seal(read=[HOSTILE.parent])).result == {"hidden": False}
+    assert hostile("hide").result == {"hidden": True}
+
+
 def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(hostile: Run, tmp_path: Path) -> None:
     """A machine has one count of what the kernel killed for want of memory, for all of them."""
     if not cgroups.find().folder:

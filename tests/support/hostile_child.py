@@ -265,6 +265,51 @@ def do_work(request, messages):
     return {"answer": int(done.stdout)}
 
 
+def do_fill(request, messages):
+    """Write until somebody stops it: into one file, many, one without a name, or many empty ones."""
+    folder = Path(request["folder"])
+    os.chdir(folder)
+    held = []
+    for number in range(1 << 30):
+        if request["how"] == "one":
+            held = held or [Path("one").open("wb", buffering=0)]  # noqa: SIM115
+            held[0].write(bytes(1 << 20))
+        elif request["how"] == "unnamed":
+            held.append(Path("unnamed").open("wb", buffering=0))  # noqa: SIM115
+            Path("unnamed").unlink()
+            held[-1].write(bytes(1 << 20))
+        elif request["how"] == "empty":
+            Path(str(number)).touch()
+        else:
+            Path(str(number)).write_bytes(bytes(1 << 20))
+
+
+def do_gulp(request, messages):
+    """Write as much as it likes at once, and answer before anybody looks."""
+    (Path(request["folder"]) / "program").write_bytes(bytes(request["bytes"]))
+    return {"answer": 42}
+
+
+def do_forks(request, messages):
+    """Start more and more processes, or threads, until nobody lets it."""
+    import threading
+
+    while True:
+        try:
+            if request["how"] == "threads":
+                threading.Thread(target=signal.pause, daemon=True).start()
+            elif os.fork() == 0:
+                signal.pause()
+        except (OSError, RuntimeError):
+            signal.pause()
+
+
+def do_hide(request, messages):
+    """Let nobody look at it, also not who guards it."""
+    hidden = ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) == 0
+    return {"hidden": hidden}
+
+
 def do_ipc(request, messages):
     """Ask the kernel for what outlives a process and is no file: System V IPC, message queues, keys."""
     numbers = {

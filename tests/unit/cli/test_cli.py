@@ -302,6 +302,7 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
 ) -> None:
     monkeypatch.setenv("FARM_REDIS_URL", "redis://:secret@127.0.0.1:9/0")
     monkeypatch.setenv("FARM_MEMORY_LIMIT", str(10**15))
+    monkeypatch.setenv("FARM_DISK_LIMIT", str(10**15))
     monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings(notes=[Note("migraphx", "not installed")]))
     assert main(["doctor", "--json"]) == 6
     out, err = capsys.readouterr()
@@ -310,6 +311,8 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
     assert "127.0.0.1:9" in checks["redis"]["found"]
     assert (checks["memory"]["state"], checks["memory"]["fix"]) == ("broken", "lower memory_limit")
     assert checks["disk"]["state"] == "ok"
+    assert checks["disk limit"]["fix"] == "set disk_limit to less"
+    assert checks["process limit"]["found"].startswith("8192 for each child, ")
     assert checks["pools"]["state"] == "absent"
     assert checks["migraphx"]["found"] == "not installed"
     assert "secret" not in out + err

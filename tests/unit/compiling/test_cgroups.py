@@ -40,7 +40,7 @@ def test_version_2_that_was_handed_over_moves_the_worker_to_a_leaf(tmp_path: Pat
     assert "does not hand its memory controller on" in find(tmp_path).why
     hand_on(tmp_path)
     assert (group / LEAF / "cgroup.procs").read_text() == str(os.getpid())
-    assert (group / "cgroup.subtree_control").read_text() == "+memory"
+    assert (group / "cgroup.subtree_control").read_text() == "+memory +pids"
 
 
 def test_a_group_that_others_share_is_left_alone(tmp_path: Path) -> None:
@@ -93,12 +93,16 @@ def test_a_group_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     assert "is not this user's to write" in find(root).why
 
 
-def test_a_child_gets_a_group_that_may_not_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.compiling.cgroups.find", lambda: Groups(tmp_path))
-    with limited(64 << 20) as group:
+def test_a_child_gets_a_group_that_may_not_swap_nor_fork_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.compiling.cgroups.find", lambda: Groups(tmp_path, processes=True))
+    with limited(64 << 20, 100) as group:
         folder = Path(group["join"]).parent
         assert folder.parent == tmp_path
         assert ((folder / "memory.max").read_text(), (folder / "memory.swap.max").read_text()) == (str(64 << 20), "0")
+        assert (folder / "pids.max").read_text() == "100"
+        assert group["refused"] == str(folder / "pids.events")
 
 
 def test_a_group_holds_its_limit_and_is_removed() -> None:
