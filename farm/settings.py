@@ -51,6 +51,9 @@ FOR_FOLDERS = frozenset(
 """What `./farm.toml` may set in a folder that the user does not trust; `api_url` only if no token goes there."""
 
 
+_AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+
+
 def configs_folder() -> Path:
     """Return the folder of the shipped configuration: inside the package, or beside it in a checkout."""
     packaged = Path(__file__).parent / "configs"
@@ -129,6 +132,17 @@ class Settings(BaseModel):
     def environment(self) -> dict[str, str]:
         """Return the environment variables that give another process of the farm these same settings."""
         return {f"FARM_{name.upper()}": _as_text(getattr(self, name)) for name in type(self).model_fields}
+
+
+def worker_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker process, which starts compilers of strangers, gets of these settings and an environment.
+
+    No token of the API, which only clients show, whatever file has one; and none of the keys that boto3 would look for,
+    where the settings name some.
+    """
+    named = bool(settings.s3_access_key.get_secret_value())
+    kept = {name: value for name, value in environ.items() if not (named and name in _AWS_KEYS)}
+    return {**kept, **settings.model_copy(update={"api_token": SecretStr("")}).environment()}
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:

@@ -35,7 +35,7 @@ from farm.local.servers import (
     write_private,
 )
 from farm.logging import get_logger
-from farm.settings import Settings
+from farm.settings import Settings, worker_environment
 
 log = get_logger(__name__)
 
@@ -177,6 +177,8 @@ class EmbeddedFarm:
         # A worker that goes with its store and storage cannot finish what it runs: it gives it back at once.
         settings = settings.model_copy(update={"grace_seconds": 0.0})
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        worker = name == "worker"
+        given = worker_environment(settings, os.environ) if worker else {**os.environ, **settings.environment()}
         return Server(
             name,
             settings.api_url,
@@ -185,7 +187,7 @@ class EmbeddedFarm:
             self._folder / "logs" / f"{name}.log",
             ready=lambda: True,
             patience=10,
-            environment={**os.environ, **settings.environment(), "PYTHONPATH": path},
+            environment={**given, "PYTHONPATH": path},
         )
 
     # --- running --------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from farm.node.health_probe import lacks_room
 from farm.node.health_probe import probe as health_probe
 from farm.node.probes import Probes
 from farm.node.slot_shares import SlotKind
-from farm.settings import Settings
+from farm.settings import Settings, worker_environment
 from farm.store import Beat, Store
 
 log = get_logger(__name__)
@@ -152,6 +152,8 @@ class Supervisor:
         self._store.check()
         cgroups.hand_on()
         log.info("memory limits", held=str(cgroups.find()))
+        if self._settings.api_token.get_secret_value():
+            log.warning("this worker can read a token of the API, which it does not need: start it without api_token")
         for worker in self._workers:
             worker.register()
         with self._listening(), serve_health(self._settings.health_port, self._health):
@@ -290,7 +292,7 @@ class Worker:
             slots=self._kind.slots,
             worker=self._id,
             node=self._node,
-            environment={**os.environ, **self._environment, **self._settings.environment()},
+            environment=worker_environment(self._settings, {**os.environ, **self._environment}),
         )
 
     @property

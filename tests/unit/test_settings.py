@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UsageError
-from farm.settings import Settings, load_settings
+from farm.settings import Settings, load_settings, worker_environment
 
 
 def test_every_setting_has_its_default_in_the_shipped_file() -> None:
@@ -190,3 +190,16 @@ def test_a_saved_token_stays_with_its_farm_when_the_environment_names_another(cl
     settings = load_settings({"FARM_API_URL": "https://other.example", "FARM_API_TOKEN": "theirs"})
     assert settings.api_token.get_secret_value() == "theirs"
     assert load_settings({"FARM_API_URL": "https://farm.example:443"}).api_token.get_secret_value() == "secret"
+
+
+def test_a_worker_gets_no_token_and_no_keys_that_it_does_not_need(tmp_path: Path) -> None:
+    """Whatever gives them: the environment, or a file that the worker reads too."""
+    config = tmp_path / "farm.toml"
+    config.write_text('api_token = "administrator"\ns3_access_key = "own"\n')
+    outside = {"FARM_CONFIG": str(config), "AWS_SECRET_ACCESS_KEY": "user", "PATH": "/bin"}
+    given = worker_environment(load_settings(outside), outside)
+    assert not {"administrator", "user"} & set(given.values())
+    assert (given["PATH"], given["FARM_S3_ACCESS_KEY"]) == ("/bin", "own")
+    assert load_settings(given).api_token.get_secret_value() == ""
+    config.write_text("")
+    assert worker_environment(load_settings(outside), outside)["AWS_SECRET_ACCESS_KEY"] == "user"

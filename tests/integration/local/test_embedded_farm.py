@@ -191,6 +191,18 @@ def without_a_key(port: int) -> Iterator[str]:
         yield f"{' '.join(answer.decode(errors='replace').split())}"
 
 
+def test_its_worker_has_no_token_of_the_api(first: tuple[EmbeddedFarm, Settings]) -> None:
+    """It starts compilers of strangers: what leads one of them to its environment leads to no administrator."""
+    farm, settings = first
+    (worker,) = (psutil.Process(server.pid) for server in farm._servers if server.name == "worker")
+    wait_until(lambda: any("celery" in process.cmdline() for process in worker.children(recursive=True)))
+    token = settings.api_token.get_secret_value()
+    held = {process.pid: process.environ() for process in (worker, *worker.children(recursive=True))}
+    assert token
+    assert [pid for pid, environ in held.items() if token in " ".join(environ.values())] == []
+    assert {environ["FARM_API_TOKEN"] for environ in held.values() if "FARM_API_TOKEN" in environ} == {""}
+
+
 def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
     """And leaves without taking anything with it."""
     _, settings = first
