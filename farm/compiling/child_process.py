@@ -26,7 +26,7 @@ from typing import Any
 
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
-from farm.compiling.outputs import sweep
+from farm.compiling.outputs import MOST, sweep
 from farm.files import remove_tree
 from farm.jobs.state import Phase
 from farm.targets.compilers import Maker
@@ -71,7 +71,7 @@ class ChildLimits:
     burns: one where a GPU is waited for, none elsewhere. `whole` is the limit that `time` is the rest of, where it is
     one: what people are told. `dying` is how long what was killed may take to be gone, and a child that has answered
     to end by itself. `disk` is what it may write together with what others of its attempt have `written`, `processes`
-    how many processes and threads it may have at once.
+    how many processes and threads it may have at once. `files` holds where `disk` is limited.
     """
 
     time: float = 0
@@ -82,6 +82,7 @@ class ChildLimits:
     log: int = 1 << 30
     disk: int = 0
     written: int = 0
+    files: int = MOST
     processes: int = 0
     dying: float = 60.0
 
@@ -283,6 +284,7 @@ class _ChildProcess:
             "memory": limits.memory,
             "processes": limits.processes,
             "disk": max(limits.disk - limits.written, 1) if limits.disk else 0,
+            "files": limits.files,
             "dying": limits.dying,
         }
         self.scratch = scratch

@@ -33,10 +33,8 @@ COUNT_SECONDS = 0.25
 """Between two looks at how many processes it has, where that has a limit and its memory none."""
 USAGE_SECONDS = 1.0
 """Between two messages about CPU time and memory, and between two looks at what it wrote."""
-DISK_SHARE = 20
+DISK_SHARE = 10
 """A look at what it wrote is followed by so many times as long without one: a tree of many files takes a while."""
-MOST_FILES = 100_000
-"""Files and folders that a child may have in its folders; a kernel cache has hundreds."""
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
 DYING_SECONDS = 60.0
@@ -159,6 +157,7 @@ class _Guard:
         self.memory_limit = int(request.get("memory") or 0)
         self.process_limit = int(request.get("processes") or 0)
         self.disk_limit = int(request.get("disk") or 0)
+        self.file_limit = int(request.get("files") or 0)
         self.folders = list(request.get("folders") or ())
         self.looked, self.look_took = time.monotonic(), 0.0
         self.events = group.get("events", "")
@@ -246,8 +245,8 @@ class _Guard:
         pause = 0.0 if now else max(USAGE_SECONDS, DISK_SHARE * self.look_took)
         if not self.disk_limit or began - self.looked < pause:
             return
-        used, files = _disk_usage(self.folders, _descendants(os.getpid()))
-        if not self.killed and (used > self.disk_limit or files > MOST_FILES):
+        used, files = _disk_usage(self.folders, _descendants(os.getpid()), self.file_limit)
+        if not self.killed and (used > self.disk_limit or files > self.file_limit):
             self.killed = "disk" if used > self.disk_limit else "files"
         self.looked = time.monotonic()
         self.look_took = self.looked - began
@@ -321,9 +320,9 @@ def _descendants(root: int) -> dict[int, int]:
     return found
 
 
-def _disk_usage(folders: Iterable[str], pids: Iterable[int]) -> tuple[int, int]:
+def _disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple[int, int]:
     """Return the bytes that the files in folders take of the disk, with those that were deleted and are still open, and
-    how many files there are: at most one more than MOST_FILES, where it stops.
+    how many files and folders there are; beyond `most` it stops.
     """
     seen: set[tuple[int, int]] = set()
     devices: set[int] = set()
@@ -337,7 +336,7 @@ def _disk_usage(folders: Iterable[str], pids: Iterable[int]) -> tuple[int, int]:
         with entries:
             for entry in entries:
                 count += 1
-                if count > MOST_FILES:
+                if count > most:
                     return used, count
                 try:
                     if entry.is_dir(follow_symlinks=False):

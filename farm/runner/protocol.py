@@ -13,9 +13,9 @@ A request is a JSON object: `action`, `compiler` (`onnxruntime`, `migraphx`), `d
 `threads`, `gpu` (what the child is pinned to), `maker` (of that GPU: `amd`, `nvidia`), `cpus` (numbers of the CPUs to
 stay on; none = all), `search` (folders to import the compiler from), `memory` (bytes, 0 = no limit), `dying`
 (seconds that what was killed gets to be gone), `processes` (how many processes and threads; 0 = no limit), `disk`
-(bytes that `folders` may grow to; 0 = no limit), `folders` (in which it writes), `group` ({join, events, refused?}:
-files of the control group that holds the limits of memory and processes; or {}) and `seal` ({read: [paths],
-write: [paths]}, or null; these three set by `run_child`) and, by action:
+(bytes that `folders` may grow to; 0 = no limit), `folders` (in which it writes), `files` (how many may be there),
+`group` ({join, events, refused?}: files of the control group that holds the limits of memory and processes; or {})
+and `seal` ({read: [paths], write: [paths]}, or null; `folders`, `group` and `seal` set by `run_child`) and, by action:
 
 probe       rocm (version of the installation, or empty)
     -> available, reason, fix, label, toolchain, version, libraries {name: version}, parts [[soname, build id]],

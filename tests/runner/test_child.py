@@ -182,7 +182,7 @@ def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how:
     """However it does it; what others of its attempt have written counts."""
     folder = tmp_path / "program"
     folder.mkdir()
-    limits = ChildLimits(time=60, disk=96 << 20, written=32 << 20)
+    limits = ChildLimits(time=60, disk=96 << 20, written=32 << 20, files=500)
     end = hostile("fill", folder=str(folder), how=how, limits=limits, seal=Seal(read=[HOSTILE.parent], write=[folder]))
     failure = classify(end)
     assert failure is not None
