@@ -9,16 +9,18 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from farm.app import Farm
 from farm.compiling import child_process as child
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import Slot
-from farm.jobs.state import AttemptEnd
+from farm.jobs.state import AttemptEnd, AttemptLimits, FailureKind
 from farm.runner.seal import unsealable
 from farm.settings import Settings
 from farm.spec import Device
@@ -44,6 +46,28 @@ def hashes(*folders: Path) -> dict[str, str]:
             for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
 
 
+def install(name: str, folder: Path) -> None:
+    """Make a folder in which `import migraphx` gives this stand-in."""
+    shutil.copy(STANDIN / name, folder / "migraphx.py")
+    shutil.copy(STANDIN / "migraphx.py", folder / "standin_migraphx.py")
+    shutil.copy(STANDIN.parent / "gpu_programs.py", folder)
+    (folder / "standin.json").write_text(json.dumps({"arch": "gfx942", "cross": False}))
+
+
+def claimed(farm: Farm, folder: Path) -> Attempt:
+    """An attempt of a cell for the stand-in, on a GPU's slot."""
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 1, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    frozen = freeze_manifest(folder, MANIFEST)
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.submit("main", frozen.submission, by="test")
+    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    named = (claim.token, claim.order, claim.limits, "main", claim.key)
+    return Attempt(job_id, number, *named, slot=Slot(gpu="GPU-1"), worker="w1")
+
+
 @pytest.mark.skipif(bool(unsealable()), reason="this kernel cannot seal: farm doctor says what it lacks")
 @pytest.mark.fault("23")
 def test_a_hostile_compiler_reaches_nothing(
@@ -52,23 +76,13 @@ def test_a_hostile_compiler_reaches_nothing(
     places = {name: tmp_path / name for name in ("compiler", "home", "data")}
     for place in places.values():
         place.mkdir()
-    shutil.copy(STANDIN / "hostile.py", places["compiler"] / "migraphx.py")
-    shutil.copy(STANDIN / "migraphx.py", places["compiler"] / "standin_migraphx.py")
-    shutil.copy(STANDIN.parent / "gpu_programs.py", places["compiler"])
-    (places["compiler"] / "standin.json").write_text(json.dumps({"arch": "gfx942", "cross": False}))
+    install("hostile.py", places["compiler"])
     config, keys = places["home"] / "farm.toml", places["home"] / ".aws"
     config.write_text("s3_secret_key = 'canary'\n")
     keys.mkdir()
     monkeypatch.setenv("FARM_S3_SECRET_KEY", settings.s3_secret_key.get_secret_value())
     farm = Farm(settings.model_copy(update={"data_dir": places["data"], "migraphx_path": str(places["compiler"])}))
-    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 1, "pools": [POOL.as_dict()]}
-    farm.store.workers.register(worker, ttl=600)
-    frozen = freeze_manifest(tmp_path, MANIFEST)
-    for path in frozen.files.values():
-        farm.artifacts.put_blob_file(path)
-    farm.builds.submit("main", frozen.submission, by="test")
-    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
-    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    attempt = claimed(farm, tmp_path)
     executor = farm.executor
     other = executor._work._folder() / "j-other-1-x"
     for name in ("model", "program"):
@@ -103,9 +117,6 @@ def test_a_hostile_compiler_reaches_nothing(
     (places["compiler"] / "targets.json").write_text(json.dumps(targets))
     before = hashes(other, places["data"] / "cache", tuning, places["compiler"], places["home"])
     stored = set(farm.artifacts.list_objects("ns/"))
-    attempt = Attempt(
-        job_id, number, claim.token, claim.order, claim.limits, "main", claim.key, slot=Slot(gpu="GPU-1"), worker="w1"
-    )
     try:
         outcome = executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
         assert neighbour.poll() is None
@@ -126,6 +137,63 @@ def test_a_hostile_compiler_reaches_nothing(
     assert {path: digest for path, digest in after.items() if path in before} == before
     # What it made is under its own key, and what is new in the node's cache are this attempt's inputs.
     made = {key for key in set(farm.artifacts.list_objects("ns/")) - stored if "/artifacts/" in key}
-    assert [key.rpartition("/")[2] for key in made] == [f"{claim.key}.json"]
+    assert [key.rpartition("/")[2] for key in made] == [f"{attempt.key}.json"]
     assert all(secret not in log for secret in targets["secrets"])
     assert "canary" not in log
+
+
+STRAY = FailureKind.COMPILER_ERROR
+ATTACKS = {
+    "program is a link": STRAY,
+    "text is a pipe": STRAY,
+    "folders without end": STRAY,
+    "disk": FailureKind.DISK_LIMIT,
+    "processes": FailureKind.PROCESS_LIMIT,
+    "IPC": FailureKind.COMPILER_CRASH,
+    "text is a link": STRAY,
+    "program is a pipe": STRAY,
+    "link to everything": STRAY,
+    "second name": STRAY,
+    "program is a folder": STRAY,
+    "disk without a name": FailureKind.DISK_LIMIT,
+    "answer without end": STRAY,
+}
+"""What the stand-in does (`tests/support/standin/leaving.py`), and as what it ends."""
+
+
+def kept_by_the_kernel() -> list[str]:
+    """System V segments, semaphores and queues, which outlive their processes."""
+    return [line for name in ("shm", "sem", "msg") for line in Path(f"/proc/sysvipc/{name}").read_text().splitlines()]
+
+
+@pytest.mark.skipif(bool(unsealable()), reason="this kernel cannot seal: farm doctor says what it lacks")
+@pytest.mark.fault("23-leaves")
+def test_a_hostile_compiler_leaves_nothing_and_takes_no_slot_with_it(
+    fault: Fault, settings: Settings, tmp_path: Path
+) -> None:
+    compiler, data, secret = tmp_path / "compiler", tmp_path / "data", tmp_path / "secret"
+    compiler.mkdir()
+    secret.write_text("FARM_S3_SECRET_KEY=canary")
+    install("leaving.py", compiler)
+    bounds = {"disk_limit": 64 << 20, "process_limit": 200, "migraphx_path": str(compiler), "data_dir": data}
+    farm = Farm(settings.model_copy(update=bounds))
+    limits = AttemptLimits(time=240.0, memory=0)
+    attempt = replace(claimed(farm, tmp_path), limits=limits)
+    processes, kernel = set(psutil.Process().children(recursive=True)), kept_by_the_kernel()
+    before = set(farm.artifacts.list_objects("blobs/"))
+    ended: dict[str, FailureKind | None] = {}
+    chosen = list(ATTACKS)[: fault.count.attacks]
+    for name in (*chosen, "none"):
+        (compiler / "targets.json").write_text(json.dumps({"attack": name, "secret": str(secret), "key": os.getpid()}))
+        outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+        ended[name] = outcome.kind
+        if name == "none":
+            assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    fault.measured(attacks=len(chosen), succeeded=sum(ended[name] is not ATTACKS[name] for name in chosen))
+    assert ended == {**{name: ATTACKS[name] for name in chosen}, "none": None}
+    assert set(psutil.Process().children(recursive=True)) <= processes
+    assert kept_by_the_kernel() == kernel
+    assert [path.name for path in data.glob("work/*/*/*")] == []
+    made = {key.rpartition("/")[2] for key in set(farm.artifacts.list_objects("blobs/")) - before}
+    read = [farm.artifacts.read_blob(digest, 1 << 27) for digest in made]
+    assert not [data for data in read if b"canary" in data or b"FARM_CHILD" in data]
