@@ -69,6 +69,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.state.farm = farm
     app.state.watchers = anyio.CapacityLimiter(build_routes.WATCHERS)
     app.state.streams = Counter()
+    app.state.imports = anyio.CapacityLimiter(1)
     problems.install(app)
     for room in (
         router,

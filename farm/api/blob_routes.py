@@ -11,12 +11,16 @@ from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import blob_key
 from farm.artifacts.ownership import lacking
-from farm.errors import NotFound
+from farm.artifacts.s3 import client_parts
+from farm.errors import NotFound, UsageError
 
 router = APIRouter(tags=["blobs"])
 
 MAX_PUT = 1 << 30
 """Bytes of a blob that is sent by one PUT. S3 takes 5 GiB, but what breaks off is sent again from its beginning."""
+
+MAX_PERMISSIONS = 2000
+"""Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
 
 
 @router.post("/blobs", response_model=schemas.Missing)
@@ -27,8 +31,15 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     are left out, and is finished by a request of its own, which checks it.
     """
     wanted = {blob.digest: blob.size for blob in query.blobs}
+    missing = lacking(farm.artifacts, wanted)
+    parts = sum(client_parts(wanted[digest]) for digest in missing if wanted[digest] > MAX_PUT)
+    if parts > MAX_PERMISSIONS:
+        hint = "ask for fewer blobs at once"
+        raise UsageError(
+            f"these blobs would be sent in {parts} parts, more than the {MAX_PERMISSIONS} of one answer", hint=hint
+        )
     uploads = []
-    for digest in lacking(farm.artifacts, wanted):
+    for digest in missing:
         size = wanted[digest]
         large = size > MAX_PUT
         permissions = (

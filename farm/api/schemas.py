@@ -22,7 +22,8 @@ TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Item = TypeVar("Item")
 Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]
-Size = Annotated[int, Field(ge=0, le=2**44, description="bytes")]
+Size = Annotated[int, Field(ge=0, le=2**42, description="bytes")]
+"""4 TiB at most: a thousand parts, of which S3 takes 5 GiB each."""
 Label = Annotated[str, Field(max_length=256)]
 
 
@@ -74,14 +75,22 @@ class ConversionView(BaseModel):
     source: Digest
 
 
+class TensorView(_Open):
+    """An input or output of a model: its shape has numbers, names, and null for what is open."""
+
+    name: Annotated[str, Field(max_length=1024)]
+    dtype: Label
+    shape: Annotated[list[int | Annotated[str, Field(max_length=1024)] | None], Field(max_length=64)] | None
+
+
 class FrozenModelView(_Open):
     """A model as the client read and hashed it; the first file is the model itself."""
 
     digest: Digest
     format: Literal["onnx", "tf"]
     files: Annotated[list[FileRef], Field(min_length=1, max_length=10_000)]
-    inputs: list[dict[str, Any]]
-    outputs: list[dict[str, Any]]
+    inputs: Annotated[list[TensorView], Field(max_length=10_000)]
+    outputs: Annotated[list[TensorView], Field(max_length=10_000)]
     size: Size
     conversion: ConversionView | None = None
 

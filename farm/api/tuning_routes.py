@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Path, Query, Response
+import anyio
+from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
@@ -71,14 +73,24 @@ def tuning_stats(database: There) -> schemas.Document:
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/import", response_model=schemas.TuningImported)
-def tuning_import(
+async def tuning_import(
     database: Addressed,
     caller: Submitter,
     farm: FarmDep,
+    request: Request,
     snapshot: Annotated[bytes, Body(media_type="application/gzip", description="A snapshot as gzipped text.")],
     miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
 ) -> schemas.Document:
-    """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name."""
+    """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name.
+
+    At most 64 MiB of text, with 500,000 records.
+    """
+    # One after the other, since each takes memory, and waiting takes none of the threads that serve others.
+    work = partial(_import, farm, database, caller.name, snapshot, miopen)
+    return await anyio.to_thread.run_sync(work, limiter=request.app.state.imports)
+
+
+def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miopen: str) -> schemas.Document:
     pools = [pool for pool in _pools(farm) if pool.stem == database.pool]
     own = [pool for pool in pools if (database.device, database.mode) in _possible(pool)]
     # Those with an enforcement of MIOpen's search are there once a job has asked for it.
@@ -86,13 +98,11 @@ def tuning_import(
     pool = next(iter(own or ((same or pools) if database.exists() else [])), None)
     if pool is None:
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
-    offered = text.unpack(snapshot)
+    offered = text.unpack(snapshot, text.BROUGHT)
     text.check(offered)
     known_now = database.since(frozenset()).snapshot
     found = fitting(offered, known_now, pool.device, pool.toolchain, miopen)
-    source = RecordSource(
-        datetime.now(UTC).isoformat(timespec="seconds"), f"import by {caller.name}", "", pool.toolchain
-    )
+    source = RecordSource(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain)
     delta = found.snapshot.measured_by(source)
     if delta:
         database.commit(delta)

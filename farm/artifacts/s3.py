@@ -71,6 +71,9 @@ THREADS = 4
 CLIENT_PART = 128 << 20
 """Bytes of one part of a client's upload at least: what is sent again where it breaks off."""
 
+CLIENT_PARTS = 1000
+"""Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB."""
+
 MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
 
@@ -563,7 +566,7 @@ class S3Store:
             begin = partial(self._s3.create_multipart_upload, Bucket=self._bucket, Key=key)
             upload = self._ask("write", key, begin)["UploadId"]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
-        part_size = max(CLIENT_PART, -(-size // MAX_PARTS))
+        part_size = _client_part(size)
         puts = []
         for number, start in enumerate(range(0, size, part_size), 1):
             length = min(part_size, size - start)
@@ -742,6 +745,15 @@ class S3Store:
         else:
             reason = str(error)
         return f"cannot {action} {self._place(key)}: {reason}"
+
+
+def client_parts(size: int) -> int:
+    """Return in how many parts a client sends a large blob."""
+    return -(-size // _client_part(size))
+
+
+def _client_part(size: int) -> int:
+    return max(CLIENT_PART, -(-size // CLIENT_PARTS))
 
 
 def _give_up(away: StorageAway) -> None:

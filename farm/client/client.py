@@ -65,6 +65,8 @@ SLOWEST_HASH = 20e6
 
 UPLOADS = 4
 BLOBS_AT_ONCE = 1000
+PARTS_AT_ONCE = 2000
+"""Parts of large blobs that one answer of the farm has room for; it cuts them at 128 MiB, into 1000 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +211,9 @@ class FarmClient:
         """
         sizes = {digest: path.stat().st_size for digest, path in files.items()}
         uploads: list[Document] = []
-        names = list(files)
-        for start in range(0, len(names), BLOBS_AT_ONCE):
-            lot = [{"digest": digest, "size": sizes[digest]} for digest in names[start : start + BLOBS_AT_ONCE]]
-            uploads += self._transport.post("/v1/blobs", {"blobs": lot})["missing"]
+        for lot in _lots(sizes):
+            blobs = [{"digest": digest, "size": sizes[digest]} for digest in lot]
+            uploads += self._transport.post("/v1/blobs", {"blobs": blobs})["missing"]
         puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
         total, sent, lock = sum(int(put["size"]) for put, _ in puts), 0, Lock()
 
@@ -643,6 +644,21 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
 
 
 # --- details --------------------------------------------------------------------------------------------------------
+
+
+def _lots(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield blobs (by digest) that one request may ask for."""
+    lot: list[str] = []
+    room = PARTS_AT_ONCE
+    for digest, size in sizes.items():
+        parts = min(1000, 1 + (size >> 27))
+        if lot and (len(lot) == BLOBS_AT_ONCE or parts > room):
+            yield lot
+            lot, room = [], PARTS_AT_ONCE
+        lot.append(digest)
+        room -= parts
+    if lot:
+        yield lot
 
 
 def _build(build_id: str) -> str:

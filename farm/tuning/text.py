@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from farm.errors import UsageError
@@ -37,8 +38,25 @@ SCHEMA = 1
 
 _MARK, _END = "\n@@\t", "end"
 
-TEXT_LIMIT = 2 << 30
-"""Bytes of unpacked text that are read at most."""
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What of a snapshot's text is read at most: bytes in all, of its header and of each line after it, and lines.
+
+    A line takes a few hundred bytes of memory, however short it is, and its JSON twenty times its length.
+    """
+
+    size: int = 2 << 30
+    header: int = 1 << 30
+    line: int = 1 << 30
+    lines: int = 1 << 30
+
+
+OURS = TextLimits()
+"""Of what the farm wrote itself."""
+
+BROUGHT = TextLimits(size=64 << 20, header=4 << 20, line=1 << 20, lines=500_000)
+"""Of what a user brings: little enough for a server, however well it was packed."""
 
 
 def pack(snapshot: Snapshot) -> bytes:
@@ -46,16 +64,29 @@ def pack(snapshot: Snapshot) -> bytes:
     return gzip.compress(write(snapshot).encode(), compresslevel=1, mtime=0)
 
 
-def unpack(data: bytes) -> Snapshot:
-    """Read back what `pack` wrote. Raises UsageError for anything else."""
+def unpack(data: bytes, limits: TextLimits = OURS) -> Snapshot:
+    """Read back what `pack` wrote. Raises UsageError for anything else, and for more than the limits."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(data, TEXT_LIMIT)
+        text = unpacker.decompress(data, limits.size)
     except zlib.error as error:
         raise UsageError(f"not a snapshot of a tuning database: {error}") from None
     if not unpacker.eof:
-        raise UsageError("not a snapshot of a tuning database: it is cut, or too large")
+        if len(text) < limits.size:
+            raise UsageError("not a snapshot of a tuning database: it is cut")
+        raise UsageError(
+            f"a snapshot of a tuning database with more than {limits.size >> 20} MiB of text", hint=_SMALLER
+        )
+    # Before anything is made of it.
+    if text.count(b"\n") > limits.lines:
+        raise UsageError(f"a snapshot of a tuning database with more than {limits.lines} records", hint=_SMALLER)
+    header = text.find(b"\n") if b"\n" in text else len(text)
+    if header > limits.header or re.compile(rb"[^\n]{%d}" % (limits.line + 1)).search(text, header):
+        raise UsageError("a snapshot of a tuning database with a line that is too long", hint=_SMALLER)
     return read(text)
+
+
+_SMALLER = "bring a part of it at a time"
 
 
 def write(snapshot: Snapshot) -> str:

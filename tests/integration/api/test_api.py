@@ -25,7 +25,7 @@ from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
 from farm.builds import service
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import BLOBS_AT_ONCE, FarmClient, Frozen, _lots
 from farm.client.family import schema
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
@@ -334,6 +334,38 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     assert farm.artifacts.verify_blob(digest, 17 << 20)
     assert list(farm.artifacts.list_objects("uploads/")) == []
     assert client.upload({digest: file}) == 0
+
+
+def test_promised_sizes_cost_nothing_before_they_are_summed(
+    farm: Farm, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of an upload takes a signature: what one request asks for is counted before the first is made."""
+    begun: list[int] = []
+    begin = type(farm.artifacts).begin_upload
+    monkeypatch.setattr(type(farm.artifacts), "begin_upload", lambda *given: begun.append(given[-1]) or begin(*given))
+    api = client._transport._api
+
+    def ask(size: int, count: int) -> httpx.Response:
+        blobs = [{"digest": f"{number:064x}", "size": size} for number in range(count)]
+        return api.post("/v1/blobs", json={"blobs": blobs})
+
+    assert ask(2**44, 1).status_code == 422
+    assert ask(2**42, 3).status_code == 400
+    assert ask(100 << 30, 1000).json()["detail"].startswith("these blobs would be sent in 800000 parts")
+    assert begun == []
+    (upload,) = ask(2**42, 1).json()["missing"]
+    assert len(upload["puts"]) == 1000
+    assert max(put["size"] for put in upload["puts"]) <= 5 << 30, "S3 takes no larger part"
+
+
+def test_the_client_asks_for_as_many_blobs_as_the_farm_answers() -> None:
+    sizes = {f"{number:064x}": 100 << 30 for number in range(7)} | {f"{number:064x}": 4 for number in range(7, 3000)}
+    lots = list(_lots(sizes))
+    assert [digest for lot in lots for digest in lot] == list(sizes)
+    for lot in lots:
+        assert len(lot) <= BLOBS_AT_ONCE
+        large = sum(s3.client_parts(sizes[digest]) for digest in lot if sizes[digest] > farm_blobs.MAX_PUT)
+        assert large <= farm_blobs.MAX_PERMISSIONS
 
 
 def test_a_large_blob_with_other_bytes_is_refused(
