@@ -111,15 +111,15 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=schemas.TuningMerged)
-def tuning_merge(database: There, _: Submitter) -> schemas.Document:
+def tuning_merge(_: Submitter, database: There) -> schemas.Document:
     """Bring what attempts committed into the head now; the control plane does so by itself after a while."""
     return asdict(database.merge())
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=schemas.TuningPruned)
 def tuning_prune(
-    database: There,
     _: Submitter,
+    database: There,
     older: Annotated[float | None, Query(gt=0, description="Records that were measured so many seconds ago.")] = None,
     job: Annotated[str, Query(max_length=64, description="Records that this job measured.")] = "",
     everything: Annotated[bool, Query(description="The whole database.")] = False,

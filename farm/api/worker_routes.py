@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
+from farm.artifacts.tokens import Role
 from farm.errors import NotFound
 
 router = APIRouter(tags=["workers"])
@@ -17,9 +18,13 @@ PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 
 @router.get("/workers")
-def workers(_: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
-    """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so."""
-    return schemas.Items(items=[dict(worker) for worker in farm.store.workers.list()])
+def workers(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
+    """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so.
+
+    The administrator sees all jobs that they run; others those of their namespace, and how many more there are.
+    """
+    namespace = "" if caller.role is Role.ADMIN else caller.namespace
+    return schemas.Items(items=[dict(worker) for worker in farm.store.workers.list(namespace)])
 
 
 @router.post("/workers/{name}/drain", status_code=204)

@@ -448,7 +448,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.WORKERS: lambda worker: (
         str(worker["id"]),
         render.plural(int(worker["slots"]), "slot"),
-        f"{len(worker['running'])} running",
+        f"{len(worker['running']) + worker.get('running_others', 0)} running",
         ", ".join(worker["pools"]),
         "draining" if worker["draining"] else f"fenced: {worker['fenced']}" if worker["fenced"] else worker["resting"],
     ),

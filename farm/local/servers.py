@@ -194,6 +194,10 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
     from farm.artifacts.s3 import S3Store
 
     keys = {name: secrets.token_hex(32) for name in _WEED_KEYS}
+    # Not by its environment: it writes key ids that come from there to its log.
+    credentials = [{"accessKey": access_key, "secretKey": secret_key}]
+    identity = {"name": "farm", "credentials": credentials, "actions": ["Admin"]}
+    identities = write_private(folder / "identities.json", json.dumps({"identities": [identity]}))
     certificate = _make_certificate(folder / "tls")
     parts = ("s3", "master", "volume", "filer", "admin")
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
@@ -218,6 +222,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
             # Else a misspelt bucket is made silently at the first put.
             "-s3.autoCreateBucket=false",
             f"-bucket={bucket}",
+            f"-s3.config={identities}",
             *(f"-{name}={port}" for name, port in ports.items()),
         ]
         url = f"http://{HOST}:{ports['s3.port']}"
@@ -243,9 +248,8 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
             patience=1,
             clean_up=_remove_dead_sockets,
             environment={
-                **os.environ,
-                "AWS_ACCESS_KEY_ID": access_key,
-                "AWS_SECRET_ACCESS_KEY": secret_key,
+                # Keys of the user's own, for another S3, would count here too.
+                **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
                 "WEED_CORS_ALLOWED_ORIGINS_VALUES": url,
                 **keys,
                 **certificate,

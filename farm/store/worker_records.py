@@ -11,6 +11,8 @@ from farm.store.link import Link, key
 
 Rows = list[dict[str, Any]]
 Names = list[str]
+Jobs = list[tuple[str, str]]
+"""Jobs by their ids, with their namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,11 @@ class WorkerRecords:
         """
         return list(self._link.run("worker_died", worker=worker_id, why=why))
 
-    def list(self) -> Rows:
+    def list(self, namespace: str = "") -> Rows:
         """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids).
 
-        `fenced` says why their node takes no jobs, `resting` why they take none for now.
+        With a `namespace` those of others are only counted: `running_others`. `fenced` says why their node takes no
+        jobs, `resting` why they take none for now.
         """
         ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
         records = self._link.ask_many(["HGETALL", key("worker", worker_id)] for worker_id in ids)
@@ -110,7 +113,10 @@ class WorkerRecords:
                 "draining": record.get("draining") == "1",
                 "registered_at": int(record["registered_at"]) / 1000,
                 "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
-                "running": running.get(worker_id, []),
+                "running": (
+                    ours := [job for job, owner in running.get(worker_id, ()) if owner == namespace or not namespace]
+                ),
+                "running_others": len(running.get(worker_id, ())) - len(ours),
                 "fenced": reason or "",
                 "resting": record.get("resting", ""),
             }
@@ -158,12 +164,13 @@ class WorkerRecords:
         now = int(self._link.ask("TIME")[0]) * 1000
         self._link.ask("ZREMRANGEBYSCORE", key("workers"), "-inf", now)
 
-    def _running(self) -> dict[str, Names]:
+    def _running(self) -> dict[str, Jobs]:
+        """Return the jobs that each worker runs, with their namespaces."""
         jobs = [job for name in ("leases", "kept") for job in self._link.ask("ZRANGE", key(name), 0, -1)]
-        owners = self._link.ask_many(["HGET", key("job", job), "worker"] for job in jobs)
-        running: dict[str, Names] = {}
-        for job, owner in zip(jobs, owners, strict=True):
-            running.setdefault(owner, []).append(job)
+        rows = self._link.ask_many(["HMGET", key("job", job), "worker", "namespace"] for job in jobs)
+        running: dict[str, Jobs] = {}
+        for job, (worker, namespace) in zip(jobs, rows, strict=True):
+            running.setdefault(worker, []).append((job, namespace))
         return running
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +21,10 @@ from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
 from farm.jobs.state import FailureKind, Outcome
 from farm.local.servers import write_private
 from farm.settings import load_settings
-from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, freeze_manifest, work
+from farm.tuning import text
+from farm.tuning.database import TuningDatabase, device_name
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
+from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, POOL, freeze_manifest, succeed, work
 
 OTHER = """\
 version: 1
@@ -48,6 +55,147 @@ def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, r
             allowed = answer.status_code != 403
             assert allowed is (enough or pattern in OPEN_TO_ALL), (method, pattern, answer.status_code)
             assert answer.status_code < 500, (method, pattern)
+
+
+@dataclass
+class Team:
+    """Builds that ended and are under way, in `main` and in `team`, and a token of each role for `team`."""
+
+    url: str
+    frozen: Frozen
+    ended: dict[str, str]
+    running: dict[str, str]
+    tokens: dict[str, str]
+    database: str
+    packed: bytes
+
+    def requests(self, namespace: str) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
+        """A real request for each route that changes something, on what is the namespace's: its path, and its body."""
+        submission = {**self.frozen.submission, "build_id": new_build_id()}
+        ended, running = f"/v1/builds/{self.ended[namespace]}", f"/v1/builds/{self.running[namespace]}"
+        blob = {"digest": hashlib.sha256(secrets.token_bytes(4)).hexdigest(), "size": 4}
+        token = {"name": f"made-{secrets.token_hex(4)}", "role": "reader", "namespace": namespace}
+        of = "/v1/builds/{build_id}"
+        database = "/v1/tuning/{pool}/{device}/{mode}"
+        there = f"/v1/tuning/{self.database}"
+        return {
+            ("post", "/v1/plan"): ("/v1/plan", {"json": submission}),
+            ("post", "/v1/builds"): ("/v1/builds", {"json": submission}),
+            ("post", f"{of}/pause"): (f"{running}/pause", {}),
+            ("post", f"{of}/resume"): (f"{running}/resume", {}),
+            ("post", f"{of}/retry/plan"): (f"{ended}/retry/plan", {"json": {"build_id": new_build_id()}}),
+            ("post", f"{of}/retry"): (f"{ended}/retry", {"json": {"build_id": new_build_id()}}),
+            ("put", "/v1/refs/{tag}"): ("/v1/refs/stable", {"json": {"source": "latest"}}),
+            ("delete", "/v1/refs/{tag}"): ("/v1/refs/stable", {}),
+            ("post", "/v1/blobs"): ("/v1/blobs", {"json": {"blobs": [blob]}}),
+            ("post", "/v1/blobs/{digest}/finish"): (f"/v1/blobs/{self.known}/finish", {"json": {"size": self.size}}),
+            ("post", f"{database}/import"): (f"{there}/import", {"content": self.packed}),
+            ("post", f"{database}/merge"): (f"{there}/merge", {}),
+            ("post", f"{database}/prune"): (f"{there}/prune", {"params": {"everything": True}}),
+            ("post", "/v1/tokens"): ("/v1/tokens", {"json": token}),
+            ("delete", "/v1/tokens/{name}"): (f"/v1/tokens/spare-{namespace}", {}),
+            ("post", "/v1/gc"): ("/v1/gc", {"params": {"dry_run": True}}),
+            ("post", "/v1/pools/{name}/pause"): (f"/v1/pools/{POOL.name}/pause", {}),
+            ("post", "/v1/pools/{name}/resume"): (f"/v1/pools/{POOL.name}/resume", {}),
+            ("post", "/v1/workers/{name}/drain"): ("/v1/workers/w1/drain", {}),
+            ("post", "/v1/nodes/{name}/unfence"): ("/v1/nodes/n1/unfence", {}),
+            # Last, since nothing is under way after it.
+            ("post", f"{of}/cancel"): (f"{running}/cancel", {}),
+        }
+
+    @property
+    def known(self) -> str:
+        """A blob that is there."""
+        return str(self.frozen.submission["models"]["net"]["files"][0]["digest"])
+
+    @property
+    def size(self) -> int:
+        """Its size."""
+        return int(self.frozen.submission["models"]["net"]["files"][0]["size"])
+
+
+@pytest.fixture
+def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Path) -> Team:
+    admin = farm.settings.api_token.get_secret_value()
+    ended: dict[str, str] = {}
+    second = tmp_path / "second"
+    second.mkdir()
+    other = freeze_manifest(second, OTHER)
+    device = device_name(POOL.device)
+    learnt = Record(RecordStore.ONNXRUNTIME, "", "ab" * 32, '{"all/1":0.1}', RecordSource("2026-01-01T00:00:00+00:00"))
+
+    def submit(namespace: str, what: Frozen) -> str:
+        with FarmClient(url, admin, namespace=namespace) as somebody:
+            return str(somebody.submit(Frozen({**what.submission, "build_id": new_build_id()}, what.files))["id"])
+
+    for namespace in ("main", "team"):
+        ended[namespace] = submit(namespace, frozen)
+        work(farm, succeed(farm, namespace=namespace))
+        farm.build_finisher.finish(ended[namespace])
+        client.create_token(f"spare-{namespace}", "reader", namespace)
+        TuningDatabase(farm.artifacts, namespace, POOL.stem, device, "quick").commit(Snapshot.of([learnt]))
+    running = {namespace: submit(namespace, other) for namespace in ended}
+    tokens = {role: client.create_token(f"a-{role}", role, "team") for role in ("reader", "submitter", "admin")}
+    farm.store.workers.probed("w1", node="n1", wrong="as a test wants it", row=0)
+    empty = text.pack(Snapshot())
+    return Team(url, frozen, ended, running, tokens, f"{POOL.stem}/{device}/quick", empty)
+
+
+@pytest.mark.parametrize("role", ["reader", "submitter", "admin"])
+def test_no_role_does_with_a_real_body_what_only_a_higher_one_may(team: Team, role: str) -> None:
+    """What is refused is refused before anything is done; what a role may do, it can."""
+    requests = team.requests("team")
+    changing = {(method, pattern) for method, pattern, _ in routes(team.url) if method != "get"}
+    assert set(requests) == changing, "a new route needs a real request here"
+    headers = {"Authorization": f"Bearer {team.tokens[role]}"}
+    with httpx.Client(base_url=team.url, headers=headers, timeout=60) as somebody:
+        for (method, pattern), (path, body) in requests.items():
+            needed = "admin" if pattern in ADMINS_ONLY else "submitter"
+            enough = ["reader", "submitter", "admin"].index(role) >= ["reader", "submitter", "admin"].index(needed)
+            answer = somebody.request(method, path, **body)
+            assert (answer.status_code < 300) is enough, (method, pattern, answer.status_code, answer.text)
+            assert enough or answer.status_code == 403, (method, pattern, answer.status_code)
+
+
+@pytest.mark.parametrize("role", ["reader", "submitter"])
+def test_no_role_does_with_a_real_body_anything_in_another_namespace(
+    farm: Farm, client: FarmClient, team: Team, role: str
+) -> None:
+    """Neither by naming that namespace, nor by the ids of what is there."""
+    before = {key: farm.artifacts.get_object(key).data for key in farm.artifacts.list_objects("ns/main/")}
+    builds = {build_id: client.cells(build_id) for build_id in (team.ended["main"], team.running["main"])}
+    with httpx.Client(
+        base_url=team.url, headers={"Authorization": f"Bearer {team.tokens[role]}"}, timeout=60
+    ) as somebody:
+        for (method, pattern), (path, body) in team.requests("main").items():
+            named = somebody.request(method, path, headers={"Farm-Namespace": "main"}, **body)
+            assert named.status_code == 403, (method, pattern, named.status_code)
+            if "{build_id}" in pattern:
+                meant = somebody.request(method, path, **body)
+                assert meant.status_code == (404 if role == "submitter" else 403), (method, pattern, meant.status_code)
+        for method, pattern, path in routes(team.url):
+            if method == "get" and "{build_id}" in pattern:
+                read = somebody.get(path.replace("@latest", team.ended["main"]), params={"cell": "any"})
+                assert read.status_code == 404, (pattern, read.status_code)
+    assert {key: farm.artifacts.get_object(key).data for key in farm.artifacts.list_objects("ns/main/")} == before
+    assert {build_id: client.cells(build_id) for build_id in builds} == builds
+
+
+def test_jobs_of_other_namespaces_are_counted_and_not_named(farm: Farm, client: FarmClient, team: Team) -> None:
+    assert farm.store.workers.unfence("n1")
+    handed = farm.store.jobs.hand_out(POOL.name, 10)
+    for job_id, attempt in handed:
+        assert farm.store.jobs.claim(job_id, attempt, nonce=job_id, worker="w1", node="n1").answer == "run"
+    ours = [cell["job"] for cell in client.cells(team.running["main"])]
+    (worker,) = client.workers()
+    assert sorted(worker["running"]) == sorted(job for job, _ in handed)
+    assert worker["running_others"] == 0
+    with FarmClient(team.url, team.tokens["reader"]) as reader:
+        (worker,) = reader.workers()
+        theirs = [cell["job"] for cell in reader.cells(team.running["team"])]
+        assert sorted(worker["running"]) == sorted(theirs)
+        assert worker["running_others"] == len(handed) - len(theirs) > 0
+        assert not [job for job in ours if job in str(reader.workers())]
 
 
 def test_a_token_is_for_its_namespace_alone(url: str, client: FarmClient, frozen: Frozen) -> None:

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from farm.artifacts.s3 import S3Store
-from farm.errors import StoreUnavailable
+from farm.errors import StorageUnavailable, StoreUnavailable
 from farm.local import servers
 from farm.local.servers import GUARD, Server, start_valkey, start_weed
 from tests.support.helpers import wait_until
@@ -71,6 +71,20 @@ def test_weed_keeps_its_data(tmp_path: Path) -> None:
         sockets = {each.laddr for each in psutil.Process(server.pid).net_connections("unix") if each.laddr}
         assert sockets and all(Path(path).exists() for path in sockets)
     assert not any(Path(path).exists() for path in sockets)
+
+
+def test_weed_writes_no_key_and_no_key_id_to_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it take the keys that its user has for another S3."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "of-another-storage")
+    with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
+        S3Store(bucket="farm", endpoint=server.url, **KEYS).put_blob_bytes(b"kept")
+        keys = dict.fromkeys(KEYS, "of-another-storage")
+        with pytest.raises(StorageUnavailable, match="InvalidAccessKeyId"):
+            S3Store(bucket="farm", endpoint=server.url, patience=0.0, **keys).get_object("any")
+    said = server.log.read_text()
+    assert said
+    assert not [name for name, value in KEYS.items() if value in said]
 
 
 def test_weed_gives_and_takes_nothing_without_a_key(tmp_path: Path) -> None:
