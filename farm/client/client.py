@@ -63,6 +63,9 @@ AUDIT_SILENCE = 600.0
 SLOWEST_HASH = 20e6
 """Bytes a second that the farm hashes at least, of a large upload."""
 
+LARGEST_SNAPSHOT = 2 << 30
+"""Bytes of a tuning database, as text."""
+
 UPLOADS = 4
 BLOBS_AT_ONCE = 1000
 PARTS_AT_ONCE = 2000
@@ -442,7 +445,9 @@ class FarmClient:
 
     def tuning_snapshot(self, database: str) -> bytes:
         """Return all records of a tuning database as text, for `farm.tuning.text.read`. Raises NotFound."""
-        return self._transport.request("GET", f"{_tuning(database)}/snapshot", timeout=300.0).content
+        return self._transport.request(
+            "GET", f"{_tuning(database)}/snapshot", timeout=300.0, limit=LARGEST_SNAPSHOT
+        ).content
 
     def tuning_stats(self, database: str) -> Document:
         """Return what a tuning database holds, and what tuning took and saved, in all and by the day."""

@@ -32,6 +32,9 @@ RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0)
 
 CHUNK = 1 << 20
 
+LARGEST_ANSWER = 256 << 20
+"""Bytes of a farm's answer, unpacked, that are read at most."""
+
 
 @cache
 def _trusted() -> ssl.SSLContext:
@@ -85,13 +88,17 @@ class Transport:
         document: Document = self.request("POST", path, json=body, **options).json()
         return document
 
-    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Ask the farm. Raises what it refuses with, FarmFault where it cannot be reached after all tries."""
+    def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
+        """Ask the farm; its answer has `limit` bytes at most.
+
+        Raises what it refuses with, FarmFault where it cannot be reached after all tries, UsageError for a longer one.
+        """
         import httpx
 
         def once() -> httpx.Response:
             try:
-                return _checked(self._api.request(method, path, **options))
+                with self._api.stream(method, path, **options) as response:
+                    return _checked(_read(response, limit))
             except httpx.TransportError as error:
                 raise self._unreachable(error) from None
 
@@ -207,6 +214,20 @@ def _retry(once: Callable[[], T]) -> T:
         except FarmFault:
             time.sleep(delay)
     return once()
+
+
+def _read(response: httpx.Response, limit: int) -> httpx.Response:
+    """Return the response with its content; one that is packed could unpack to any size."""
+    import httpx
+
+    data = bytearray()
+    for chunk in response.iter_bytes(CHUNK):
+        data += chunk
+        if len(data) > limit:
+            raise UsageError(f"{response.url} answers more than {limit >> 20} MiB", hint="is a farm at that address?")
+    packing = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in packing]
+    return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
