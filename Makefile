@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-faults test-noise chaos lint bench schemas clean
+.PHONY: demo test test-faults test-noise chaos lint bench schemas locks clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -47,10 +47,20 @@ schemas: $(VENV)/.dev
 	$(RUN)/python -c 'import json; from farm.api.application import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
 
-$(VENV)/.dev: pyproject.toml
+# What is installed, to the byte: for the API's image, for a worker's, and here. Newest releases that pyproject.toml allows, for
+# every Python from 3.11 on; to be read before it is committed.
+locks:
+	$(PYTHON) -m venv $(VENV)/locks
+	$(VENV)/locks/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	for extra in dev server worker; do $(VENV)/locks/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--upgrade --no-header --extra $$extra $$([ $$extra = dev ] || echo --constraint deploy/locks/dev.txt) \
+		--output-file deploy/locks/$$extra.txt pyproject.toml || exit 1; done
+
+$(VENV)/.dev: pyproject.toml deploy/locks/dev.txt
 	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/dev.txt
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 clean:
