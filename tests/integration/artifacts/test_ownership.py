@@ -66,6 +66,40 @@ def test_what_is_named_in_the_grace_stays_and_loses_its_mark(store: S3Store, mon
     assert list(store.list_objects(MARKS)) == []
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ns/main/builds/b-2/plan.json",
+        "ns/main/builds/b-1/plan.json",
+        "ns/main/refs/prod.json",
+        "ns/main/tuning/pool/device/quick/head.json",
+    ],
+    ids=["a new document", "the plan of an open build", "a ref", "a head"],
+)
+def test_what_is_named_between_the_look_and_the_deletion_stays(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """By who does not upload it again; all but the first are there before, and change."""
+    digest, _ = store.put_blob_bytes(b"nobody's")
+    store.put_object("ns/main/open/b-1", b"{}")
+    if "b-2" not in key:
+        store.put_object(key, b"{}")
+    mark = ownership._mark
+
+    def marked() -> bool:
+        found(store, monkeypatch, grace=DAY)
+        return ownership._is_doomed(store, blob_key(digest))
+
+    def named_meanwhile(artifacts: S3Store, entries: Any) -> Any:
+        store.put_object(key, json.dumps({"snapshot": digest}).encode())
+        return mark(artifacts, entries)
+
+    wait_until(marked, message="it is marked")
+    monkeypatch.setattr(ownership, "_mark", named_meanwhile)
+    assert found(store, monkeypatch, grace=timedelta(0)).deleted == []
+    assert store.has_blob(digest)
+
+
 def test_a_marked_blob_counts_as_missing_until_it_is_uploaded_again(
     store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
