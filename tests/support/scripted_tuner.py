@@ -11,6 +11,7 @@ which GPU, and waits until the gate of that GPU, or of that slice, is opened.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -47,7 +48,9 @@ def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
     if request["action"] == "tune" and model["gate"]:
         wait_at(Path(model["gate"]), request["gpu"], model["operations"][0])
     tune(model["operations"], Path(model["log"]), model["slowest"])
-    return {"outputs": []}
+    if request["action"] == "tune":
+        return {}
+    return {"inputs": [], "outputs": [], "weight_dtypes": {}, "compute_dtypes": {}, "quantized": {}}
 
 
 def wait_at(gate: Path, gpu: str, slice_: str) -> None:
@@ -65,9 +68,9 @@ def write_slices(model: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     slices = []
     for start in range(0, len(model["operations"]), PER_SLICE):
         operations = model["operations"][start : start + PER_SLICE]
-        path = folder / f"slice-{start}.json"
+        path = folder / f"slice-{start:04}.onnx"
         path.write_text(json.dumps({**model, "operations": operations}))
-        signature = "-".join(operations)
+        signature = hashlib.sha256("-".join(operations).encode()).hexdigest()
         slices.append(
             {"path": str(path), "signature": signature, "operations": len(operations), "count": 1, "inputs": {}}
         )
