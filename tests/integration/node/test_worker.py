@@ -298,6 +298,7 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(farm_settings: 
 class Troubled(NamedTuple):
     """A farm with a Redis of its own, for a test that troubles it, and what its processes said so far."""
 
+    url: str
     raw: redis.Redis
     store: Store
     reports: Reports
@@ -327,7 +328,7 @@ def an_attempt_outlives(farm_settings: Settings, folder: Path, capfd: pytest.Cap
             running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
             wait_until_running(store, running)
             celery = worker.celery()
-            yield Troubled(raw, store, reports, worker, said)
+            yield Troubled(server.url, raw, store, reports, worker, said)
             assert worker.supervisor.poll() is None
             done.touch()
             reports.wait(running)
@@ -370,7 +371,7 @@ def test_a_server_that_is_busy_with_a_script_ends_no_worker(
         wait_until(lambda: "no heartbeat, trying again" in farm.said() or dead() is not None)
         with pytest.raises(StoreUnavailable, match="refuses: BUSY"):
             farm.store.workers.list()
-        with redis.Redis(**farm.raw.get_connection_kwargs()) as killer:
+        with redis.Redis.from_url(farm.url) as killer:
             killer.script_kill()
         with pytest.raises(redis.ResponseError):
             script.result()
