@@ -41,6 +41,8 @@ _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
 LONGEST_MESSAGE = 1 << 20
 """Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
+_DEEPEST_MESSAGE = 32
+"""Levels of lists and objects in a message; answers have six or so."""
 _PHASES = frozenset(Phase)
 _LONGEST_DETAIL = 4000
 """Characters with which a child says how far it is; the store keeps the last of them."""
@@ -378,6 +380,9 @@ class _ChildProcess:
             message = json.loads(line)
         except (ValueError, RecursionError):
             self.nonsense = True
+            return
+        if pipe != self.words and _is_deep(message):
+            self.nonsense = True
         else:
             # The child does not hold the guard's pipe, so it cannot say how it ended, or what it uses.
             self.guard_says(message) if pipe == self.words else self.child_says(message)
@@ -496,6 +501,21 @@ class _ChildProcess:
             log_tail=log_tail,
             stuck=tuple(self.stuck),
         )
+
+
+def _is_deep(message: Any) -> bool:
+    """Whether lists and objects of a message lie deeper in each other than whoever walks through them expects."""
+    level = [message] if isinstance(message, dict | list) else []
+    for _ in range(_DEEPEST_MESSAGE):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _tail(path: Path, start: int) -> str:

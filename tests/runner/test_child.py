@@ -284,7 +284,7 @@ def test_log_limit(hostile: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["text", "deep", "endless", "phase", "progress", "no number", "novel", "error", "guard"]
+    "what", ["text", "deep", "nested", "endless", "phase", "progress", "no number", "novel", "error", "guard"]
 )
 def test_nonsense(hostile: Run, what: str) -> None:
     """A child cannot break or fill the worker by what it writes to its pipe; it is the compiler's fault, at once."""

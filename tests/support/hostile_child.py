@@ -153,6 +153,7 @@ def do_babble(request, messages):
     line = {
         "text": b"hello\n",
         "deep": b"[" * 100_000 + b"\n",
+        "nested": b'{"result": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}\n",
         "endless": b"x" * (1 << 20),
         "phase": json.dumps({**phase, "phase": "dancing"}).encode() + b"\n",
         "progress": json.dumps({**phase, "progress": "half"}).encode() + b"\n",

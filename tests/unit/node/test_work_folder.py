@@ -57,3 +57,21 @@ def test_what_release_0_1_0_left_goes(tmp_path: Path) -> None:
         (node / str(pid) / "j-1-1-x").mkdir(parents=True)
     WorkFolder(tmp_path)
     assert [folder.name for folder in node.iterdir()] == [str(os.getppid())]
+
+
+def test_folders_without_end_of_a_killed_attempt_end_no_worker_at_its_start(tmp_path: Path) -> None:
+    """A clean-up that calls itself for each level would die of them, at each start."""
+    left = tmp_path / "host" / "7-0"
+    (left / "j-1" / "program").mkdir(parents=True)
+    left.with_suffix(".lock").touch()
+    place = os.open(left / "j-1" / "program", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("deep", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    (left / "j-1" / "everything").symlink_to("/")
+    os.mkfifo(left / "j-1" / "pipe")
+    WorkFolder(tmp_path)
+    assert list((tmp_path / "host").iterdir()) == []
