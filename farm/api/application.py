@@ -25,7 +25,7 @@ from farm.api import (
     upkeep_routes,
     worker_routes,
 )
-from farm.api.auth import FarmDep
+from farm.api.auth import FarmDep, TokenFirst
 from farm.api.sites import LOOPBACK, OwnSite
 from farm.app import Farm
 from farm.errors import FarmFault, UsageError
@@ -84,6 +84,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
+    app.add_middleware(TokenFirst, farm=lambda: app.state.farm)
     hosts = farm.settings.api_hosts
     app.add_middleware(OwnSite, hosts=(*hosts, *LOOPBACK) if hosts or loopback else ())
     return app

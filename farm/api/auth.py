@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from farm.api.problems import refusal
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import NotAllowed
+from farm.errors import FarmError, NotAllowed
 from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
+
+
+SMALL_BODY = 16 << 10
+"""Bytes of a body that is read before anybody asks whose it is."""
 
 
 class Unauthenticated(NotAllowed):
@@ -83,6 +91,35 @@ def authenticate(
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
     return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
+
+
+class TokenFirst:
+    """Middleware that reads no large body of somebody without a token: it would lie in memory before he is asked."""
+
+    def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
+        """`farm` returns the farm whose tokens count."""
+        self._app = app
+        self._farm = farm
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 in place of reading, and hand on the rest."""
+        refused = None
+        if scope["type"] == "http" and _is_large(headers := Headers(scope=scope)):
+            scheme, _, shown = headers.get("authorization", "").partition(" ")
+            credentials = HTTPAuthorizationCredentials(
+                scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
+            )
+            try:
+                await run_in_threadpool(authenticate, self._farm(), credentials)
+            except FarmError as error:
+                refused = refusal(error)
+        await (refused or self._app)(scope, receive, send)
+
+
+def _is_large(headers: Headers) -> bool:
+    """Whether a body is longer than the little that anybody may send; of one in chunks nobody knows."""
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" in headers or not length.isdecimal() or int(length) > SMALL_BODY
 
 
 def require(role: Role) -> Callable[[Caller], Caller]:

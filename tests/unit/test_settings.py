@@ -125,6 +125,8 @@ def test_every_setting_is_for_a_folders_file_or_is_not(cloned: Path) -> None:
     assert set(DANGEROUS).isdisjoint(FOR_FOLDERS)
     of_a_node = {"cache_bytes", "min_free_bytes", "outbox_bytes", "outbox_hours", "disk_limit", "process_limit"}
     assert set(Settings.model_fields) == set(DANGEROUS) | FOR_FOLDERS | of_a_node
+    bounds_of_nodes = {"cache_bytes", "min_free_bytes", "outbox_bytes", "outbox_hours", "disk_limit", "process_limit"}
+    assert set(Settings.model_fields) == set(DANGEROUS) | FOR_FOLDERS | bounds_of_nodes
 
 
 def test_a_folder_is_trusted_by_its_real_place(cloned: Path) -> None:

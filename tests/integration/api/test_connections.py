@@ -133,6 +133,16 @@ def test_a_token_follows_only_so_many_builds(
         assert follow(other).status_code == 200
 
 
+@pytest.mark.parametrize("how", ["Content-Length: 30000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("token", ["", "Authorization: Bearer wrong\r\n"])
+def test_no_large_body_is_read_of_who_has_no_token(url: str, how: str, token: str) -> None:
+    """The answer comes before the body does: it would lie in memory until its end."""
+    head = f"POST /v1/builds HTTP/1.1\r\nHost: localhost\r\n{token}{how}\r\nContent-Type: application/json\r\n\r\n"
+    with connected(url) as connection, connection.makefile("rb") as answer:
+        connection.sendall(head.encode())
+        assert answer.readline().startswith(b"HTTP/1.1 401")
+
+
 # --- names and pages ------------------------------------------------------------------------------------------------
 
 OWN = ["localhost:{port}", "127.0.0.1:{port}", "LOCALHOST:{port}", "[::1]:{port}"]
