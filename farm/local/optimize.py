@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +19,10 @@ from typing import Any, NamedTuple
 from farm.client.cache import default_cache
 from farm.client.conversion import convert, kind_of
 from farm.client.freezing import FrozenInputs, freeze
-from farm.compiling.children import Children, OnPhase
+from farm.compiling.children import LARGEST, Children, OnPhase
 from farm.compiling.steps import Steps
 from farm.errors import ManifestError, UsageError, suggestion
-from farm.files import replacing
+from farm.files import replacing, take
 from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest import parse_manifest
@@ -487,17 +486,16 @@ def destination(wanted: Wanted, extension: str) -> Path:
 def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
     """Write the program to its place, and its sidecar beside it; both are whole or not there.
 
-    Returns the sidecar's path and the sidecar. Raises OSError.
+    Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
     """
     from farm.artifacts import sidecar as sidecars
-    from farm.models.model import file_reference
 
-    blob = file_reference(made.program, place.name)
-    document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
     beside = sidecars.beside(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(beside) as described, replacing(place) as program:
-        shutil.copyfile(made.program, program)
+        digest, size = take(made.program, program, LARGEST)
+        blob = {"path": place.name, "digest": digest, "size": size}
+        document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
         described.write_bytes(sidecars.text(document))
     return beside, sidecars.document(document)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 import farm
 from farm.artifacts import sidecar as sidecars
 from farm.cli import main
+from farm.files import NotPlain
+from farm.local.optimize import store
 from farm.node.survey import Findings, survey
 from farm.settings import load_settings
 from farm.spec import CompileSpec, cache_key
@@ -304,3 +307,13 @@ def test_ref_is_the_slowest_and_says_so(run: Run, net: Path, monkeypatch: pytest
     code, out, err = run(str(net), "-t", "ref", "--json")
     assert code == 0, err
     assert json.loads(out)["before"]["comparison"]["verdict"] == "slower"
+
+
+def test_what_lies_in_a_programs_place_is_not_followed(tmp_path: Path) -> None:
+    """The program goes from the user's own machine to others: a link would bring any file of his along."""
+    (tmp_path / "key").write_text("the user's")
+    (tmp_path / "made.onnx").symlink_to(tmp_path / "key")
+    made: Any = SimpleNamespace(program=tmp_path / "made.onnx", sidecar={})
+    with pytest.raises(NotPlain, match="not a regular file with one name"):
+        store(made, tmp_path / "out" / "net.onnx")
+    assert list((tmp_path / "out").iterdir()) == []
