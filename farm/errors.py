@@ -2,15 +2,15 @@
 
     FarmError
     ├── CompileFailed       1   422   a compiler could not do it: another model or precision may help
-    ├── GateFailed          3   422   it compiled, and is not good enough: accuracy or budget
+    ├── GateFailed          3   422   it compiled, but is not good enough: accuracy or budget
     ├── UsageError          2   400   the request is wrong: the caller changes it
-    │   ├── ManifestError   2   422   … and these are the places in the manifest
-    │   └── InputsMissing   2   400   … it names inputs that are to be uploaded first
-    ├── Conflict            2   409   it is there already, or has moved on
+    │   ├── ManifestError   2   422   … with the places in the manifest
+    │   └── InputsMissing   2   400   … it names inputs that have to be uploaded first
+    ├── Conflict            2   409   it exists already, or has changed meanwhile
     ├── NotFound            4   404   nothing matched
     ├── NotAllowed          5   403   this token may not do that
-    │   └── QuotaExceeded   5   429   … not before something of his has ended
-    ├── ArtifactGone       39   410   it was there once; its bytes are gone or damaged
+    │   └── QuotaExceeded   5   429   … until some of its cells have ended
+    ├── ArtifactGone       39   410   it existed; its bytes are gone or damaged
     └── FarmFault           6   503   the farm's fault: trying again helps
         ├── StoreUnavailable          Redis cannot be reached, or refuses
         └── StorageUnavailable        object storage cannot be reached, or refuses
@@ -50,7 +50,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NOT_ALLOWED: "this token may not do that",
     ExitCode.FARM_FAULT: "some cell ended by the farm's fault; trying again helps",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the build goes on",
-    ExitCode.ARTIFACT_GONE: "the artifact was there once, and is gone or damaged",
+    ExitCode.ARTIFACT_GONE: "the artifact existed, and is gone or damaged",
 }
 
 
@@ -157,7 +157,7 @@ class QuotaExceeded(NotAllowed):
 
 
 class ArtifactGone(FarmError):
-    """The artifact was there once; its bytes are gone or fail their digest."""
+    """The artifact existed; its bytes are gone or fail their digest."""
 
     exit_code = ExitCode.ARTIFACT_GONE
     http_status = 410

@@ -1,4 +1,4 @@
-"""The command line. Every command is a function with typed options; what it needs is imported when it runs."""
+"""The command line. Every command is a function with typed options; it imports what it needs when it runs."""
 
 from farm.cli.main import main
 

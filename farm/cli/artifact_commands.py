@@ -33,17 +33,19 @@ class Listing(StrEnum):
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF is `latest`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF defaults to `latest`.")],
     target: Annotated[str, typer.Option("--target", "-t", help="Such as gfx942, onnxruntime/cpu.")],
     precision: Annotated[str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.")],
-    shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8, if there are several.")] = None,
+    shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8; needed if there are several.")] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
-    toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; else the newest.")] = "",
-    log: Annotated[bool, typer.Option("--log", help="The compiler's log too, and what `debug` kept.")] = False,
-    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="MIOpen's kernel binaries too.")] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="One input with its right outputs too.")] = False,
-    family: Annotated[bool, typer.Option("--family", help="Every shape, and family.json, which lists them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that no fetch has written.")] = False,
+    toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")] = "",
+    log: Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
+    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")] = False,
+    family: Annotated[
+        bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
@@ -53,7 +55,7 @@ def fetch(
     model, _, ref = name.partition("@")
     if family:
         if shape or with_kernels or sample:
-            raise UsageError("--family is every shape: leave out --shape, --with-kernels and --sample")
+            raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
         with connect() as client:
             made = client.fetch_family(
                 model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log, force=force
@@ -83,7 +85,7 @@ def fetch(
     if sample and not found.sample:
         output.note("the artifact has no sample: it was not verified")
     if with_kernels and not found.kernels:
-        output.note("the artifact has no kernel binaries: its first run took none of MIOpen's")
+        output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
 
 
 def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
@@ -91,7 +93,7 @@ def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
         output.emit({"index": str(made.index), **made.document, "left_out": made.left_out})
         return
     for identifier in made.left_out:
-        output.note(f"left out: {identifier} is of another model file or toolchain")
+        output.note(f"left out: {identifier} has another model file or toolchain")
     for line in render.family(made.document):
         output.say(line)
     output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
@@ -106,14 +108,14 @@ def _say_fetched(found: Fetched) -> None:
     for text in found.texts:
         output.say(str(text))
     if found.sample:
-        output.say(f"{found.sample}  one input with its right outputs")
+        output.say(f"{found.sample}  one input with its expected outputs")
     if found.kernels:
-        output.say(f"{found.kernels}  set MIOPEN_CUSTOM_CACHE_DIR to it, and the first run builds no kernels")
+        output.say(f"{found.kernels}  if you set MIOPEN_CUSTOM_CACHE_DIR to it, the first run builds no kernels")
 
 
 def ls(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
-    ref: Annotated[str, typer.Option("--ref", help="The ref whose artifacts are listed.")] = "latest",
+    ref: Annotated[str, typer.Option("--ref", help="List the artifacts of this ref.")] = "latest",
     as_json: output.Json = False,
 ) -> None:
     """List artifacts, refs, builds, workers or pools."""
@@ -131,27 +133,29 @@ def ls(
 
 def tag(
     name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.")],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point it to what this ref names.")] = "",
-    previous: Annotated[bool, typer.Option("--previous", help="Point it to what it named before.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Forget it; the artifacts that it names stay.")] = False,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point REF to what this ref names.")] = "",
+    previous: Annotated[bool, typer.Option("--previous", help="Point REF to what it named before.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
     generation: Annotated[
         int | None,
-        typer.Option("--generation", min=0, metavar="N", help="Only if it is of this one; 0: only if there is none."),
+        typer.Option(
+            "--generation", min=0, metavar="N", help="Only if REF has this generation; 0: only if REF is new."
+        ),
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Say where a ref points, or move it.
+    """Show where a ref points, or move it.
 
-    `farm tag prod latest` lets `prod` name what `latest` names now; it stays there when `latest` moves on.
+    `farm tag prod latest` points `prod` to what `latest` names now; `prod` stays there when `latest` moves on.
     """
     if sum(map(bool, (source, previous, delete))) > 1:
-        raise UsageError("one at a time: SOURCE, --previous or --delete")
+        raise UsageError("choose one of SOURCE, --previous and --delete")
     if generation is not None and not (source or previous or delete):
-        raise UsageError("--generation is a condition of a move", hint="add SOURCE, --previous or --delete")
+        raise UsageError("--generation works only together with a move", hint="add SOURCE, --previous or --delete")
     with connect() as client:
         if delete:
             client.delete_tag(name, generation=generation)
-            output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is forgotten")
+            output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is deleted")
             return
         if source or previous:
             client.tag(name, source or name, previous=previous, generation=generation)
@@ -164,17 +168,19 @@ def tag(
 
 
 def inspect(
-    what: Annotated[str, typer.Argument(metavar="FILE|KEY|CELL", help="A program, an artifact.json, or one stored.")],
+    what: Annotated[
+        str, typer.Argument(metavar="FILE|KEY|CELL", help="A program, an artifact.json, or a stored artifact.")
+    ],
     program: Annotated[
-        bool, typer.Option("--program", help="Of one stored: download the program, look inside.")
+        bool, typer.Option("--program", help="Download the program of a stored artifact, and show its content.")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Show what a compiled program is; its compiler is not needed.
 
-    A file (.mxr, MIGraphX's .json, .onnx) is read and held against the artifact.json beside it, and every disagreement
+    A file (.mxr, MIGraphX's .json, .onnx) is compared with the artifact.json next to it; any disagreement
     ends with exit code 39. An artifact.json, a cache key (or its start) or a cell of a ref (`net/migraphx-cpu/fp16/b8`,
-    `…@prod`) shows what is recorded of the artifact.
+    `…@prod`) shows what the farm recorded about the artifact.
     """
     path = Path(what)
     if path.exists():
@@ -182,7 +188,7 @@ def inspect(
         _show_inspected(sidecar, file, as_json=as_json)
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
-        raise NotFound(f"no file {what}", hint="a program, or an artifact.json")
+        raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
     with connect() as client:
         sidecar = client.artifact(_key_of(client, what))
         if not program:
@@ -194,11 +200,11 @@ def inspect(
             _show_inspected(sidecar, client.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json)
 
 
-# --- how they do it -------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _key_of(client: FarmClient, what: str) -> str:
-    """Return the cache key that a key, the start of one, or a cell of a ref means."""
+    """Return the cache key for a key, the start of a key, or a cell of a ref."""
     if re.fullmatch(r"[0-9a-f]{64}", what):
         return what
     name, _, ref = what.partition("@")
@@ -207,10 +213,10 @@ def _key_of(client: FarmClient, what: str) -> str:
         {str(cell["key"]) for cell in cells if cell["identifier"] == name or str(cell["key"]).startswith(name)}
     )
     if not keys:
-        hint = "a file; or a cell or the start of a cache key, as `farm ls --json` lists them"
+        hint = "name a file, a cell, or the start of a cache key, as `farm ls --json` lists them"
         raise NotFound(f"no file {what}, and {ref or 'latest'} has no such cell or key", hint=hint)
     if len(keys) > 1:
-        raise UsageError(f"{what} means {len(keys)} artifacts", hint=", ".join(key[:16] for key in keys[:5]))
+        raise UsageError(f"{what} matches {len(keys)} artifacts", hint=", ".join(key[:16] for key in keys[:5]))
     return keys[0]
 
 
@@ -218,14 +224,14 @@ _LARGEST_SIDECAR = 16 << 20
 
 
 def beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
-    """Return the sidecar that a path names or that lies beside it, and the program; either may be missing."""
+    """Return the sidecar at a path or next to it, and the program; either may be missing."""
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None
     if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
-    own = path.with_name(f"{path.name}.{_SIDECAR}")  # where `farm optimize` puts it: programs share that folder
+    own = path.with_name(f"{path.name}.{_SIDECAR}")  # `farm optimize` puts it here: programs share that folder
     document = own if own.exists() else path.with_name(_SIDECAR)
     if not document.exists():
         return None, path
@@ -245,7 +251,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
         if not isinstance(sidecar["blobs"]["program"]["path"], str):
             raise TypeError
     except FileNotFoundError:
-        raise NotFound(f"no {path}", hint="`farm fetch` writes it beside the program") from None
+        raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
     except (ValueError, KeyError, TypeError):
         raise ArtifactGone(f"{path} is not a sidecar", hint="fetch it again") from None
     return sidecar
@@ -348,18 +354,18 @@ def _device(device: Mapping[str, Any]) -> str:
 
 
 def _first_runs(measured: Mapping[str, Any]) -> str:
-    """Return how long the first run took without kernel binaries and with them: `8.2 s cold, 40 ms warm`."""
+    """Return the times of the first run without and with kernel binaries: `8.2 s cold, 40 ms warm`."""
     found = {how: measured.get(f"first_run_{how}") for how in ("cold", "warm")}
     return ", ".join(f"{render.duration(seconds)} {how}" for how, seconds in found.items() if seconds is not None)
 
 
 def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say what was tuned, and what came of it."""
+    """Describe what was tuned, and the gain."""
     ended = "" if tuning["finished"] else ", cut short by its budget"
     rows = [("tuning", f"{tuning['mode']}: {render.tuned(tuning)}{ended}")]
     if measured.get("ratio") and measured.get("interval"):
         low, high = measured["interval"]
-        published = "" if tuning.get("published") == "tuned" else "; the untuned program is the one published"
+        published = "" if tuning.get("published") == "tuned" else "; the untuned program is published"
         rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
     if alone := tuning.get("alone"):
         low, high = alone["interval"]
@@ -375,7 +381,7 @@ def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list
 
 
 def _text_of(blob: Mapping[str, Any]) -> str:
-    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` brings it"
+    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
 
 
 PASS_ROWS = 10
@@ -383,7 +389,7 @@ OPERATOR_ROWS = 30
 
 
 def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
-    """Return for people what a program's file holds."""
+    """Return the content of a program's file for people."""
     rows = [("format", f"{program['format']}, {render.size(program['size'])}")]
     if program["format"] == "onnx":
         rows.append(
@@ -410,12 +416,12 @@ def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
     for solution in program.get("solutions", ()):
         rows.append(("library", f"{solution['operator']} solution {solution['solution']}, {solution['count']} times"))
     if program.get("trailing"):
-        rows.append(("behind it", f"{program['trailing']} bytes that belong to no program"))
+        rows.append(("behind it", f"{program['trailing']} bytes after the program"))
     for module, content in program["modules"].items():
         counts = sorted(content["operators"].items(), key=lambda item: (-item[1], item[0]))
         rows += [(f"in {module}", f"{count} {operator}") for operator, count in counts[:OPERATOR_ROWS]]
         if len(counts) > OPERATOR_ROWS:
-            rows.append((f"in {module}", f"and {len(counts) - OPERATOR_ROWS} more: --json has all"))
+            rows.append((f"in {module}", f"and {len(counts) - OPERATOR_ROWS} more: --json lists all"))
     return [name, *render.align([(one_line(what, 40), one_line(text)) for what, text in rows], "  ")]
 
 

@@ -1,4 +1,4 @@
-"""The command bench: how fast compiled programs are on this machine, alone and beside others."""
+"""The command bench: how fast compiled programs are on this machine, alone and compared with others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
 class BenchedProgram(NamedTuple):
-    """A program on this machine with its sidecar; `stored` where it came from a farm."""
+    """A program on this machine with its sidecar; `stored` if it came from a farm."""
 
     program: Path
     sidecar: Mapping[str, Any]
@@ -34,7 +34,8 @@ class BenchedProgram(NamedTuple):
 
 def bench(
     artifact: Annotated[
-        str, typer.Argument(metavar="ARTIFACT", help="A program, a folder of fetched ones, or MODEL/TARGET/…[@REF].")
+        str,
+        typer.Argument(metavar="ARTIFACT", help="A program, a folder of fetched programs, or MODEL/TARGET/…[@REF]."),
     ],
     against: Annotated[
         str, typer.Option("--against", metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")
@@ -43,22 +44,22 @@ def bench(
         Path | None,
         typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime or torch."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Time for each program's runs in turns.")] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Seconds for each program's runs.")] = 5.0,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw what was measured.")
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw the measurements.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Measure a compiled program here, alone or beside another.
+    """Measure a compiled program here, alone or against another.
 
-    Latency, throughput by batch, load time and memory. Beside another they take turns, and the verdict says whether the
-    difference is more than chance.
+    Shows latency, throughput by batch, load time and memory. Two programs are measured in turns, and the verdict says
+    if the difference is more than chance.
     """
     from farm.local.bench import at_points
     from farm.node.survey import survey
 
     if model and against not in ("onnxruntime", "torch"):
-        raise UsageError("--model is about the original model", hint="add --against onnxruntime, or torch")
+        raise UsageError("--model is the original model", hint="add --against onnxruntime, or torch")
     documents: list[dict[str, Any]] = []
     drawn: list[list[Measured]] = []
     with here() as (settings, work, told):
@@ -96,12 +97,12 @@ def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -
 
 
 def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
-    """Return what a text names: a file or folder here, or cells of a ref, which are brought to the cache."""
+    """Return what a text names: a file or folder here, or cells of a ref, which are downloaded to the cache."""
     if Path(text).exists():
         return _local(Path(text).resolve())
     if text.count("/") not in (2, 3):
-        hint = "a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
-        raise NotFound(f"no file {text}, and no artifact's name", hint=hint)
+        hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
+        raise NotFound(f"{text} is neither a file nor the name of an artifact", hint=hint)
     from farm.cli.connection import connect
 
     identifier, _, ref = text.partition("@")
@@ -118,7 +119,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
 
 
 def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> BenchedProgram:
-    """Bring a stored artifact's program, and its sample, to the cache, where they are not there whole."""
+    """Download a stored artifact's program and sample to the cache, unless they are there and complete."""
     from farm.client.cache import default_cache, note_use, trim
 
     folder = _cache(sidecar)
@@ -143,13 +144,13 @@ def _local(path: Path) -> list[BenchedProgram]:
     if path.is_dir():
         documents = sorted([*path.glob("artifact.json"), *path.glob("*/artifact.json")])
         if not documents:
-            raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it beside the program")
+            raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it next to the program")
         found = [artifact for document in documents for artifact in _local(document)]
         return sorted(found, key=lambda artifact: _batch(artifact.sidecar))
     sidecar, program = beside(path)
     if sidecar is None:
-        hint = "`farm fetch` and `farm optimize` write it; without it nobody knows how to run the program"
-        raise NotFound(f"no sidecar beside {path}", hint=hint)
+        hint = "`farm fetch` and `farm optimize` write it; without it the farm does not know how to run the program"
+        raise NotFound(f"no sidecar next to {path}", hint=hint)
     program = program or path.with_name(str(sidecar["blobs"]["program"]["path"]))
     if not _is_whole(program, sidecar["blobs"]["program"]["digest"]):
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
@@ -169,7 +170,7 @@ def _batch(sidecar: Mapping[str, Any]) -> int:
 
 
 def _contestants(one: BenchedProgram, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
-    """Return a program, and what it is measured beside."""
+    """Return a program, and what it is compared with."""
     from farm.local.bench import original_of, program_of
 
     ours = program_of(one.sidecar, one.program)
@@ -189,19 +190,19 @@ def _same_shape(one: BenchedProgram, others: Sequence[BenchedProgram], name: str
     wanted = one.sidecar["spec"]["inputs"]
     fitting = [other for other in others if other.sidecar["spec"]["inputs"] == wanted]
     if len(fitting) != 1:
-        hint = "programs are compared on the same inputs: name one of the same model and shape"
+        hint = "programs are compared on the same inputs: name a program of the same model and shape"
         raise UsageError(f"{name} has no program with the inputs of {one.sidecar['identifier']}", hint=hint)
     return fitting
 
 
 def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:
-    """Return the PyTorch model that an artifact's was converted from; only whoever submitted it has it."""
+    """Return the PyTorch model from which an artifact's model was converted; only its submitter has it."""
     from farm.client.conversion import libraries, source_digest
     from farm.local.bench import torch_of
 
     conversion = one.sidecar.get("conversion") or {}
     if conversion.get("converter") != "torch":
-        hint = "`--against onnxruntime` measures an ONNX model; `format: torch` has the farm convert one of PyTorch"
+        hint = "`--against onnxruntime` measures an ONNX model; with `format: torch` the farm converts a PyTorch model"
         raise UsageError(f"--against torch: {one.program.name} was not made from a PyTorch model", hint=hint)
     if not model:
         raise UsageError("--against torch needs the PyTorch model", hint=f"--model {conversion['name']}")
@@ -212,7 +213,7 @@ def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Co
 
 
 def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Path:
-    """Return the model that an artifact was made from: the one given, else the farm's."""
+    """Return the model of an artifact: the given one, else the farm's."""
     from farm.models.model import read_model
 
     wanted = one.sidecar["spec"]["model"]
@@ -231,10 +232,10 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
         folder = _cache(one.sidecar) / "model"
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            # Weights may lie in folders beside the model.
+            # Weights may be in folders next to the model.
             place = folder / str(file["path"])
             if not place.resolve().is_relative_to(folder.resolve()):
-                raise ArtifactGone(f"the farm names a file {file['path']!r}, which is refused")
+                raise ArtifactGone(f"the farm names a file {file['path']!r}, which the client refuses")
             if not _is_whole(place, file["digest"]):
                 place.parent.mkdir(parents=True, exist_ok=True)
                 client.bring(file, place)
@@ -307,7 +308,7 @@ def _figures(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
-    """Draw throughput by batch where there are several batches, else the latency distribution."""
+    """Draw throughput by batch if there are several batches, else the latency distribution."""
     from farm.results.pictures import curves
 
     series: dict[str, list[tuple[float, float]]] = {}

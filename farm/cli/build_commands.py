@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 SECOND_THOUGHT = 1.0
-"""Seconds after Ctrl-C in which another one cancels the build."""
+"""Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
 
 ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
 BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id and leave it to the farm.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is created.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id and do not follow it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
 
 
@@ -39,9 +39,9 @@ Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Wri
 def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, as_json: output.Json = False) -> None:
     """Build a manifest on this machine, with a farm of its own.
 
-    Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Parts that the
-    settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops; the next run goes on where this
-    one stopped.
+    Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Servers that the
+    settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run
+    continues it.
     """
     _check_folder(junit)
     frozen = _freeze(manifest, label)
@@ -54,7 +54,7 @@ def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, a
         ]
         code = _watch(client, build_id, gone_on, junit=junit, as_json=as_json)
         if code == ExitCode.INTERRUPTED:
-            # So that the farm stops now, also where other processes use it.
+            # So that the farm stops now, even if other processes use it.
             raise KeyboardInterrupt
     raise typer.Exit(code)
 
@@ -62,13 +62,13 @@ def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, a
 def up(as_json: output.Json = False) -> None:
     """Keep a farm running on this machine until Ctrl-C.
 
-    It lives in the data folder, where other commands find it.
+    Other commands find it by the data folder.
     """
     with suppress(KeyboardInterrupt), _own_farm() as settings:
         if as_json:
             output.emit({"api_url": settings.api_url, "data_dir": str(settings.data_dir)})
         else:
-            output.say(f"the farm runs at {settings.api_url}, its data is in {settings.data_dir}")
+            output.say(f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}")
             output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
         threading.Event().wait()
 
@@ -99,16 +99,16 @@ def submit(
 def retry(
     build: BuildId,
     failed: Annotated[bool, typer.Option("--failed", help="Only the cells that did not succeed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, retry never asks.")] = False,
     dry_run: DryRun = False,
     detach: Detach = False,
     junit: Junit = None,
     as_json: output.Json = False,
 ) -> None:
-    """Try an ended build's cells again, in a new build.
+    """Run an ended build's cells again, in a new build.
 
-    They are as they were planned then: the same model files, toolchains and keys. What is published by now is a hit.
-    The new build is followed to its verdict.
+    Uses the plan of the ended build: the same model files, toolchains and keys. Cells that are published by now are
+    hits. Follows the new build to its verdict.
     """
     from farm.client.client import new_build_id
 
@@ -129,7 +129,7 @@ def retry(
 
 
 def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
-    """Say what submitting a manifest would do.
+    """Show what submitting a manifest would do.
 
     Lists hits, misses and what changed. Creates nothing.
     """
@@ -148,15 +148,15 @@ def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json 
 
 
 def status(
-    build: Annotated[str, typer.Argument(metavar="BUILD", help="A build; without one, the newest are listed.")] = "",
+    build: Annotated[str, typer.Argument(metavar="BUILD", help="A build; default: list the newest builds.")] = "",
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Say how a build is and why it waits, or list the newest."""
+    """Show a build's state and why it waits, or list the newest."""
     if picture and not build:
-        raise UsageError("--picture draws one build's sweeps: say which build", hint="@latest is the newest")
+        raise UsageError("--picture draws one build's sweeps: name the build", hint="@latest is the newest")
     _check_folder(picture)
     with connect() as client:
         if not build:
@@ -183,12 +183,12 @@ def status(
 
 def diff(
     left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.")],
-    right: Annotated[str, typer.Argument(metavar="OTHER", help="The build to hold against it.")] = "@latest",
+    right: Annotated[str, typer.Argument(metavar="OTHER", help="The build to compare it with.")] = "@latest",
     as_json: output.Json = False,
 ) -> None:
-    """Say in which cells two builds differ, and why.
+    """Show in which cells two builds differ, and why.
 
-    Latencies are shown side by side and not judged: the builds may have run on different nodes, at different times.
+    Shows latencies side by side without a verdict: the builds may have run on different nodes, at different times.
     `farm bench` measures two programs in turns.
     """
     with connect() as client:
@@ -197,13 +197,13 @@ def diff(
 
 
 def logs(
-    what: Annotated[str, typer.Argument(metavar="BUILD|JOB", help="A build (then say which cell), or a job's id.")],
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that only its name has.")] = "",
+    what: Annotated[str, typer.Argument(metavar="BUILD|JOB", help="A build (with a cell), or a job's id.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """Print a job's log.
 
-    While the job runs this is the log's last part, after that the whole.
+    While the job runs, prints the log's last part; after that, all of it.
     """
     with connect() as client:
         if what.startswith("b-") or what == "@latest" or cell:
@@ -222,24 +222,24 @@ def logs(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(metavar="BUILD|JOB|KEY", help="A build (then say which cell), a job, a key.")],
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that only its name has.")] = "",
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder to write.")] = Path(
+    what: Annotated[str, typer.Argument(metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.")] = "",
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
     ),
     as_json: output.Json = False,
 ) -> None:
     """Write a folder that reruns one attempt without the farm.
 
-    Spec, work order, every input and a copy of the code that runs the children, of a job that failed or of an artifact;
-    `sh DIR/run.sh` does the same again, alone, and computes the cache key anew.
+    For a failed job or an artifact: spec, work order, every input and a copy of the code that runs the children.
+    `sh DIR/run.sh` repeats the attempt without the farm, and computes the cache key again.
     """
     from farm.settings import load_settings
 
     settings = load_settings()
     with connect(settings) as client:
         if what.startswith("b-") or what == "@latest" or cell:
-            what = str(client.build(what)["id"])  # `@latest` may be another one a moment later.
+            what = str(client.build(what)["id"])  # `@latest` may be another build a moment later.
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.reproduce(what, folder, settings, cell)
@@ -250,7 +250,7 @@ def reproduce(
 
 
 def cancel(build: BuildId, as_json: output.Json = False) -> None:
-    """End every cell of a build that has not ended. Jobs that other builds wait for go on."""
+    """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""
     with connect() as client:
         build_id = str(client.build(build)["id"])
         count = client.cancel(build_id)
@@ -263,13 +263,13 @@ def cancel(build: BuildId, as_json: output.Json = False) -> None:
 def pause(what: BuildOrPool, as_json: output.Json = False) -> None:
     """Hand out no more jobs of a build, or of a pool.
 
-    What runs goes on, and so does what a worker was just handed. A pool is for administrators.
+    Running jobs go on, and so do jobs that a worker has just received. Only administrators may pause a pool.
     """
     _rest(what, paused=True, as_json=as_json)
 
 
 def resume(what: BuildOrPool, as_json: output.Json = False) -> None:
-    """Let a paused build, or pool, go on."""
+    """Resume a paused build or pool."""
     _rest(what, paused=False, as_json=as_json)
 
 
@@ -278,7 +278,7 @@ def resume(what: BuildOrPool, as_json: output.Json = False) -> None:
 
 @contextmanager
 def _own_farm() -> Iterator[Settings]:
-    """Run a farm in the data folder, and stop it also when we are asked to end politely."""
+    """Run a farm in the data folder, and stop it also on SIGTERM."""
     from farm.local.embedded import EmbeddedFarm
     from farm.settings import load_settings
 
@@ -310,7 +310,7 @@ def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
 
 
 def _say_plan(planned: dict[str, Any], *, as_json: bool) -> None:
-    """Print a plan before its build is made: as talk where the result is a document."""
+    """Print a plan before its build is made: on standard error if the result is a document."""
     for line in render.plan(planned):
         output.note(line) if as_json else output.say(line)
 
@@ -320,7 +320,7 @@ def _say_build(build_id: str, *, as_json: bool) -> None:
 
 
 def _follow(client: FarmClient, build_id: str, *, detach: bool, junit: Path | None, as_json: bool) -> int:
-    """Follow a build of the farm's to its verdict, or leave it at once; return the exit code."""
+    """Follow a build to its verdict, or leave it at once; return the exit code."""
     if detach:
         _detached(client.build(build_id), as_json=as_json)
         return int(ExitCode.OK)
@@ -349,7 +349,7 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: 
 def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> int:
     for line in gone_on:
         output.note(line)
-    output.note("Ctrl-C again now cancels it")
+    output.note("press Ctrl-C again now to cancel it")
     try:
         threading.Event().wait(SECOND_THOUGHT)
     except KeyboardInterrupt:
@@ -404,14 +404,16 @@ def _one_cell(cells: Sequence[dict[str, Any]], named: str) -> dict[str, Any]:
         raise NotFound(f"no cell {named} in this build", hint="`farm status BUILD` lists its cells")
     if len(found) > 1:
         names = ", ".join(str(cell["identifier"]) for cell in found[:5])
-        raise UsageError(f"{len(found)} cells fit, say which", hint=f"{names}{', …' if len(found) > 5 else ''}")
+        raise UsageError(f"{len(found)} cells match: name one", hint=f"{names}{', …' if len(found) > 5 else ''}")
     return found[0]
 
 
 def _check_folder(file: Path | None) -> None:
-    """Refuse a file that cannot be written before hours of work, not after them."""
+    """Refuse a file that cannot be written before hours of work, not after."""
     if file and not file.parent.is_dir():
-        raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint="make it, or choose another")
+        raise UsageError(
+            f"cannot write {file}: there is no folder {file.parent}", hint="make the folder, or choose another"
+        )
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:

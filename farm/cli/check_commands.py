@@ -1,4 +1,4 @@
-"""What `farm doctor` looks at. Every check says what it found, and what to do where that is broken."""
+"""The checks of `farm doctor`. Every check says what it found, and how to fix what is broken."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 SCARCE = 2 * 10**9
-"""Bytes of memory or disk under which compiling a usual model is in doubt."""
+"""With fewer bytes of memory or disk, a usual model may fail to compile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `absent` is something that this node need not have."""
+    """One finding. `absent` is something that this node does not need."""
 
     name: str
     state: Literal["ok", "broken", "absent"]
@@ -40,7 +40,7 @@ class Check:
 
 
 def run_checks() -> list[Check]:
-    """Look at everything, also after something was broken."""
+    """Run all checks, even if some fail."""
     from farm.settings import load_settings
 
     python = _guarded("python", _python)
@@ -66,7 +66,7 @@ def run_checks() -> list[Check]:
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
-    """Turn what a check raises into a finding: a doctor does not die of a disease."""
+    """Turn an error of a check into a finding, so that the other checks still run."""
     try:
         return check()
     except FarmError as error:
@@ -74,7 +74,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     except ImportError as error:
         return Check(name, "broken", f"{error}", "pip install 'migraphx-farm[embedded]'")
     except OSError as error:
-        return Check(name, "broken", f"{error}", "look at the named file or address")
+        return Check(name, "broken", f"{error}", "check the named file or address")
 
 
 def _python() -> Check:
@@ -91,7 +91,7 @@ def _api(settings: Settings) -> Check:
     from farm.client.client import FarmClient, running_farm
 
     if not settings.api_url and running_farm(settings.data_dir) is None:
-        return Check("api", "absent", "none set, none runs here; `farm run` and `farm up` start one")
+        return Check("api", "absent", "none is set, and none runs here; `farm run` and `farm up` start one")
     with FarmClient.from_settings(settings) as client:
         version = client.health()["version"]
         client.builds(limit=1)
@@ -99,19 +99,19 @@ def _api(settings: Settings) -> Check:
 
 
 def _workers(settings: Settings) -> Check:
-    """Which nodes of the farm take no jobs, and why."""
+    """Return which nodes of the farm take no jobs, and why."""
     from farm.client.client import FarmClient, running_farm
 
     if not settings.api_url and running_farm(settings.data_dir) is None:
-        return Check("workers", "absent", "no api to ask")
+        return Check("workers", "absent", "there is no API to ask")
     with FarmClient.from_settings(settings) as client:
         workers = client.workers()
     if not workers:
-        return Check("workers", "absent", "none is live: jobs wait", "start `farm worker` on a node")
+        return Check("workers", "absent", "no worker is live: jobs wait", "start `farm worker` on a node")
     idle = {(worker["node"], reason) for worker in workers if (reason := worker["fenced"] or worker["resting"])}
     if idle:
         found = "; ".join(f"node {node} takes no jobs: {reason}" for node, reason in sorted(idle))
-        return Check("workers", "broken", found, "look at the node; `farm unfence NODE` lets it back")
+        return Check("workers", "broken", found, "check the node; `farm unfence NODE` lifts the fence")
     nodes = {worker["node"] for worker in workers}
     return Check("workers", "ok", f"{len(workers)} live, on {plural(len(nodes), 'node')}")
 
@@ -136,15 +136,15 @@ def _storage(settings: Settings) -> Check:
 
 
 def _embedded(name: str, server: str, package: str, program: str, setting: str) -> Check:
-    """A server that is not set: is the one to embed there, as a package, beside the interpreter or on the path?"""
+    """Check that a server without an address can be embedded: installed as a package, by the interpreter or on PATH."""
     places = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
     if importlib.util.find_spec(package) or shutil.which(program, path=places):
         return Check(name, "ok", f"{setting} is not set: the embedded {server} is used")
-    return Check(name, "absent", f"{setting} is not set, and there is no {server} to embed", _install("embedded"))
+    return Check(name, "absent", f"{setting} is not set, and {server} is not installed here", _install("embedded"))
 
 
 def _node(settings: Settings) -> list[Check]:
-    """What the survey of this node found: ROCm, each GPU, compilers, pools, what cannot be used; memory."""
+    """Check this node: ROCm, each GPU, compilers, pools, what cannot be used, memory."""
     from farm.node.machine import Machine
     from farm.node.slot_shares import share_out
     from farm.node.survey import survey
@@ -153,7 +153,7 @@ def _node(settings: Settings) -> list[Check]:
     try:
         found = survey(settings, machine)
     except OSError as error:
-        return [Check("node", "broken", f"{error}", "look at the named file")]
+        return [Check("node", "broken", f"{error}", "check the named file")]
     rocm = Check("rocm", "ok", str(found.rocm)) if found.rocm else Check("rocm", "absent", "none: no AMD GPU is used")
     driver = next((gpu.driver for gpu in found.gpus if gpu.maker == "nvidia"), "")
     nvidia = [Check("nvidia driver", "ok", driver)] if driver else []
@@ -166,7 +166,7 @@ def _node(settings: Settings) -> list[Check]:
     ]
     pools = Check("pools", "ok", ", ".join(served))
     if not served:
-        pools = Check("pools", "absent", "none: this node can submit and serve, not compile", _install("worker"))
+        pools = Check("pools", "absent", "none: this node can submit and serve, but not compile", _install("worker"))
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     compilers = [Check("compilers", "ok", versions)] if found.pools else []
     notes = [Check(note.subject, "broken" if note.broken else "absent", note.text, note.fix) for note in found.notes]
@@ -176,7 +176,7 @@ def _node(settings: Settings) -> list[Check]:
 
 
 def _overwritten() -> list[Check]:
-    """Whether two packages that write the same files are installed: which of them is imported is a matter of luck."""
+    """Check that no two packages with the same files are installed: Python would import either of them by chance."""
     from importlib.metadata import distributions
 
     both = {"onnxruntime", "onnxruntime-gpu"}
@@ -184,7 +184,9 @@ def _overwritten() -> list[Check]:
     if found != both:
         return []
     text = "onnxruntime and onnxruntime-gpu are both installed, and overwrite each other's files"
-    fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install the one: 'migraphx-farm[cuda]' for NVIDIA GPUs"
+    fix = (
+        "pip uninstall onnxruntime onnxruntime-gpu, then pip install one of them: 'migraphx-farm[cuda]' for NVIDIA GPUs"
+    )
     return [Check("onnxruntime", "broken", text, fix)]
 
 
@@ -192,11 +194,11 @@ def _seal() -> Check:
     from farm.runner.seal import unsealable
 
     if missing := unsealable():
-        found = f"this kernel ({os.uname().release}) does not keep a hostile model from: {', '.join(missing)}"
+        found = f"this kernel ({os.uname().release}) cannot keep a hostile model from: {', '.join(missing)}"
         return Check(
             "seal", "absent", found, "use Linux 6.12 or newer with Landlock on, or compile only trusted models"
         )
-    return Check("seal", "ok", "children reach their own files only, no network, no other process")
+    return Check("seal", "ok", "children can reach only their own files, no network, no other process")
 
 
 def _memory_limits() -> Check:
@@ -204,7 +206,7 @@ def _memory_limits() -> Check:
 
     groups = find()
     if groups.folder:
-        return Check("memory limits", "ok", f"held by the kernel: {groups}")
+        return Check("memory limits", "ok", f"enforced by the kernel: {groups}")
     return Check("memory limits", "absent", str(groups), _DELEGATE)
 
 
@@ -218,17 +220,17 @@ def _process_limit(settings: Settings) -> Check:
     if not limit:
         return Check("process limit", "absent", "none: a compiler may start any number", "set process_limit")
     if find().processes:
-        return Check("process limit", "ok", f"{limit} for each child, held by the kernel")
-    found = f"{limit} for each child, by looking four times a second: who forks faster can slow this node down"
+        return Check("process limit", "ok", f"{limit} for each child, enforced by the kernel")
+    found = f"{limit} for each child, checked four times a second: a child that forks faster can slow this node down"
     return Check("process limit", "absent", found, _DELEGATE)
 
 
 def _disk_limit(settings: Settings) -> Check:
-    """What one attempt may write; no quota holds it, so it is looked at while it grows."""
+    """Check what one attempt may write; there is no quota, so the worker measures it while it grows."""
     limit, free = settings.disk_limit, _free(settings)
     if not limit:
         return Check("disk limit", "absent", "none: one attempt may fill the disk", "set disk_limit")
-    found = f"{limit / 1e9:g} GB for each attempt, by looking once a second"
+    found = f"{limit / 1e9:g} GB for each attempt, checked once a second"
     if limit > free:
         return Check("disk limit", "absent", f"{found}; {free / 1e9:.0f} GB are free", "set disk_limit to less")
     return Check("disk limit", "ok", found)
@@ -270,7 +272,7 @@ def _disk(settings: Settings) -> Check:
     if not os.access(there, os.W_OK):
         return Check("disk", "broken", f"{there} is not writable", "set data_dir to a folder that is")
     if free < SCARCE:
-        return Check("disk", "broken", found, "make room, or set data_dir to a larger disk")
+        return Check("disk", "broken", found, "free some space, or set data_dir to a larger disk")
     return Check("disk", "ok", found)
 
 

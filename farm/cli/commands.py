@@ -1,4 +1,4 @@
-"""The app: all commands under one name, one way out for every error."""
+"""The app: all commands under one name, and one handler for all errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def help_(
     topic: Annotated[str, typer.Argument(help="`exit-codes`, or a command.")] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Explain a command, or what `farm` exits with (`exit-codes`)."""
+    """Explain a command, or the exit codes (`exit-codes`)."""
     if topic == "exit-codes":
         if as_json:
             output.emit({str(int(code)): text for code, text in EXIT_CODES.items()})
@@ -136,14 +136,14 @@ def run(arguments: Sequence[str]) -> int:
         import traceback
 
         output.note(traceback.format_exc().rstrip())
-        output.note("error: the farm made a mistake: please report it with the lines above")
+        output.note("error: this is a bug in the farm: please report it with the lines above")
         code = ExitCode.FARM_FAULT
-    # 130 is what the framework makes of Ctrl-C; the farm's commands have a code of their own for it.
+    # The framework exits with 130 on Ctrl-C; the farm has its own code for it.
     return int(ExitCode.INTERRUPTED if code == 130 else code or ExitCode.OK)
 
 
 def _wrong_usage(error: TyperException, *, as_json: bool) -> ExitCode:
-    """Let the framework say what is wrong, with the command's usage, and say it as a document where that was asked."""
+    """Let the framework print the error with the command's usage; with --json, also print it as a document."""
     import io
 
     shown = io.StringIO()

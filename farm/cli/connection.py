@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def connect(settings: Settings | None = None) -> FarmClient:
-    """Return a client of the farm that the settings name (those of this process, where none are given)."""
+    """Return a client of the farm that the settings name (default: this process's settings)."""
     from farm.client.client import FarmClient
     from farm.settings import load_settings
 

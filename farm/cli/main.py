@@ -1,4 +1,4 @@
-"""The way into the command line: `farm --version` answers before anything else is imported."""
+"""Entry point of the command line: `farm --version` answers before anything else is imported."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from farm.errors import ExitCode, Problem, UsageError
 from farm.inert import inert
 
 ANNOTATIONS = 10
-"""How many annotations of one step GitHub shows; more vanish without a word."""
+"""Annotations of one step that GitHub shows; it drops the rest silently."""
 
 
 class Format(StrEnum):
-    """How `farm lint` reports."""
+    """Output formats of `farm lint`."""
 
     TEXT = "text"
     JSON = "json"
@@ -28,13 +28,13 @@ class Format(StrEnum):
 
 def lint(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")],
-    form: Annotated[Format, typer.Option("--format", "-f", help="How to report.")] = Format.TEXT,
-    models: Annotated[bool, typer.Option("--models/--no-models", help="Read the models and data too.")] = True,
+    form: Annotated[Format, typer.Option("--format", "-f", help="The output format.")] = Format.TEXT,
+    models: Annotated[bool, typer.Option("--models/--no-models", help="Also read the models and data.")] = True,
     as_json: output.Json = False,
 ) -> None:
     """Check a manifest and show every problem with its place.
 
-    Needs no server. Exits with 2 where something is wrong.
+    Needs no server. Exits with 2 if there is a problem.
     """
     from farm.client.authoring import lint as find_problems
 
@@ -55,7 +55,9 @@ def lint(
 
 
 def schema(
-    draft7: Annotated[bool, typer.Option("--draft7", help="Draft-07, for editors that know no other.")] = False,
+    draft7: Annotated[
+        bool, typer.Option("--draft7", help="Draft-07, for editors that support no newer draft.")
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Print the manifest's JSON Schema."""
@@ -67,17 +69,17 @@ def schema(
 
 def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
-    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")] = None,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Write a commented manifest for a model.
 
-    The model's inputs and shapes are filled in.
+    Fills in the model's inputs and shapes.
     """
     from farm.client.authoring import init_manifest
 
     if file and file.exists():
-        raise UsageError(f"{file} is there already", hint="choose another name, or remove it")
+        raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
     text = init_manifest(model, file.parent if file else Path())
     if file:
         with output.writing(file):
@@ -94,7 +96,7 @@ def init(
 
 
 def github_lines(problems: Sequence[Problem]) -> list[str]:
-    """Return problems as GitHub workflow commands, as many as GitHub shows."""
+    """Return problems as GitHub workflow commands, at most as many as GitHub shows."""
     shown = problems if len(problems) <= ANNOTATIONS else problems[: ANNOTATIONS - 1]
     lines = [_annotation(problem) for problem in shown]
     if len(problems) > len(shown):

@@ -1,4 +1,4 @@
-"""What commands share that compile and measure on this machine, without a farm."""
+"""Shared code of commands that compile and measure on this machine, without a farm."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
-    """Give settings for one compile at a time on all cores, a folder that goes with the block, and who is told phases.
+    """Yield settings for one compile at a time on all cores, a temporary folder, and a callback for phases.
 
-    Whatever ends a step becomes an error with its exit code; being asked to end politely is Ctrl-C.
+    A failed step becomes an error with its exit code; SIGTERM counts as Ctrl-C.
     """
     from farm.compiling.children import StepEnded
     from farm.jobs.state import Fault
@@ -59,20 +59,20 @@ def _teller() -> OnPhase:
 
 
 def say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:
-    """Print lines, on standard output unless another way is given."""
+    """Print lines, on standard output by default."""
     for line in lines:
         say(line)
 
 
 def latency(measured: Mapping[str, Any]) -> str:
-    """Return what was measured of a program, for people: median and tail."""
+    """Return a program's latency for people: median and tail."""
     found = measured["latency"]
     spread = f"90 % within {render.duration(found['p90'])}, 99 % within {render.duration(found['p99'])}"
     return f"{render.duration(found['p50'])}, {spread}"
 
 
 def compared(comparison: Mapping[str, Any]) -> str:
-    """Return how many times the speed of another a program has, for people."""
+    """Return a program's speed as a multiple of another's, for people."""
     ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
     return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
 

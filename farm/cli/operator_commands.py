@@ -1,4 +1,4 @@
-"""Commands of who runs a farm: doctor, audit, gc, worker, serve."""
+"""Commands for operators: doctor, audit, gc, worker, serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def doctor(as_json: output.Json = False) -> None:
     """Check settings, servers, compilers and limits.
 
-    What is broken comes with its fix, and makes the exit code 6.
+    Says how to fix what is broken, and then exits with 6.
     """
     from farm.cli.check_commands import run_checks
 
@@ -48,8 +48,8 @@ def audit(
 ) -> None:
     """Check that store, object storage and sidecars agree.
 
-    May run beside a working farm. What does not agree comes with what to do, and makes the exit code 6. Nothing is
-    changed, but that --deep puts damaged blobs into quarantine.
+    May run while the farm works. Says what to do about disagreements, and then exits with 6. Changes nothing, except
+    that --deep puts damaged blobs into quarantine.
     """
     from farm.cli import render
 
@@ -73,13 +73,13 @@ def audit(
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Delete blobs that nothing names, a day after they were marked.
 
-    Blobs that nothing has named for a day are marked; those that were marked a day ago go. Such are the inputs of
-    builds that were never submitted, and what a dead worker had uploaded.
+    Marks blobs that nothing has named for a day, and deletes those that it marked a day ago. Such blobs are the inputs
+    of builds that were never submitted, and uploads of dead workers.
     """
     from farm.cli import render
 
@@ -92,28 +92,28 @@ def gc(
         output.say(f"{render.plural(found['blobs'], 'blob')} {said}, {render.size(found['bytes'])}")
         if found.get("marked"):
             output.say(
-                f"{render.plural(found['marked'], 'blob')} marked: they go a day after, if nothing names them then"
+                f"{render.plural(found['marked'], 'blob')} marked: deleted a day later, if nothing names them then"
             )
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="As `farm ls workers` names it.")],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.")],
     as_json: output.Json = False,
 ) -> None:
-    """Have a worker take nothing more, finish what it runs, and stop."""
+    """Stop a worker when its running attempts have ended."""
     with connect() as client:
         client.drain(worker)
     output.emit({"worker": worker, "draining": True}) if as_json else output.say(
-        f"{worker} takes nothing more and stops when its jobs have ended; what keeps it running (systemd, `farm up`) "
+        f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, `farm up`) "
         "starts another: `farm pause POOL` keeps jobs from starting"
     )
 
 
 def unfence(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="As `farm ls workers` names it.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="As `farm ls workers` lists it.")],
     as_json: output.Json = False,
 ) -> None:
-    """Let a fenced node take jobs again, before its health probes do."""
+    """Let a fenced node take jobs again at once."""
     with connect() as client:
         client.unfence(node)
     output.emit({"node": node, "fenced": ""}) if as_json else output.say(f"node {node} takes jobs again")
@@ -122,13 +122,13 @@ def unfence(
 def worker(
     slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
     only: Annotated[
-        str, typer.Option("--only", metavar="gpu|cpu", help="Serve the GPUs, or the CPU targets, alone.")
+        str, typer.Option("--only", metavar="gpu|cpu", help="Serve only the GPUs, or only the CPU targets.")
     ] = "",
     as_json: output.Json = False,
 ) -> None:
     """Take jobs for this node's GPUs and CPU targets.
 
-    Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and what is left is given back.
+    Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and the rest is given back.
     """
     from farm.local.servers import own_folder
     from farm.logging import configure
@@ -143,7 +143,7 @@ def worker(
     overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
     settings = load_settings(**overrides)
     configure(settings)
-    # What an older farm, or systemd, left open to others is closed: models, programs and sockets of tenants lie there.
+    # An older farm, or systemd, may have left it open to others; it holds models, programs and sockets of tenants.
     own_folder(settings.data_dir.resolve())
     machine = Machine()
     found = survey(settings, machine)
@@ -172,21 +172,22 @@ def worker(
 
 def serve(
     host: Annotated[
-        str, typer.Option("--host", help="Where to serve; not only loopback with a token, and TLS or a proxy.")
+        str,
+        typer.Option("--host", help="The address to serve on; beyond loopback only with a token, and TLS or a proxy."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 means any free port.")] = 8000,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="PEM file of the certificate, with those that sign it.")
+        Path | None, typer.Option("--certificate", help="PEM file of the certificate with its chain.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="PEM file of the certificate's key.")] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of it has TLS; this one speaks plain HTTP.")
+        bool, typer.Option("--behind-proxy", help="Serve plain HTTP behind a proxy with TLS.")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Serve the API and run the control loops.
 
-    Runs until SIGTERM or Ctrl-C. Any number of these may run beside each other.
+    Runs until SIGTERM or Ctrl-C. Any number of them may run at the same time.
     """
     from farm.api.server import Listening
     from farm.api.server import serve as serve_api
@@ -208,10 +209,10 @@ def serve(
 
 
 def other_users(users: Iterable[pwd.struct_passwd]) -> list[str]:
-    """Return the names of the people who can log in on this machine, but for the one who runs this."""
+    """Return the names of the people who can log in on this machine, without the current user."""
     people = [user for user in users if PEOPLE <= user.pw_uid < NOBODY and user.pw_uid != os.getuid()]
     return sorted(user.pw_name for user in people if Path(user.pw_shell).name not in ("", "false", "nologin"))
 
 
 PEOPLE, NOBODY = 1000, 65534
-"""User ids of people begin and end there, as distributions give them out."""
+"""First and last user id of people, as distributions assign them."""

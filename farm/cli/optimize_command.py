@@ -21,25 +21,28 @@ def optimize(
     ],
     target: Annotated[
         str,
-        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; else the best one here."),
+        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
     ] = "",
     nchw: Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
     disable_fast_math: Annotated[
         bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
     ] = False,
     offload_copy_off: Annotated[
-        bool, typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to the GPU.")
+        bool,
+        typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
     ] = False,
-    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (what a plain model gets anyway).")] = False,
-    fp16: Annotated[bool, typer.Option("--fp16", "-f", help="Convert to fp16; goes with --int8 and --fp8.")] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; goes with --int8.")] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")] = False,
+    fp16: Annotated[
+        bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")
+    ] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
     int8: Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
     calibration: Annotated[
         str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
     ] = "",
     exhaustive_tune: Annotated[
-        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; takes its time.")
+        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
     ] = False,
     inputs: Annotated[
         list[str] | None,
@@ -47,22 +50,31 @@ def optimize(
     ] = None,
     input_files: Annotated[
         list[str] | None,
-        typer.Option("--input-file", "--input_file", metavar="[NAME=]FILE", help="Run it on this array (.npy)."),
+        typer.Option(
+            "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; 1 without it.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; default: 1.")] = None,
     samples: Annotated[
-        Path | None, typer.Option("--samples", metavar="PATH", help="Real inputs (and right outputs) to verify with.")
+        Path | None,
+        typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", help="Largest relative error; else that of the precision.")
+        float | None, typer.Option("--tolerance", help="Largest accepted relative error; default: the precision's.")
     ] = None,
     memory_limit: Annotated[
-        str, typer.Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Of compiling, such as 8GiB.")
+        str,
+        typer.Option(
+            "--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."
+        ),
     ] = "",
     gpu_memory_limit: Annotated[
         str,
         typer.Option(
-            "--gpu-memory-limit", "--gpu_memory_limit", metavar="SIZE", help="Of the GPU, checked at the end."
+            "--gpu-memory-limit",
+            "--gpu_memory_limit",
+            metavar="SIZE",
+            help="Memory limit of the GPU, checked at the end.",
         ),
     ] = "",
     json_program: Annotated[
@@ -74,12 +86,12 @@ def optimize(
     ] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Compile one model here, and say what it gained.
+    """Compile one model on this machine, and show what it gained.
 
-    Needs no server. The program goes to saved_models/<model> with its sidecar beside it; both are written only when the
+    Needs no server. Writes the program to saved_models/<model> with its sidecar, but only if the
     program loads from its file, runs, and agrees with the original model.
 
-    One size, on one GPU, and what tuning learnt is not kept: `farm run` knows int4, ranges of sizes, all GPUs at once
+    Makes one size, on one GPU, and keeps no tuning results: use `farm run` for int4, ranges of sizes, all GPUs at once
     and tuning databases.
     """
     from farm.local.optimize import Wanted, destination, make, plan, report, store
@@ -118,7 +130,7 @@ def optimize(
         found = report(planned, made)
         if made.judgement:
             say_all(_report_lines(found), output.note)
-            accuracy = "--tolerance accepts more, --samples shows the error on real inputs"
+            accuracy = "--tolerance accepts a larger error, --samples shows the error on real inputs"
             hint = f"nothing was written; {accuracy}" if made.judgement.kind == "accuracy" else "nothing was written"
             raise GateFailed(made.judgement.message, hint=hint)
         with output.writing(place):
@@ -161,7 +173,7 @@ def _size(option: str, text: str) -> int:
 
 
 def _report_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return what `farm optimize` found out, for people."""
+    """Return the result of `farm optimize` for people."""
     size, after, accuracy = found["size"], found["after"], found["accuracy"]
     rows = [
         ("target", f"{found['target']}, {found['toolchain']}"),
@@ -172,13 +184,13 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
         rows.append(("quantized", counts))
     samples = render.plural(accuracy["samples"], "sample")
     if accuracy["unverified"]:
-        rows.append(("accuracy", f"{accuracy['unverified']}; --samples with expected outputs help"))
+        rows.append(("accuracy", f"{accuracy['unverified']}; use --samples with expected outputs"))
     if accuracy["outputs"] or not accuracy["unverified"]:
         passed = "ok" if accuracy["passed"] else "FAIL"
         rows.append(("accuracy", f"{passed}, {samples} against {accuracy['reference']}"))
     rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
     if accuracy["weak"]:
-        rows.append(("", "weak: the samples prove little, a constant answer would pass too; --samples helps"))
+        rows.append(("", "weak: the samples prove little, a constant answer would pass too; use --samples"))
     rows.append(("latency", latency(after)))
     if before := found["before"]:
         rows.append(("", f"the model before ({before['target']}): {latency(before)}"))
@@ -205,7 +217,7 @@ def _output(value: Mapping[str, float]) -> str:
 
 
 def _tuned(tuning: Mapping[str, Any]) -> str:
-    """Say what tuning gained; without figures the untuned program does not compile."""
+    """Describe what tuning gained; without figures, the untuned program does not compile."""
     took = f"{tuning['mode']}, {render.duration(tuning['seconds'])}"
     if not tuning["baseline"]:
         return took

@@ -1,4 +1,4 @@
-"""How commands speak: results on standard output, all talk on standard error, JSON alone where it was asked for."""
+"""Output of commands: results on standard output, the rest on standard error; with --json, one document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = Annotated[
 
 
 def say(text: str = "", *, command: bool = False) -> None:
-    """Print a result for people on standard output; a `command` is for a CI server, and ours."""
+    """Print a result for people on standard output; `command` marks our own command to a CI server."""
     typer.echo(inert(text, colours=True, command=command), color=colourful())
 
 
@@ -40,7 +40,7 @@ def emit(document: Any) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file that the user named into an error that names it."""
+    """Turn an OS error about a file that the user named into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -48,7 +48,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def quiet_logs(settings: Settings) -> None:
-    """Let this process's own log lines be talk, and only those that matter: a command is no service."""
+    """Print this process's own log lines on standard error, warnings and errors only: a command is no service."""
     from farm.logging import configure
 
     level = settings.log_level if settings.log_level in ("debug", "error") else "warning"
@@ -56,7 +56,7 @@ def quiet_logs(settings: Settings) -> None:
 
 
 def colourful() -> bool | None:
-    """Whether colours may be used: False where NO_COLOR says so, else None: only on a terminal."""
+    """Whether colours may be used: False if NO_COLOR is set, else None: only on a terminal."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -67,7 +67,7 @@ def lively() -> bool:
 
 
 def complain(error: FarmError, *, as_json: bool) -> None:
-    """Print an error: for people on standard error, and as a document on standard output where JSON was asked for."""
+    """Print an error: for people on standard error, and with --json as a document on standard output."""
     if isinstance(error, ManifestError):
         for problem in error.problems:
             note(f"{_error()} {inert(str(problem))}")

@@ -1,4 +1,4 @@
-"""Following a build: a display that lives on a terminal, or one plain line for every change of state."""
+"""Following a build: a live display on a terminal, or one plain line for every change of state."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 LIVELY_PERIOD = 1.0
-"""Seconds between looks at a build for a display that shows elapsed time."""
+"""Seconds between two reads of a build for a display that shows elapsed time."""
 
 CELLS_A_SECOND = 500
-"""How many cells one look may cost, so that large builds are looked at less often."""
+"""Cells that one read may cost, so that large builds are read less often."""
 
 
 class Display(Protocol):
-    """Shows the cells of a build, again and again."""
+    """Shows the cells of a build repeatedly."""
 
     def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
-        """Show how the cells are now, and when the others may be done."""
+        """Show the cells as they are now, and when the others may be done."""
 
 
 class Lines:
@@ -43,7 +43,7 @@ class Lines:
         self._seen: dict[str, tuple[str, int]] = {}
 
     def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
-        """Print what changed since the last call; cells that only wait are not news."""
+        """Print what changed since the last call, except cells that only wait."""
         for cell in cells:
             now = (str(cell["state"]), int(cell.get("attempt") or 0))
             before = self._seen.get(cell["identifier"], ("queued", now[1]))
@@ -53,7 +53,7 @@ class Lines:
 
 
 class Screen:
-    """The live display: one line for every running cell, what ended last, and the counts."""
+    """The live display: one line for every running cell, the cells that ended last, and the counts."""
 
     def __init__(self) -> None:
         self._cells: Sequence[Document] = ()
@@ -64,7 +64,7 @@ class Screen:
         self._cells, self._outlook = cells, outlook
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many cells as the terminal has room for: running ones first, then failed, queued, done."""
+        """Draw as many cells as fit on the terminal: running first, then failed, queued, done."""
         from rich.table import Table
         from rich.text import Text
 
@@ -85,7 +85,7 @@ class Screen:
 
 @contextmanager
 def display() -> Iterator[tuple[Display, float | None]]:
-    """Yield the display that fits the terminal, and how often it wants to be fed in seconds (None: on events)."""
+    """Yield the display for this terminal, and the seconds between its updates (None: on events)."""
     if not output.lively():
         yield Lines(), None
         return
@@ -100,11 +100,11 @@ def display() -> Iterator[tuple[Display, float | None]]:
 def follow(client: FarmClient, build_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Show a build until its report is written; return the build and its cells.
 
-    Events say when to look; looks say what there is to see. So nothing is missed and nothing is said twice, whatever
-    happens to the connection. Raises FarmFault when the farm stays away, KeyboardInterrupt on Ctrl-C.
+    Events say when to read, and only reads are shown, so nothing is missed or repeated if the connection breaks.
+    Raises FarmFault if the farm stays unreachable, KeyboardInterrupt on Ctrl-C.
     """
     news: queue.SimpleQueue[FarmError | str] = queue.SimpleQueue()
-    # A daemon: it may be deep in a read when Ctrl-C comes, and nobody waits for it then.
+    # A daemon: it may be in a read when Ctrl-C comes, and nobody waits for it then.
     threading.Thread(target=_listen, args=(client, build_id, news), name="events", daemon=True).start()
     report = client.report(build_id)
     with display() as (screen, period):
@@ -134,7 +134,7 @@ def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[FarmError
     except FarmError as error:
         news.put(error)
     except RuntimeError:
-        # The client was closed under us: whoever followed has left.
+        # The client was closed: nobody follows the build any more.
         news.put("end")
 
 

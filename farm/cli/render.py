@@ -24,7 +24,7 @@ STYLES = {
     "FAIL": "red",
     "ok": "green",
 }
-"""Colours of state words; the words say the same without them."""
+"""Colours of state words."""
 
 ROWS = 40
 FAILURES = 20
@@ -80,7 +80,7 @@ def plural(count: int, word: str, words: str = "") -> str:
 
 
 def align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """Return rows as lines with columns lined up; state words get their colour."""
+    """Return rows as lines with aligned columns; state words get their colour."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     lines = []
     for row in rows:
@@ -122,7 +122,7 @@ def plan(document: Document) -> list[str]:
 
 
 def plan_changes(shown: Sequence[Document], accepted: Sequence[Document]) -> list[str]:
-    """Return in what an accepted plan differs from the one that was shown before: workers came or left meanwhile."""
+    """Return how an accepted plan differs from the one shown before: workers came or left meanwhile."""
     before = {cell["identifier"]: (cell["pool"], cell["key"]) for cell in shown}
     rows = []
     for cell in accepted:
@@ -147,14 +147,14 @@ def _why(cell: Document) -> str:
 
 
 def outlook(document: Document | None) -> list[str]:
-    """Return when a build will be done and what that costs, as one line; nothing where nothing is left or known."""
+    """Return when a build will be done and what it costs, as one line; empty if nothing is left or known."""
     if not document:
         return []
     parts = []
     if document["eta"]:
         parts.append(f"done in {_about(document['eta'])}")
     if document["unserved"]:
-        parts.append(f"nobody knows when: no worker takes jobs of {one_line(', '.join(document['unserved']))} now")
+        parts.append(f"end unknown: no worker takes jobs of {one_line(', '.join(document['unserved']))} now")
     if document["slot_seconds"]:
         parts.append(f"{_about(document['slot_seconds'])} of compiling to come")
     if document["gpu_hours"]:
@@ -182,7 +182,7 @@ def counts(cells: Iterable[Document]) -> str:
 
 
 def change(cell: Document) -> str:
-    """Return the one line that a log gets when a cell's state changes."""
+    """Return the log line for a change of a cell's state."""
     parts = [str(cell["identifier"]), str(cell["state"])]
     match cell["state"]:
         case "running":
@@ -198,7 +198,7 @@ def change(cell: Document) -> str:
 
 
 def activity(cell: Document) -> tuple[str, str, str, str, str]:
-    """Return a cell's line of the live display: identifier, state, phase, elapsed, worker; of tuning how far it is."""
+    """Return a cell's line of the live display: identifier, state, phase, elapsed, worker, progress of tuning."""
     phase = cell.get("phase") or "" if cell["state"] == "running" else ""
     if phase and cell.get("progress") is not None:
         phase = f"{phase} {cell['progress']:.0%}"
@@ -212,7 +212,7 @@ def activity(cell: Document) -> tuple[str, str, str, str, str]:
 
 
 def under_way(cells: Iterable[Document]) -> list[str]:
-    """Return a line for each cell that has not succeeded, those that run first."""
+    """Return a line for each cell that has not succeeded, running cells first."""
     rows = [cell for cell in cells if cell["state"] != "succeeded"]
     return _first([activity(cell) for cell in sorted(rows, key=lambda cell: cell["state"] != "running")])
 
@@ -241,7 +241,7 @@ def table(cells: Sequence[Document]) -> list[str]:
 
 
 def differences(found: Document) -> list[str]:
-    """Return in what two builds differ, as `FarmClient.diff` has found it."""
+    """Return how two builds differ, as `FarmClient.diff` found it."""
     left, right = (found[side]["id"] for side in ("left", "right"))
     total = found["same"] + len(found["cells"])
     lines = [f"{left} -> {right}: {len(found['cells'])} of {plural(total, 'cell')} differ"]
@@ -313,7 +313,7 @@ def _baselines(cells: Sequence[Document]) -> dict[tuple[str, str, str], Document
 
 
 def family(index: Document) -> list[str]:
-    """Return the members of a family, as its index has them."""
+    """Return the members of a family from its index."""
     rows = [("shape", "program", "latency", "throughput")]
     for member in index["members"]:
         shared = " shared" if member["shared"] and member["latency"] else ""
@@ -329,7 +329,7 @@ def family(index: Document) -> list[str]:
 
 
 def gains(cells: Sequence[Document]) -> list[str]:
-    """Return one line for every target and precision: what it gains over fp32, and why not more."""
+    """Return one line for every target and precision: its gain over fp32, and why it is not higher."""
     from statistics import median
 
     base = _baselines(cells)
@@ -342,7 +342,7 @@ def gains(cells: Sequence[Document]) -> list[str]:
     for (precision, target), pairs in groups.items():
         share = median(own["program"]["size"] / fp32["program"]["size"] for own, fp32 in pairs)
         text = f"{precision} on {target}: {share:.0%} of the fp32 size"
-        # Only what was measured alone: a mean of rough figures looks like knowledge and is none.
+        # Only figures that were measured alone: a mean of rough figures is misleading.
         speeds = [
             fp32["latency"] / own["latency"]
             for own, fp32 in pairs
@@ -359,7 +359,7 @@ def gains(cells: Sequence[Document]) -> list[str]:
 
 
 def tuned(work: Mapping[str, Any]) -> str:
-    """Return what tuning came to: `26 operations, 12 known (saved 40 s), 14 tuned in 9 s`."""
+    """Return the result of tuning: `26 operations, 12 known (saved 40 s), 14 tuned in 9 s`."""
     parts = [plural(work["operations"], "operation")]
     if work["known"]:
         parts.append(f"{work['known']} known" + (f" (saved {duration(work['saved'])})" if work["saved"] else ""))
@@ -371,7 +371,7 @@ def tuned(work: Mapping[str, Any]) -> str:
 
 
 def tunings(cells: Sequence[Document]) -> list[str]:
-    """Return what tuning came to in the cells of a build that were tuned in it, in all and in each."""
+    """Return the result of tuning in the cells that a build tuned, in total and for each."""
     made = [cell for cell in cells if (cell.get("facts") or {}).get("tuning") and not cell.get("hit")]
     if len(made) < 2:
         return [f"tuning: {_tuning(cell['facts'])}" for cell in made]
@@ -386,13 +386,13 @@ def _tuning(facts: Mapping[str, Any]) -> str:
     text = tuned(work) + ("" if work.get("finished", True) else ", cut short by its budget")
     if facts.get("ratio"):
         text += f"; {facts['ratio']:.2f}x the untuned program"
-        text += ", which is the one published" if work.get("published") == "untuned" else ""
+        text += ", which is published" if work.get("published") == "untuned" else ""
     return text
 
 
 def not_alone(conditions: Sequence[Document], what: str) -> list[tuple[str, str]]:
-    """Return rows that say which other processes held memory of the GPU before and after something was done, and
-    after its turns with other programs.
+    """Return rows about other processes that held memory of the GPU before and after an activity, and after its turns
+    with other programs.
     """
     return [
         ("not alone", f"{plural(others['count'], 'process', 'processes')} with {size(others['memory'])} {when} {what}")
@@ -402,7 +402,7 @@ def not_alone(conditions: Sequence[Document], what: str) -> list[tuple[str, str]
 
 
 def legend(cells: Sequence[Document]) -> list[str]:
-    """Return what the table's remarks mean, for those that it has."""
+    """Return the meaning of the remarks in the table."""
     facts = [cell["facts"] for cell in cells if cell.get("facts")]
     lines = []
     if count := sum((each.get("tuning") or {}).get("carried") is False for each in facts):
@@ -412,7 +412,7 @@ def legend(cells: Sequence[Document]) -> list[str]:
         )
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
-            "shared: measured beside another attempt on the node, or on a GPU that others used, so the speed is rough; "
+            "shared: another attempt ran on the node, or others used the GPU, so the speed is rough; "
             "cpu_slots = 1 measures alone"
         )
     if busy := [each["processes"] for each in facts if (each.get("processes") or {}).get("count")]:
@@ -423,14 +423,12 @@ def legend(cells: Sequence[Document]) -> list[str]:
             "measure again when it is idle"
         )
     if any(each.get("weak") for each in facts):
-        lines.append(
-            "weak: the samples prove little, a constant answer would pass too; `samples:` in the manifest helps"
-        )
+        lines.append("weak: the samples prove little, a constant answer would pass too; add `samples:` to the manifest")
     return lines
 
 
 def sweeps(cells: Sequence[Document]) -> list[str]:
-    """Return a table for every batch sweep, with the best batch marked; nothing where there is no sweep."""
+    """Return a table for every batch sweep, with the best batch marked; nothing if there is no sweep."""
     from farm.results.sweep import sweeps_of, title
 
     lines: list[str] = []
@@ -446,13 +444,13 @@ def sweeps(cells: Sequence[Document]) -> list[str]:
             lines.append(f"  no batch was measured{limit}")
         elif found["weak"]:
             lines.append(
-                "  weak: measured beside other attempts, another batch may be best; cpu_slots = 1 measures alone"
+                "  weak: other attempts ran at the same time, another batch may be best; cpu_slots = 1 measures alone"
             )
     return lines
 
 
 def failures(cells: Sequence[Document], build_id: str) -> list[str]:
-    """Return at most eight lines for every cell that failed: where, what, whose fault, what to try, its log."""
+    """Return at most eight lines for every failed cell: where, what, whose fault, what to try, its log."""
     failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
     lines: list[str] = []
     for cell in failed[:FAILURES]:
@@ -480,12 +478,12 @@ def remarks(cells: Sequence[Document]) -> list[str]:
 
 
 def compared(build: Document, cells: Sequence[Document]) -> list[str]:
-    """Return how the programs of a follow-up compare with those published before; nothing for other builds."""
+    """Return how a follow-up's programs compare with those published before; nothing for other builds."""
     lines = []
     for cell in cells if build.get("follows") else ():
         if against := (cell.get("facts") or {}).get("against"):
             low, high = against["interval"]
-            faster = "`latest` names it, unless something newer had come"
+            faster = "`latest` names it, unless something newer was published"
             named = faster if against["verdict"] == "faster" else "`latest` stays"
             lines.append(
                 f"{cell['identifier']}: {against['ratio']:.2f}x the program of {build['follows']} "
@@ -495,7 +493,7 @@ def compared(build: Document, cells: Sequence[Document]) -> list[str]:
 
 
 def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
-    """Return everything that the end of a build has to say."""
+    """Return the full text at the end of a build."""
     blocks = [
         table(cells),
         tunings(cells),
@@ -509,7 +507,7 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
     blocks.append([f"{build['name']} {build['id']}: {verdict['text']}"])
     if follower := build.get("followed_by"):
         blocks[-1].append(
-            f"build {follower} follows: it tunes more while the farm runs and nothing else waits; "
+            f"build {follower} follows: it tunes further while the farm runs and nothing else waits; "
             f"`farm status {follower}`"
         )
     lines: list[str] = []
@@ -519,7 +517,7 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
 
 
 def waiting(cells: Sequence[Document]) -> list[str]:
-    """Return why cells wait, queued or running, one sentence for each reason; how many are ahead as a range."""
+    """Return why cells wait, queued or running: one sentence per reason, with the jobs ahead as a range."""
     queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued" or cell.get("waiting")]
     reasons: dict[str, list[int]] = {}
     for text in filter(None, queued):

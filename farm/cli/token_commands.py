@@ -1,4 +1,4 @@
-"""`farm token`: who may call the farm's API."""
+"""`farm token`: manage access to the farm's API."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class RoleName(StrEnum):
     ADMIN = "admin"
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Who it is for, such as `ci-main`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for its user, such as `ci-main`.")]
 
 
 @commands.command()
 def create(
     name: Name,
-    namespace: Annotated[str, typer.Option("--namespace", help="The one namespace that it is for.")],
+    namespace: Annotated[str, typer.Option("--namespace", help="The only namespace in which it is valid.")],
     role: Annotated[RoleName, typer.Option("--role", help="What it may do.")] = RoleName.SUBMITTER,
-    max_cells: Annotated[int, typer.Option("--max-cells", min=0, help="Unfinished cells at once; 0: no bound.")] = 0,
+    max_cells: Annotated[int, typer.Option("--max-cells", min=0, help="Unfinished cells at once; 0: no limit.")] = 0,
     as_json: output.Json = False,
 ) -> None:
-    """Make a token and print its secret, which is told this once."""
+    """Make a token and print its secret, which is shown only once."""
     with connect() as client:
         secret = client.create_token(name, role, namespace, max_cells=max_cells)
     if as_json:
         output.emit({"name": name, "secret": secret})
     else:
         output.say(secret)
-        output.note(f"whoever has it is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
+        output.note(f"whoever has this token is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
 @commands.command()
@@ -61,7 +61,7 @@ def ls(as_json: output.Json = False) -> None:
 
 @commands.command()
 def revoke(name: Name, as_json: output.Json = False) -> None:
-    """Revoke a token: within seconds it is refused everywhere. What it has submitted goes on."""
+    """Revoke a token: within seconds it is refused everywhere. Builds that it submitted go on."""
     with connect() as client:
         client.revoke_token(name)
     output.emit({"revoked": name}) if as_json else output.say(f"{name} is revoked")

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from farm.tuning.formats import Read
     from farm.tuning.records import Snapshot
 
-commands = typer.Typer(
-    help="What tuning learnt: list it, bring your own, take it with you.", no_args_is_help=True, rich_markup_mode=None
-)
+commands = typer.Typer(help="List, import and export what tuning learnt.", no_args_is_help=True, rich_markup_mode=None)
 
 Database = Annotated[
-    str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that only one database's name has.")
+    str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that occur in only one database's name.")
 ]
 
 ENVIRONMENT = "tuning.env"
@@ -33,7 +31,7 @@ OPERATIONS, HOURS = "operations.svg", "hours.svg"
 
 @commands.command()
 def ls(as_json: output.Json = False) -> None:
-    """List the tuning databases, also those of known pools that are still empty."""
+    """List the tuning databases, including empty ones of known pools."""
     from farm.cli import render
 
     with connect() as client:
@@ -53,18 +51,19 @@ def ls(as_json: output.Json = False) -> None:
         if item.get("damaged"):
             output.note(f"{item['name']} is damaged: {item['damaged']}")
     if not items:
-        output.note("no tuning databases yet: a pool has them once a worker serves it")
+        output.note("no tuning databases yet: a pool gets them when a worker serves it")
 
 
 @commands.command()
 def stats(
-    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; without it, all together.")] = "",
+    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; default: all together.")] = "",
     pictures: Annotated[
-        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Draw operations.svg and hours.svg there.")
+        Path | None,
+        typer.Option("--pictures", metavar="FOLDER", help="Draw operations.svg and hours.svg into this folder."),
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Say what is known, and what tuning took and saved."""
+    """Show what is known, and what tuning cost and saved."""
     from farm.cli import render
 
     with connect() as client:
@@ -90,16 +89,16 @@ def stats(
             f" {render.duration(total['seconds'])} spent, {render.duration(total['saved'])} saved"
         )
     if not found:
-        output.note("no tuning database holds anything yet")
+        output.note("all tuning databases are still empty")
     elif pictures:
         drawn = f"drawn: {pictures / OPERATIONS}, {pictures / HOURS}"
-        output.note(drawn if days else "nothing is drawn: no job has tuned into it yet")
+        output.note(drawn if days else "nothing to draw: no job has tuned with it yet")
 
 
 @commands.command()
 def export(
     database: Database,
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Where to write; nothing else may be there.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it has to be empty.")],
     sqlite: Annotated[
         bool, typer.Option("--sqlite", help="Write the problem cache as SQLite (MIGraphX after ROCm 7.2).")
     ] = False,
@@ -107,7 +106,7 @@ def export(
 ) -> None:
     """Write a folder that MIGraphX and MIOpen can use without the farm.
 
-    `tuning.env` in it sets the variables that point them there.
+    Its `tuning.env` sets the variables for that.
     """
     from farm.tuning import text
     from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, write_folder
@@ -118,13 +117,15 @@ def export(
     with connect() as client:
         name = choose(client.tuning(), database)
         known = text.read(client.tuning_snapshot(name))
-    # What the farm keeps for itself says nothing to MIGraphX and MIOpen.
+    # MIGraphX and MIOpen cannot read the farm's own records.
     snapshot = known.only(record for record in known if record.store not in OBJECTS)
     if not len(snapshot):
-        hint = "`farm tuning stats` says what is in it; how ONNX Runtime runs a tuned program best is in its sidecar"
+        hint = "`farm tuning stats` shows its content; the sidecar says how ONNX Runtime runs a tuned program best"
         raise NotFound(f"{name} has nothing that MIGraphX or MIOpen could read", hint=hint)
     if sqlite and not any(store is RecordStore.PROBLEM_CACHE and file for store, file in snapshot.tables):
-        raise UsageError(f"{name} has no problem cache that names devices", hint="only that form can be SQLite")
+        raise UsageError(
+            f"{name} has no problem cache that names devices", hint="only such a problem cache can be SQLite"
+        )
     cache = "problem_cache.db" if sqlite else PROBLEM_CACHE
     with output.writing(folder):
         write_folder(snapshot, folder, problem_cache=cache)
@@ -151,13 +152,14 @@ def import_(
         typer.Argument(metavar="PATH…", help="Folders and files: ~/.config/miopen, a problem cache, an export."),
     ],
     miopen: Annotated[
-        str, typer.Option("--miopen", metavar="VERSION", help="Which version, while no job has shown the pool's.")
+        str,
+        typer.Option("--miopen", metavar="VERSION", help="MIOpen's version, if no job of the pool has shown it yet."),
     ] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Bring what you tuned yourself.
+    """Import what you tuned yourself.
 
-    What was measured on another kind of device, or by another version of MIOpen, is refused by name.
+    Refuses, file by file, what another kind of device or another version of MIOpen measured.
     """
     from farm.cli import render
     from farm.tuning import text
@@ -168,14 +170,14 @@ def import_(
     read = read_files(paths, RecordSource(""))
     dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
     if not len(read.snapshot):
-        why = _left_out(**dropped) if any(dropped.values()) else "no database of MIOpen's or MIGraphX's is there"
+        why = _left_out(**dropped) if any(dropped.values()) else "they contain no database of MIOpen or MIGraphX"
         places = {file: f"damaged: {where}" for file, where in read.dropped.parts.items()}
         told = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
         raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(told))
     with connect() as client:
         name = choose(client.tuning(), database)
         found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)
-    # The farm knows tables; who brings them knows files.
+    # The farm knows tables; the user knows files.
     files = {label(place): ", ".join(str(path) for path in origins) for place, origins in read.origins.items()}
     refused = {files.get(table, table): why for table, why in found["refused"].items()}
     found = {**found, "refused": {**read.dropped.files, **refused}}
@@ -196,10 +198,10 @@ def import_(
 
 @commands.command()
 def merge(
-    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; without it, all.")] = "",
+    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; default: all.")] = "",
     as_json: output.Json = False,
 ) -> None:
-    """Bring what attempts committed into the head now; the farm does it by itself within minutes."""
+    """Merge what attempts committed now; the farm does so by itself within minutes."""
     from farm.cli import render
 
     with connect() as client:
@@ -213,7 +215,7 @@ def merge(
         deltas = render.plural(merged["deltas"], "delta")
         output.say(f"{name}: {deltas} merged, {merged['records']} records, generation {merged['generation']}")
         for key in merged["unreadable"]:
-            output.note(f"cannot be read, left where it is: {key}")
+            output.note(f"cannot be read, and stays: {key}")
     if not found:
         output.say("nothing to merge")
 
@@ -222,7 +224,7 @@ def merge(
 def diff(
     left: Annotated[str, typer.Argument(metavar="LEFT", help="A database, a folder or a file.")],
     right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
-    keys: Annotated[bool, typer.Option("--keys", help="List the keys too.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="Also list the keys.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Compare two databases, or one with files of yours, record by record."""
@@ -252,9 +254,9 @@ def diff(
 def prune(
     database: Database,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="What was measured so long ago: 90d, 12h.")
+        str, typer.Option("--older-than", metavar="AGE", help="Records older than this: 90d, 12h.")
     ] = "",
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="What this job measured.")] = "",
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Records that this job measured.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="The whole database.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: output.Json = False,
@@ -264,7 +266,7 @@ def prune(
     from farm.units import parse_duration
 
     if everything == bool(older_than or job):
-        raise UsageError("say what goes", hint="--older-than AGE, --job JOB, or --all")
+        raise UsageError("choose what to remove", hint="--older-than AGE, --job JOB, or --all")
     try:
         older = parse_duration(older_than) if older_than else None
     except ValueError as error:
@@ -283,13 +285,13 @@ def prune(
 
 
 def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
-    """Return the name of the one database that a text means: the whole name, or words that all occur in it."""
+    """Return the only database that matches a text: its whole name, or words that all occur in it."""
     names = [str(item["name"]) for item in items]
     if text in names:
         return text
     words = text.split()
     matching = [name for name in names if all(word in name for word in words)]
-    # `quick` is not `quick-enforce1`, unless there is no other.
+    # `quick` means `quick-enforce1` only if there is no `quick`.
     matching = [name for name in matching if name.rpartition("/")[2] in words] or matching
     held = [item["name"] for item in items if item["name"] in matching and _holds(item)]
     if len(matching) == 1 or len(held) == 1:
@@ -300,7 +302,7 @@ def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
 
 
 def _sound(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the databases that can be read, and say which cannot."""
+    """Return the databases that can be read, and report the others."""
     for item in items:
         if item.get("damaged"):
             output.note(f"left out: {item['name']} is damaged: {item['damaged']}")
@@ -330,7 +332,7 @@ def _values(snapshot: Snapshot) -> dict[tuple[str, str, str], str]:
 def _tell_damage(read: Read) -> None:
     for file, where in read.dropped.parts.items():
         if file not in read.dropped.files:
-            output.note(f"{file} is damaged ({where}): what is whole in it counts")
+            output.note(f"{file} is damaged ({where}): its complete records are used")
 
 
 def _left_out(nulls: int, broken: int) -> str:
@@ -344,7 +346,7 @@ def _quoted(text: str) -> str:
 
 
 def _by_day(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what all databases' sessions came to, by date."""
+    """Return the sums of all databases' sessions by date."""
     days: dict[str, dict[str, float]] = {}
     for day in sorted((day for one in found for day in one["days"]), key=lambda day: str(day["date"])):
         sums = days.setdefault(day["date"], dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0))
@@ -354,7 +356,7 @@ def _by_day(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
-    """Draw what tuning came to by the end of each day into `operations.svg` and `hours.svg`."""
+    """Draw tuning's sums by the end of each day into `operations.svg` and `hours.svg`."""
     from datetime import date
 
     from farm.results.pictures import totals
@@ -365,7 +367,7 @@ def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     operations = {"tuned": by_day("tuned"), "taken from the database": by_day("known")}
     totals(folder / OPERATIONS, title="Operations tuned, in all", y="operations", series=operations)
     spent, saved = by_day("seconds"), by_day("saved")
-    # Small figures in their own unit: a first day of 0.02 hours says nothing.
+    # Small figures need a smaller unit: 0.02 hours is hard to read.
     size, unit = (60, "minutes") if max(sum(spent.values()), sum(saved.values())) < 2 * 3600 else (3600, "hours")
     series = {
         name: {day: seconds / size for day, seconds in sums.items()}
@@ -383,8 +385,8 @@ def _readme(name: str, snapshot: Snapshot, cache: str) -> str:
 
     . ./{ENVIRONMENT}
 
-points MIGraphX (`{cache}`) and MIOpen (this folder) here; compile as ever. Both write into these files: copy the folder
-first where others use it too, and give every process a copy of its own. The records hold for this device and for the
-toolchain in the pool's name; MIOpen ignores files of another version, MIGraphX does not notice.
+points MIGraphX (`{cache}`) and MIOpen (this folder) here; compile as usual. Both write into these files: copy the
+folder first if others use it too, and give every process a copy of its own. The records are valid for this device and
+the toolchain in the pool's name; MIOpen ignores files of another version, MIGraphX does not notice.
 If the folder was moved, write its new place into `{ENVIRONMENT}`.
 """

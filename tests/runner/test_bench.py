@@ -134,7 +134,7 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
     assert (code, "no file nothing.mxr" in err) == (4, True)
     code, _, err = run("bench", "fast.onnx")
     assert code == 4
-    assert "no sidecar beside" in err
+    assert "no sidecar next to" in err
     document = Path(f"{fast}.artifact.json")
     document.write_text(document.read_text().replace('"arch": "cpu"', '"arch": "gfx942"'))
     code, _, err = run("bench", str(fast))

@@ -277,7 +277,7 @@ def test_doctor_says_which_workers_the_farm_has(
     assert found() == ("broken", "node n1 takes no jobs: its disk is full")
     for worker in ("w0", "w1"):
         farm.store.workers.leave(worker)
-    assert found() == ("absent", "none is live: jobs wait")
+    assert found() == ("absent", "no worker is live: jobs wait")
 
 
 def test_ctrl_c_detaches_and_says_how_to_return(
@@ -302,7 +302,7 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert main(["logs", "@latest", "net/onnxruntime-cpu/fp32/static"]) == 0
     assert capsys.readouterr().out == "compiled\n"
     assert main(["logs", "@latest"]) == 2
-    assert "2 cells fit" in capsys.readouterr().err
+    assert "2 cells match" in capsys.readouterr().err
 
     assert main(["ls"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [

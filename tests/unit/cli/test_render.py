@@ -301,7 +301,7 @@ def test_what_tuning_came_to_is_said_of_each_cell_that_was_tuned() -> None:
     second = cell("fp16", facts=facts(1, 1.0, 0.0, tuning={**known, "published": "tuned"}, ratio=1.2))
     hit = {**first, "hit": True}
     assert render.tunings([hit, cell("int8", facts=facts(1, 1.0, 0.0, tuning=None))]) == []
-    words = "26 operations, 26 tuned in 19 s; 0.90x the untuned program, which is the one published"
+    words = "26 operations, 26 tuned in 19 s; 0.90x the untuned program, which is published"
     assert render.tunings([first, hit]) == [f"tuning: {words}"]
     assert render.tunings([first, second]) == [
         "tuning: 52 operations, 20 known (saved 15 s), 30 tuned in 22 s, 2 not tunable",
