@@ -230,7 +230,15 @@ _compiler = {
     "label": _label,
     "parts": _items(_items(_sentence, 2)),
     "missing": _by(_word, _sentence, 16),
+    "lowest": _count,
 }
+_placement = _object(
+    {
+        "nodes": _by(_word, _counts, 16),
+        "on_purpose": _by(_word, _items(_name, 100)),
+        "fallback": _by(_word, _items(_name, 100)),
+    }
+)
 
 
 def _probe(value: Any) -> Any:
@@ -301,6 +309,7 @@ _READERS: Mapping[str, Reader] = {
             "output_parameters": _items(_name),
             "session": _maybe(_session),
             "symbolic_shapes": _sentence,
+            "placement": _maybe(_placement),
             "migraphx_version": _word,
             **_memory,
         },

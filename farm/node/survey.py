@@ -154,7 +154,7 @@ def _nvidia_pools(compiler: str, found: Mapping[str, Any], name: str, findings: 
     """Pools for NVIDIA's GPUs, but for those that are older than what the libraries serve."""
     for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == "nvidia"}.items():
         capability = int(short_arch(gpu.arch).removeprefix("sm_"))
-        if capability < found["lowest"]:
+        if capability < found.get("lowest", 0):
             lowest = found["lowest"] / 10
             text = f"{found['label']} serves no compute capability below {lowest}, this is {capability / 10}"
             fix = "install an onnxruntime-gpu for an older CUDA, whose libraries still have the card"

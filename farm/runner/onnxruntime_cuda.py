@@ -110,6 +110,9 @@ def refuse_without_provider(session: Any) -> None:
     raise RequestFailed("gpu_library", f"ONNX Runtime's CUDA provider cannot be loaded: {why}", FIX)
 
 
+MOST_NAMES = 100
+"""Nodes of one operator that are named; `nodes` has their number."""
+
 SHAPES = frozenset(
     {"Shape", "Size", "Gather", "Concat", "Slice", "Unsqueeze", "Squeeze", "Cast", "Reshape", "Range", "Add", "Sub",
      "Mul", "Div", "Where", "Equal", "Greater", "Less", "Min", "Max", "ReduceProd", "Mod", "ConstantOfShape", "Expand",
@@ -140,7 +143,8 @@ def placement(session: Any, executed: Any) -> Result:
         nodes.setdefault(provider, Counter())[label] += 1
         if provider == CPU and operator not in ("MemcpyToHost", "MemcpyFromHost"):
             purpose = operator in SHAPES and name not in floats
-            kinds["on_purpose" if purpose else "fallback"].setdefault(label, []).append(name)
+            names = kinds["on_purpose" if purpose else "fallback"].setdefault(label, [])
+            names += [name] if len(names) < MOST_NAMES else []
     return {"nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()}, **kinds}
 
 

@@ -503,33 +503,51 @@ def places(tmp_path: Path) -> dict[str, Path]:
     }
 
 
+def local_server(folder: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(folder / "s"))
+    server.listen(1)
+    return server
+
+
 def sealed(places: dict[str, Path]) -> Seal:
     return Seal(read=[places["input"].parent, HOSTILE.parent], write=[places["output"].parent])
 
 
 @needs_seal
-def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[str, Path]) -> None:
-    """Other jobs' files, the worker, its guard and every server are out of a hostile compiler's reach."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@pytest.mark.parametrize("maker", ["", "amd", "nvidia"])
+def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[str, Path], maker: str) -> None:
+    """Other jobs' files, the worker, its guard and every server are out of a hostile compiler's reach.
+
+    On an NVIDIA GPU it may listen on a local socket, which CUDA does, and nothing comes of it.
+    """
+    listening = local_server(places["output"].parent)
+    with socket.create_server(("127.0.0.1", 0)) as server, listening:
         end = hostile(
             "reach",
             seal=sealed(places),
+            gpu="GPU-0" if maker else "",
+            maker=maker,
+            local=listening.getsockname(),
             worker=os.getpid(),
             port=server.getsockname()[1],
             **{name: str(path) for name, path in places.items()},
         )
     assert end.result is not None, end.log_tail
-    assert len(end.result["probes"]) == 16
-    assert {name: said for name, said in end.result["probes"].items() if not said.startswith("refused")} == {}
+    assert len(end.result["probes"]) == 18
+    reached = {name for name, said in end.result["probes"].items() if not said.startswith("refused")}
+    assert reached == ({"listen on a local socket"} if maker == "nvidia" else set())
     assert places["input"].read_bytes() == b"a model"
     assert places["other"].read_bytes() == b"a secret model"
 
 
 def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, Path]) -> None:
     """The probes would notice a seal that is not there."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    listening = local_server(places["output"].parent)
+    with socket.create_server(("127.0.0.1", 0)) as server, listening:
         end = hostile(
             "reach",
+            local=listening.getsockname(),
             worker=os.getpid(),
             port=server.getsockname()[1],
             **{name: str(path) for name, path in places.items()},
@@ -540,6 +558,8 @@ def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, 
         "read another job's model",
         "write to the node's cache",
         "connect to a server",
+        "connect to a local socket",
+        "listen on a local socket",
         "signal its guard",
     } <= reached
 

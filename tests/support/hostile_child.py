@@ -224,7 +224,9 @@ def do_reach(request, messages):
         "signal its guard": lambda: os.kill(guard, signal.SIGCONT),
         "connect to a server": lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5).close(),
         "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
-        "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).connect(request["local"]),
+        "send to a local socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "nowhere"),
+        "listen on a local socket": listen,
         "do so through another program": lambda: subprocess.run(
             [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {request['port']}))"],
             check=True,
@@ -232,6 +234,13 @@ def do_reach(request, messages):
         ),
     }
     return {"probes": {name: attempt(probe) for name, probe in probes.items()}}
+
+
+def listen():
+    """As CUDA does, in the kernel's own space of names."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0farm-test-{os.getpid()}")
+        server.listen(1)
 
 
 def attempt(probe):
