@@ -1,0 +1,63 @@
+"""A stand-in for a broken kernel, and for a foreign process: what it does to a card, by the driver's own interface.
+
+python card_child.py hold GPU-UUID BYTES      holds memory until its standard input ends
+(as a child of the farm, action `illegal`)    writes to an address that is nobody's
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "farm" / "runner"))
+
+PTX = b"""
+.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry broken() { .reg .u64 %a; .reg .u32 %v; mov.u64 %a, 64; mov.u32 %v, 1; st.global.u32 [%a], %v; ret; }
+"""
+
+
+def driver():
+    """Open the first card that is visible."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    call(cuda.cuInit(0))
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    call(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    call(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    call(cuda.cuCtxSetCurrent(context))
+    return cuda
+
+
+def call(result):
+    if result:
+        raise RuntimeError(f"CUDA failure {result}: by the driver's interface")
+
+
+def hold(size):
+    cuda, pointer = driver(), ctypes.c_void_p()
+    call(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
+    print("holding", flush=True)
+    sys.stdin.read()
+
+
+def illegal(request, messages):
+    """Load a kernel that is broken and run it; what the driver says of it is the error."""
+    messages.phase("compiling", None, "a broken kernel")
+    cuda, module, kernel = driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    call(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
+    call(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"broken"))
+    call(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+    call(cuda.cuCtxSynchronize())
+    return {}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "hold":
+        os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2]
+        hold(int(sys.argv[3]))
+    else:
+        import child
+
+        sys.exit(child.start(illegal))
