@@ -111,11 +111,12 @@ def _reaching(app: Celery) -> Iterator[None]:
     except (OperationalError, *app.pool.connection.connection_errors) as error:
         raise StoreUnavailable(
             f"the broker at {_address(app)} cannot be reached: {type(error).__name__}",
-            hint="start it, or set FARM_REDIS_URL to where it is",
+            hint="start it, or set FARM_REDIS_URL to its address",
         ) from error
     except app.pool.connection.channel_errors as error:
         raise StoreUnavailable(
-            f"the broker at {_address(app)} refuses: {error}", hint="it is full, or a replica: `farm doctor` says which"
+            f"the broker at {_address(app)} refuses: {error}",
+            hint="it is full, or a replica: `farm doctor` says which one",
         ) from error
 
 

@@ -220,7 +220,7 @@ def _refuse_what_is_not_for_folders(layer: _Source) -> None:
     for name in layer.values:
         if not layer.trusted and name in Settings.model_fields and name not in FOR_FOLDERS:
             raise UsageError(
-                f"{layer.place_of(name)}: `{name}` is not for a folder's file: whoever made the folder wrote it",
+                f"{layer.place_of(name)}: `{name}` is not allowed in a ./farm.toml: anybody may have written it",
                 hint=f"set it in {user_config_path('farm') / 'farm.toml'} or as FARM_{name.upper()}; {_trust(layer)}",
             )
 
@@ -234,7 +234,7 @@ def _keep_the_token_where_it_belongs(layers: list[_Source]) -> None:
     ours = str(_last([layer for layer in layers if layer.trusted], "api_url").values["api_url"])
     if not place.trusted and (_origin(url) is None or _origin(url) != _origin(ours)):
         raise UsageError(
-            f"{place.place_of('api_url')}: `api_url` is {url!r}, and your token is not for that farm",
+            f"{place.place_of('api_url')}: `api_url` is {url!r}, but your token is not for that farm",
             hint=f"if it should get a token, set FARM_API_URL and FARM_API_TOKEN; {_trust(place)}; "
             "an empty FARM_API_TOKEN sends none",
         )

@@ -163,7 +163,7 @@ def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
     """Name the parts of the cache key that differ, `options.level: standard -> tuned`."""
     found: list[str] = []
     _compare("", before, after.as_dict(), found)
-    return found or ["rebuilt: the artifact is gone"]
+    return found or ["compiled again: the artifact is gone"]
 
 
 def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:

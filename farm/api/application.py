@@ -53,7 +53,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     token = farm.settings.api_token.get_secret_value()
     if not token and not loopback:
         raise UsageError(
-            "the API would answer everybody: no token is set",
+            "the API would be open to everybody: no token is set",
             hint="set FARM_API_TOKEN (`openssl rand -hex 32` makes one), or serve on 127.0.0.1",
         )
     app = _Application(
@@ -125,7 +125,7 @@ async def _answers(what: str, ask: Callable[[], object]) -> None:
     with anyio.move_on_after(HEALTH_SECONDS) as scope:
         await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
     if scope.cancelled_caught:
-        raise FarmFault(f"{what} does not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
+        raise FarmFault(f"{what} did not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
 
 
 @router.get("/schema/manifest")

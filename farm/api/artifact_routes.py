@@ -28,7 +28,7 @@ def artifact(
     found = farm.artifacts.lookup(caller.readable, key)
     if found:
         return dict(found.sidecar)
-    again = "`farm submit` compiles what is missing"
+    again = "`farm submit` compiles it"
     if any(farm.artifacts.get_object(sidecar_key(namespace, key)) for namespace in caller.readable):
         raise ArtifactGone(f"the artifact {key} is damaged: its sidecar is unreadable or a blob is missing", hint=again)
     raise NotFound(f"no artifact has the key {key}", hint=again)
@@ -46,7 +46,7 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
     if found is None:
-        first = "`latest` is there after the first build that passed"
+        first = "`latest` exists after the first build that passed"
         hint = first if tag == "latest" else "`farm ls refs` lists them"
         raise NotFound(f"no ref {tag} in namespace {caller.namespace}", hint=hint)
     return {**_told(found), **refs.snapshot(found.snapshot)}

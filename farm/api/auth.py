@@ -82,7 +82,7 @@ def authenticate(
     token = farm.tokens.find(shown) if shown else None
     if token is None:
         raise Unauthenticated(
-            "this token is not known here" if shown else "a token is needed",
+            "this farm does not know this token" if shown else "a token is needed",
             hint="set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one",
         )
     if token.role < Role.ADMIN and namespace not in (None, token.namespace):

@@ -36,7 +36,7 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     if parts > MAX_PERMISSIONS:
         hint = "ask for fewer blobs at once"
         raise UsageError(
-            f"these blobs would be sent in {parts} parts, more than the {MAX_PERMISSIONS} of one answer", hint=hint
+            f"these blobs need {parts} upload parts, more than the {MAX_PERMISSIONS} of one answer", hint=hint
         )
     uploads = []
     for digest in missing:

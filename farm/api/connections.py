@@ -54,7 +54,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > self.most:
             others = (each for each in self.connections if isinstance(each, BoundedConnection) and each._is_idle)
             oldest = min(others, key=lambda each: each._since, default=self)
-            log.warning("too many connections, one without a request is closed", connections=len(self.connections))
+            log.warning("too many connections, closing an idle one", connections=len(self.connections))
             oldest.transport.abort()
             self.connections.discard(oldest)
 

@@ -81,7 +81,7 @@ def install(app: FastAPI) -> None:
                 "type": f"{TYPE_PREFIX}FarmFault",
                 "title": "Farm fault",
                 "status": 500,
-                "detail": "the farm made a mistake",
+                "detail": "this is a bug in the farm",
                 "hint": "the server's log has the details",
             }
         )

@@ -47,14 +47,14 @@ class Listening(NamedTuple):
     def check(self) -> None:
         """Refuse to send tokens through a network as they are. Raises UsageError."""
         if (self.certificate is None) != (self.key is None):
-            raise UsageError("--certificate and --key belong together", hint="name both files, in PEM form")
+            raise UsageError("--certificate and --key are needed together", hint="name both files, in PEM form")
         for path in (self.certificate, self.key):
             if path and not path.is_file():
                 raise UsageError(f"there is no file {path}")
         if not (self.is_loopback or self.certificate or self.proxy):
             raise UsageError(
-                f"{self.host} is no loopback address, and there is no TLS: anybody on the way could read the tokens",
-                hint="give --certificate and --key, or say --behind-proxy where a proxy in front of it has TLS",
+                f"{self.host} is not a loopback address, and there is no TLS: the network could read the tokens",
+                hint="add --certificate and --key, or --behind-proxy if a proxy in front of it has TLS",
             )
 
 
@@ -109,7 +109,7 @@ def server_config(app: FastAPI, connection: type[BoundedConnection], listening: 
         config.load()
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"the certificate cannot be used: {error}", hint="both files are PEM, and belong together"
+            f"the certificate cannot be used: {error}", hint="both files have to be PEM, and have to match"
         ) from None
     return config
 

@@ -130,7 +130,7 @@ def tuning_prune(
     Everything can be removed of a damaged database too; what could not be read is not counted.
     """
     if everything == bool(older or job):
-        raise UsageError("say what is pruned: by age, by job, or everything")
+        raise UsageError("choose what to prune: by age, by job, or everything")
     before = "" if older is None else (datetime.now(UTC) - timedelta(seconds=older)).isoformat(timespec="seconds")
 
     def goes(record: Record) -> bool:

@@ -38,7 +38,7 @@ def drain(name: NodeName, _: Admin, farm: FarmDep) -> None:
 def unfence(name: NodeName, _: Admin, farm: FarmDep) -> None:
     """Let a fenced node take jobs again, before its health probes do."""
     if not farm.store.workers.unfence(name):
-        raise NotFound(f"node {name} is not fenced", hint="`farm ls workers` says which are")
+        raise NotFound(f"node {name} is not fenced", hint="`farm ls workers` shows which ones are")
 
 
 @router.post("/pools/{name}/pause", status_code=204)

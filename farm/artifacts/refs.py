@@ -71,7 +71,9 @@ class Refs:
             snapshot: SnapshotDocument = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
             snapshot["cells"].values()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactGone(f"blob {digest} is no snapshot: {error!r}", hint="move the ref to another one") from None
+            raise ArtifactGone(
+                f"blob {digest} is not a snapshot: {error!r}", hint="move the ref to another one"
+            ) from None
         return snapshot
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
@@ -85,7 +87,7 @@ class Refs:
         try:
             return _parse_ref(tag, found) if found else None
         except ArtifactGone as error:
-            log.warning("ref unreadable, counts as absent", tag=tag, error=error.message)
+            log.warning("ref unreadable, treated as absent", tag=tag, error=error.message)
             return None
 
     def _readable_snapshot(self, ref: Ref) -> tuple[str, SnapshotDocument] | tuple[None, None]:
@@ -94,7 +96,7 @@ class Refs:
             try:
                 return digest, self.snapshot(digest)
             except ArtifactGone as error:
-                log.warning("snapshot unreadable, the one before it counts", tag=ref.tag, error=error.message)
+                log.warning("snapshot unreadable, the previous one counts", tag=ref.tag, error=error.message)
         return None, None
 
     def move(
@@ -205,7 +207,7 @@ class Refs:
             raise NotFound(f"no ref {source} in namespace {namespace}", hint="`farm ls refs` lists them")
         digest = found.previous if previous else found.snapshot
         if digest is None:
-            raise NotFound(f"{source} was never moved: there is nothing before it")
+            raise NotFound(f"{source} was never moved: it has no previous snapshot")
         wanted = self.snapshot(digest)
         return self.move(namespace, tag, lambda now: wanted, generation=generation)
 
@@ -226,10 +228,10 @@ class Refs:
 def _require_generation(tag: str, now: Ref | None, generation: int | None) -> None:
     there = now.generation if now else 0
     if generation is not None and there != generation:
-        is_there = f"is of generation {there}" if now else "is not there"
+        is_there = f"has generation {there}" if now else "does not exist"
         raise Conflict(
-            f"{tag} {is_there}, not of generation {generation}: somebody moved it",
-            hint=f"`farm tag {tag}` says where it points now",
+            f"{tag} {is_there}, not generation {generation}: somebody moved it",
+            hint=f"`farm tag {tag}` shows where it points now",
         )
 
 
@@ -258,7 +260,7 @@ def _parse_ref(tag: str, found: Object) -> Ref:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactGone(
-            f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` forgets it"
+            f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` deletes it"
         ) from None
 
 

@@ -319,7 +319,7 @@ class S3Store:
         self._quarantine(digest, etag)
         raise ArtifactGone(
             f"{self._place(key)} is damaged: its bytes have the SHA-256 {actual}",
-            hint="it is in quarantine now; submit again and the farm makes it anew",
+            hint="it is in quarantine now; submit again, and the farm compiles it again",
         )
 
     def _download(self, entry: ListedObject, file: int) -> str:
@@ -455,7 +455,7 @@ class S3Store:
         found = self.get_object(key)
         if found and found.data == data:
             return found.etag
-        raise Conflict(f"{self._place(key)} is there already" if create else f"{self._place(key)} has moved on")
+        raise Conflict(f"{self._place(key)} exists already" if create else f"{self._place(key)} was changed meanwhile")
 
     def get_object(self, key: str) -> Object | None:
         """Read a document; None if there is none."""
@@ -478,7 +478,7 @@ class S3Store:
             )
             return
         if self._head(key):
-            raise Conflict(f"{self._place(key)} has moved on")
+            raise Conflict(f"{self._place(key)} was changed meanwhile")
 
     def list_objects(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects under a prefix, in order."""
@@ -589,14 +589,14 @@ class S3Store:
             parts = self._parts(key, upload)
             brought = sum(part["Size"] for part in parts)
             if brought != size:
-                hint = "upload the parts that are missing, then finish again"
+                hint = "upload the missing parts, then finish again"
                 raise UsageError(f"{brought} of {size} bytes of blob {digest} are there", hint=hint)
             listed = [{"PartNumber": part["PartNumber"], "ETag": part["ETag"]} for part in parts]
             self._complete(key, upload, listed, lambda: self._head(key) is not None)
         found = self._head(key)
         if found is None:
             if not self.has_blob(digest, size):
-                raise UsageError(f"no upload of blob {digest} was begun here", hint="submit again")
+                raise UsageError(f"no upload of blob {digest} was started here", hint="submit again")
             return
         actual = self._hash(found)
         if actual == digest:
@@ -607,7 +607,7 @@ class S3Store:
         self.delete_object(key)
         if actual != digest:
             hint = "did the file change while it was uploaded?"
-            raise UsageError(f"what was uploaded has the SHA-256 {actual}, not {digest}", hint=hint)
+            raise UsageError(f"the uploaded bytes have the SHA-256 {actual}, not {digest}", hint=hint)
 
     def _begun(self, key: str) -> str | None:
         """Return the id of the newest multipart upload to a key that is neither completed nor ended."""

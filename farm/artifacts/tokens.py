@@ -75,7 +75,7 @@ class Tokens:
     def create(self, name: str, role: Role, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which is told this once. Raises Conflict where the name is taken."""
         if any(token.name == name for _, token in self._all()):
-            raise Conflict(f"there is a token {name} already", hint="revoke it first, or choose another name")
+            raise Conflict(f"a token {name} exists already", hint="revoke it first, or choose another name")
         secret = f"farm_{secrets.token_urlsafe(32)}"
         token = Token(name, role, namespace, max_cells, datetime.now(UTC).isoformat(timespec="seconds"))
         self._artifacts.put_object(_key(secret), json.dumps(token.as_dict()).encode(), create=True)

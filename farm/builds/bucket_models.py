@@ -45,7 +45,7 @@ class BucketModels:
             allowed = ", ".join(self._buckets) or "none"
             raise UsageError(
                 f"the farm reads no models from bucket {bucket}",
-                hint=f"the operator allows: {allowed} (setting s3_sources); or bring the file by `path:`",
+                hint=f"the operator allows: {allowed} (setting s3_sources); or upload the file with `path:`",
             )
         wanted = (bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
         model, parts = self._read(*wanted)

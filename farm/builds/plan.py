@@ -139,7 +139,7 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
     for pool in sorted({cell.pool for cell in cells}):
         if not live_workers.get(pool):
             waiting = sum(cell.pool == pool for cell in cells)
-            yield f"no live worker serves {pool}: {waiting} cells would wait (start `farm worker` on such a node)"
+            yield f"no live worker serves {pool}: {waiting} cells would wait (start `farm worker` on a node with it)"
     emulated = Counter((cell.target, part) for cell in cells for part in cell.emulated)
     for (target, part), count in emulated.items():
         yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
@@ -164,7 +164,7 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
     idle = [each.cell.identifier for each in planned if each.state != "miss" and each.cell.order.get("debug")]
     if idle:
         yield (
-            f"`debug` has nothing to show of {len(idle)} cells that are compiled already or just now, "
+            f"`debug` shows nothing for {len(idle)} cells that are compiled already or just now, "
             f"such as {idle[0]}; another `salt` compiles them again"
         )
 

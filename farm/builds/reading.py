@@ -118,7 +118,7 @@ class BuildReader:
             return self._jobs.reproduction(namespace, cell["job"])
         planned = next(row for row in self.read_plan(namespace, build_id)["cells"] if row["identifier"] == identifier)
         if planned["order"] is None:
-            raise NotFound(f"{identifier} was there before build {build_id}", hint=f"`farm reproduce {cell['key']}`")
+            raise NotFound(f"{identifier} existed before build {build_id}", hint=f"`farm reproduce {cell['key']}`")
         attempt = Attempt(
             cell["job"] or "",
             cell["attempt"],
@@ -188,8 +188,8 @@ class BuildReader:
             return report
         if self._artifacts.get_object(f"ns/{namespace}/open/{build_id}"):
             raise StoreUnavailable(
-                f"the store lost build {build_id}, which is in object storage",
-                hint="the control plane gives it back to the store within seconds",
+                f"the store lost build {build_id}, but object storage has it",
+                hint="the control plane restores it within seconds",
             )
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
@@ -204,11 +204,11 @@ class BuildReader:
     def _waiting(self, cell: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
         """Say in one sentence why a queued cell waits, and how its last attempt ended, if there was one."""
         if facts is None:
-            return "the farm is taking the build in"
+            return "the farm is still accepting the build"
         pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]
         ahead, slots = facts["ahead"], facts["slots"]
         reasons = [
-            (name, f"{name} is paused; `farm resume {name}` lets it go on"),
+            (name, f"{name} is paused; `farm resume {name}` resumes it"),
             (not facts["live_workers"], f"no live worker serves {pool}"),
             (facts["resting"], f"{facts['resting']}"),
             (then, f"tries again in {max(0.0, (then or 0.0) - self._store.now()):.0f} s"),

@@ -48,7 +48,7 @@ def plan_retry(
         facts, order = known.get(cell["identifier"]), cell["order"]
         if facts is None and order is None:
             raise UsageError(
-                f"{cell['identifier']} was there before the build, and is gone since",
+                f"{cell['identifier']} existed before the build, and is gone now",
                 hint="submit the manifest again: the build has no work order for it",
             )
         joined = order is not None and job_key(order, cell["key"]) in running

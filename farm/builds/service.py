@@ -175,7 +175,7 @@ class BuildService:
             raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 absent,
-                hint="upload what is listed as missing, then submit again",
+                hint="upload the missing inputs, then submit again",
             )
         self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         document = {
@@ -250,7 +250,7 @@ class BuildService:
         wanted = unsuccessful(report) if retry["failed"] else {cell["identifier"] for cell in planned["cells"]}
         cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
         if not cells:
-            raise NotFound(f"no cell of build {build_id} is to be tried again: {report['build']['verdict']['text']}")
+            raise NotFound(f"no cell of build {build_id} can be tried again: {report['build']['verdict']['text']}")
         known = self._known.whole(namespace, {cell["identifier"]: _published_as(cell) for cell in cells})
         missing = [job_key(cell["order"] or {}, cell["key"]) for cell in cells if cell["identifier"] not in known]
         document = plan_retry(
@@ -266,7 +266,7 @@ class BuildService:
         if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
             raise UsageError(
                 f"{len(absent)} inputs of build {build_id} are gone from object storage, the first is {absent[0]}",
-                hint="submit the manifest again, which brings them",
+                hint="submit the manifest again, which uploads them",
             )
         return document
 
@@ -342,7 +342,7 @@ class BuildService:
         """End a build that is open in the store with the verdict of its report, from which its cells are read then."""
         self._store.builds.cancel(build_id)
         self.let_go(namespace, build_id, report)
-        log.warning("the store had a reported build open: it was restored from old data", build=build_id)
+        log.warning("a reported build was open in the store, which was restored from old data", build=build_id)
 
     def resume_one(self, namespace: str, build_id: str) -> None:
         """Give the store back a build that it has lost, as its plan and its open mark have it."""

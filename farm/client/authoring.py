@@ -65,7 +65,7 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
         "# it to a farm. All fields are in docs/manifest.md.",
         "version: 1",
         f"name: {name}",
-        "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), wherever a worker has one.",
+        "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), if a worker has one.",
         "targets: [onnxruntime/cpu]",
         f"# {'Exported below fp32 already: native keeps it as it is.' if native else 'Also bf16, int8, …'}",
         f"precisions: [{'native' if native else 'fp32, fp16'}]",
@@ -77,7 +77,7 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
         lines.append("    inputs:")
         unknown = {tensor.name for tensor in model.inputs if tensor.shape is None}
         lines += [
-            _input_line(tensor) + ("; the model does not say its shape: write it" if tensor.name in unknown else "")
+            _input_line(tensor) + ("; the model does not give its shape: write it" if tensor.name in unknown else "")
             for tensor in renamed
         ]
     if others:

@@ -643,7 +643,8 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
         url, token = error.strerror or "", ""
     if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]+", url):
         raise NotAllowed(
-            f"{path} is not from a farm of yours: {url}", hint="it came with the folder: delete it, or set FARM_API_URL"
+            f"{path} is not of a farm of yours: {url}",
+            hint="it came with the folder: delete the file, or set FARM_API_URL",
         )
     return url, token
 
@@ -668,7 +669,9 @@ def _lots(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 def _build(build_id: str) -> str:
     if not BUILD.fullmatch(build_id):
-        raise UsageError(f"{build_id!r} is no build id", hint="b- and hex digits, a unique start of them, or @latest")
+        raise UsageError(
+            f"{build_id!r} is not a build id", hint="b- and hex digits, a unique start of them, or @latest"
+        )
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
 
 

@@ -47,7 +47,7 @@ def kind_of(path: Path, format: str) -> str:
         if path.is_dir() and any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
             return "saved-model"
         hint = "name the folder that holds saved_model.pb; a frozen graph (.pb) is `format: tf`"
-        raise UnreadableModel(f"{path} is no SavedModel", hint=hint)
+        raise UnreadableModel(f"{path} is not a SavedModel", hint=hint)
     if not zipfile.is_zipfile(path):
         pickled = path.is_file() and path.read_bytes()[:1] == b"\x80"
         what = "is a pickle" if pickled else "is neither a .pt2 nor a TorchScript archive"
@@ -64,9 +64,9 @@ def kind_of(path: Path, format: str) -> str:
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
         return "torchscript"
     if "data.pkl" in names:
-        hint = f"pickles are never loaded, they can run anything; export the model where its code is: {_EXPORT}"
+        hint = f"pickles can run any code and are never loaded; export the model where its code is: {_EXPORT}"
         raise UnreadableModel(f"{path} holds a pickled module or weights (torch.save)", hint=hint)
-    raise UnreadableModel(f"{path} is neither a .pt2 nor a TorchScript archive", hint=f"export it anew: {_EXPORT}")
+    raise UnreadableModel(f"{path} is neither a .pt2 nor a TorchScript archive", hint=f"export it again: {_EXPORT}")
 
 
 def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
@@ -135,7 +135,9 @@ def _examples(entry: ModelEntry, path: Path) -> list[dict[str, Any]]:
     """Return what a TorchScript archive is exported with: its inputs in order, as the manifest describes them."""
     if not entry.inputs or not all(item.has_shape for item in entry.inputs.values()):
         hint = "`inputs: {x: {shape: [batch, 3, 224, 224]}}`, and `conversion: {dtypes: {x: int64}}` if not float32"
-        raise UnreadableModel(f"{path}: a TorchScript archive does not say its inputs: list all, in order", hint=hint)
+        raise UnreadableModel(
+            f"{path}: a TorchScript archive does not describe its inputs: list all, in order", hint=hint
+        )
     first = {name: values[0] for name, values in entry.sizes.items()}
     sizes = {name: size.high if isinstance(size, Span) else size for name, size in first.items()}
     return [

@@ -103,8 +103,8 @@ def require_one(cells: Sequence[Document], what: str, option: str) -> None:
     found = sorted({str(cell[what]) for cell in cells})
     if len(found) > 1:
         all_of_them = ", or --family for all" if what == "shape" else ""
-        hint = f"say {option}, one of {', '.join(found)}{all_of_them}"
-        raise UsageError(f"{cells[0]['model']} is there for {len(found)} {what}s", hint=hint)
+        hint = f"add {option}, one of {', '.join(found)}{all_of_them}"
+        raise UsageError(f"{cells[0]['model']} exists for {len(found)} {what}s", hint=hint)
 
 
 def _plain(precision: str) -> str:
@@ -122,8 +122,8 @@ def write_artifact(
     program = sidecar["blobs"]["program"]
     if program["digest"] != cell["program"]["digest"]:
         raise ArtifactGone(
-            f"{cell['identifier']}: the artifact was repaired after {ref} was moved to it, its bytes are others",
-            hint="submit the manifest again: the ref moves to what is there now",
+            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
+            hint="submit the manifest again: then the ref moves to the current artifact",
         )
     document = folder / SIDECAR
     with into(folder):
@@ -153,7 +153,7 @@ def write_family(
     for cell, sidecar in members:
         own = folder / file_name(cell["shape"])
         if own.is_symlink():
-            raise UsageError(f"{own} is a link: who made it chose where it leads", hint="remove it, or choose another")
+            raise UsageError(f"{own} is a link, and may lead anywhere", hint="remove it, or choose another")
         write_artifact(download, cell, sidecar, own, ref=ref, log=log, force=force)
     # Last, so that a serving program that finds the index finds all that it names.
     with into(folder), replacing(index) as part:
@@ -171,7 +171,7 @@ def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
     kernels = folder / "kernels"
     with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder) as scratch:
         if kernels.is_symlink() or not all(_is_kernels(entry) for entry in os.scandir(kernels)):
-            raise UsageError(f"{kernels} holds what no fetch has written", hint="choose another folder")
+            raise UsageError(f"{kernels} holds files that no fetch has written", hint="choose another folder")
         try:
             with zipfile.ZipFile(download(packed, Path(scratch))) as archive:
                 items = [item for item in archive.infolist() if item.filename.endswith(".ukdb")]
@@ -250,7 +250,7 @@ def _digest(path: Path) -> str:
 
 
 def _in_the_way(path: Path) -> UsageError:
-    return UsageError(f"{path} is there, and no fetch has written it", hint="choose another folder, or --force")
+    return UsageError(f"{path} exists, and no fetch has written it", hint="choose another folder, or --force")
 
 
 def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:
@@ -260,5 +260,5 @@ def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return
     if other != program["path"] and (document.parent / other).is_file():
-        message = f"{document} describes {other}, which is beside it"
-        raise UsageError(message, hint="an artifact has a folder of its own: choose another, or fetch the --family")
+        message = f"{document} describes {other}, in the same folder"
+        raise UsageError(message, hint="each artifact needs its own folder: choose another, or fetch the --family")

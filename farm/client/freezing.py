@@ -142,7 +142,7 @@ class _ManifestReader:
         try:
             path = _at_path(self.folder / name)
             if not path.is_file():
-                raise UsageError(f"{path} is no file")
+                raise UsageError(f"{path} is not a file")
             reference = file_reference(path, name)
         except UsageError as error:
             self.complain(error, place)
@@ -267,8 +267,8 @@ def in_package(name: str) -> Path:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        hint = "install it where you submit from: the farm never sees your packages"
-        raise UsageError(f"there is no Python package `{package}` here", hint=hint)
+        hint = "install it on this machine: the farm never sees your packages"
+        raise UsageError(f"the Python package `{package}` is not installed here", hint=hint)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     for folder in folders:
         if (folder / inner).exists():
@@ -294,7 +294,7 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
 
     def only_https(request: httpx.Request) -> None:
         if request.url.scheme != "https":
-            raise UsageError(f"{url} leads to {request.url}, which is not https")
+            raise UsageError(f"{url} redirects to {request.url}, which is not https")
 
     place.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
@@ -313,7 +313,7 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
                 digest.update(piece)
                 size += len(piece)
                 if size > MAX_DOWNLOAD:
-                    raise UsageError(f"{url} gives more than {MAX_DOWNLOAD} bytes")
+                    raise UsageError(f"{url} sends more than {MAX_DOWNLOAD} bytes")
                 stream.write(piece)
             if digest.hexdigest() != sha256:
                 hint = "if the file was changed on purpose, write its new sha256"

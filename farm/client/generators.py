@@ -40,12 +40,14 @@ def spool(name: str, folder: Path, inputs: Mapping[str, Tensor], outputs: Sequen
         for index, sample in enumerate(_samples(name, _function(name, folder))):
             where = f"{name}, sample {index}"
             if index == MAX_SAMPLES:
-                hint = "a few hundred samples do: itertools.islice ends a generator"
+                hint = "a few hundred samples are enough: itertools.islice ends a generator"
                 raise DataError(f"{name} yields more than {MAX_SAMPLES} samples", hint=hint)
             arrays = _checked(sample, inputs, {tensor.name for tensor in outputs}, where)
             total += sum(array.nbytes for array in arrays.values())
             if total > MAX_BYTES:
-                raise DataError(f"{where}: more than {MAX_BYTES} bytes of arrays", hint="a few hundred samples do")
+                raise DataError(
+                    f"{where}: more than {MAX_BYTES} bytes of arrays", hint="a few hundred samples are enough"
+                )
             write_npz(str(spooled / f"{index:05}.npz"), arrays)
     if not total:
         raise DataError(f"{name} yields no sample", hint="at least one is needed")
@@ -73,7 +75,7 @@ def _function(name: str, folder: Path) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-            hint = f"it is looked for as {folder / module_name.replace('.', '/')}.py, then among what is installed"
+            hint = f"it is searched as {folder / module_name.replace('.', '/')}.py, then among installed packages"
             raise DataError(f"there is no module `{module_name}`", hint=hint) from None
         raise DataError(f"module `{module_name}` cannot be imported: {_told(error)}") from None
     function = getattr(module, function_name, None)

@@ -28,10 +28,10 @@ def inspect_program(path: Path) -> Document:
     try:
         return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
     except mxr.ProgramTooLarge as error:
-        hint = "MIGraphX loads it all the same; a .mxr of any size can be looked into"
-        raise TooLarge(f"{path} is too large to look into: {error}", hint=hint) from None
+        hint = "MIGraphX can still load it; an .mxr of any size can be inspected"
+        raise TooLarge(f"{path} is too large to inspect: {error}", hint=hint) from None
     except mxr.MalformedProgram as error:
-        raise UsageError(f"{path} is no MIGraphX program: {error}", hint=_HINT) from None
+        raise UsageError(f"{path} is not a MIGraphX program: {error}", hint=_HINT) from None
     except FileNotFoundError:
         raise NotFound(f"no file {path}") from None
     except OSError as error:
@@ -47,7 +47,7 @@ def _inspect_onnx(path: Path) -> Document:
     try:
         found = check_onnx(path)
     except BadModel as error:
-        raise UsageError(f"{path} is no ONNX program: {error.message}", hint=_HINT) from None
+        raise UsageError(f"{path} is not an ONNX program: {error.message}", hint=_HINT) from None
     return {
         "format": "onnx",
         "size": path.stat().st_size,
@@ -63,9 +63,9 @@ def faults(program: Mapping[str, Any]) -> list[str]:
     """Return why a MIGraphX program will not run anywhere, one sentence each."""
     found = []
     if count := program.get("left_over"):
-        found.append(f"{count} undecided {mxr.LEFT_OVER}: tuning ended without a solution, the program does not run")
+        found.append(f"{count} undecided {mxr.LEFT_OVER}: tuning ended without a solution, so the program does not run")
     if names := program.get("unknown"):
-        found.append(f"operators that the parser did not know: {', '.join(names)}; what they give is garbage")
+        found.append(f"operators that the parser did not know: {', '.join(names)}; their results are garbage")
     return found
 
 

@@ -55,7 +55,9 @@ class Transport:
 
         self.url = url.rstrip("/")
         if not re.match(r"https?://[^/]", self.url):
-            raise UsageError(f"{url!r} is no farm's address", hint="FARM_API_URL is such as https://farm.example:8080")
+            raise UsageError(
+                f"{url!r} is not the address of a farm", hint="FARM_API_URL looks like https://farm.example:8080"
+            )
         headers = {"User-Agent": "migraphx-farm"}
         if namespace:
             headers["Farm-Namespace"] = namespace
@@ -107,7 +109,7 @@ class Transport:
     def _unreachable(self, error: Exception) -> FarmFault:
         return FarmFault(
             f"cannot reach the farm at {self.url}: {error or type(error).__name__}",
-            hint="is it running? FARM_API_URL names it, `farm doctor` looks at it",
+            hint="is it running? FARM_API_URL sets its address, `farm doctor` checks it",
         )
 
     def events(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
@@ -169,7 +171,7 @@ class Transport:
         try:
             location = self.request("GET", f"/v1/blobs/{blob['digest']}").headers["Location"]
         except NotFound:
-            raise gone(name, "is not in object storage any more") from None
+            raise gone(name, "is no longer in object storage") from None
 
         def once() -> Path:
             try:
@@ -179,7 +181,7 @@ class Transport:
                     part.open("wb") as file,
                 ):
                     if response.status_code == 404:
-                        raise gone(name, "is not in object storage any more")
+                        raise gone(name, "is no longer in object storage")
                     if response.is_error:
                         response.read()
                         raise _storage_answer(response, f"cannot download {name}")
@@ -194,13 +196,13 @@ class Transport:
 def file_name(name: object) -> str:
     """Return what the farm names a file, where that is one: it becomes part of a path here."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
-        raise ArtifactGone(f"the farm names a file {name!r}, which is refused")
+        raise ArtifactGone(f"the farm names a file {name!r}, which the client refuses")
     return str(name)
 
 
 def gone(name: str, how: str) -> ArtifactGone:
     """Return what to raise where stored bytes are not there, or not right."""
-    return ArtifactGone(f"{name} {how}", hint="submit the manifest again: what is damaged is compiled again")
+    return ArtifactGone(f"{name} {how}", hint="submit the manifest again: damaged programs are compiled again")
 
 
 # --- details ----------------------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
         route = f"{response.request.method} {response.url.path}"
         raise UsageError(
             f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
-            hint="upgrade the farm, or install the client that came with it: /v1/health tells the farm's version",
+            hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
         )
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
     if kind is errors.ManifestError:
@@ -302,7 +304,7 @@ def _copy_checked(chunks: Iterator[bytes], file: Any, blob: Mapping[str, Any], n
         digest.update(chunk)
         file.write(chunk)
     if size != blob["size"] or digest.hexdigest() != blob["digest"]:
-        raise gone(name, "is damaged in object storage: its bytes are not those that were published")
+        raise gone(name, "is damaged in object storage: its bytes are not the published ones")
 
 
 def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:

@@ -121,10 +121,12 @@ class Auditor:
             # Published since the listing, or not there at all.
             if self._artifacts.lookup([namespace], key) is None:
                 yield Finding(
-                    f"index of {namespace}", f"it promises {key}, which is not there", "it is mended within ten minutes"
+                    f"index of {namespace}",
+                    f"it lists {key}, which does not exist",
+                    "it is repaired within ten minutes",
                 )
         for key in sorted(whole - known):
-            yield Finding(f"index of {namespace}", f"it does not know {key}", "it is mended within ten minutes")
+            yield Finding(f"index of {namespace}", f"it lacks {key}", "it is repaired within ten minutes")
 
     # --- refs and builds ------------------------------------------------------------------------------------------
 
@@ -164,8 +166,8 @@ class Auditor:
         settled = datetime.now(UTC) - SETTLED
         for build_id, modified in open_builds.items():
             if modified < settled and not (self._ended_since(namespace, build_id) or self._store.builds.get(build_id)):
-                remedy = "submit it again, or restart `farm serve`, which takes it in"
-                yield Finding(f"build {build_id}", "it was written down, and the store does not have it", remedy)
+                remedy = "submit it again, or restart `farm serve`, which accepts it"
+                yield Finding(f"build {build_id}", "it was recorded, but the store does not have it", remedy)
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
         """Whether a build was reported while we looked."""

@@ -104,7 +104,7 @@ class ControlPlane:
         try:
             self._store.leader.resign(self._name)
         except FarmFault as error:
-            log.info("leader's lease is left to expire", error=error.message)
+            log.info("cannot release the leader's lease, it expires by itself", error=error.message)
 
     def _reap(self, stop: threading.Event, seconds: float) -> None:
         reap(self._store, self._name)
@@ -177,7 +177,7 @@ def _each(*steps: Callable[[], object]) -> None:
         except FarmFault:
             raise
         except Exception:
-            log.exception("a step of a control loop failed, going on with the next")
+            log.exception("a step of a control loop failed, continuing with the next")
 
 
 def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> None:
@@ -192,9 +192,9 @@ def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> Non
             healthy = False
             stop.wait(WAIT_SECONDS)
         except Exception:
-            log.exception("control loop failed, going on", loop=name)
+            log.exception("control loop failed, continuing", loop=name)
             stop.wait(WAIT_SECONDS)
         else:
             if not healthy:
-                log.info("control loop goes on", loop=name)
+                log.info("control loop continues", loop=name)
             healthy = True

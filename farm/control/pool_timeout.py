@@ -17,6 +17,6 @@ def fail_unserved(store: Store, seconds: float) -> int:
     total = 0
     for pool in store.workers.pool_names():
         while count := store.jobs.fail_unserved(pool, seconds):
-            log.warning("jobs failed, nobody serves their pool", pool=pool, count=count)
+            log.warning("jobs failed, no worker serves their pool", pool=pool, count=count)
             total += count
     return total

@@ -35,7 +35,7 @@ def tidy_storage(store: Store, artifacts: S3Store) -> None:
     """
     aborted = artifacts.abort_uploads(UPLOADS_KEPT)
     if aborted:
-        log.info("uploads ended that were given up", count=aborted)
+        log.info("abandoned uploads aborted", count=aborted)
     for namespace in artifacts.list_folders("ns/"):
         store.index.fill(namespace, rebuild(artifacts, namespace))
 
@@ -47,6 +47,4 @@ def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) 
     if delete:
         log.info("garbage collected", blobs=len(found.deleted), bytes=size, marked=len(found.marked))
     elif found.deleted:
-        log.info(
-            "nothing names some blobs; `gc = true` or `farm gc` deletes them", blobs=len(found.deleted), bytes=size
-        )
+        log.info("some blobs are garbage; `gc = true` or `farm gc` deletes them", blobs=len(found.deleted), bytes=size)

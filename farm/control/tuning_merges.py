@@ -25,5 +25,5 @@ def merge_tuning(artifacts: ArtifactStore) -> int:
                 merged += 1
         except (ArtifactGone, FarmFault) as error:
             where = {"namespace": database.namespace, "database": database.name}
-            log.error("tuning cannot be merged; its deltas stay", **where, error=error.message, hint=error.hint)
+            log.error("cannot merge tuning; its deltas stay", **where, error=error.message, hint=error.hint)
     return merged

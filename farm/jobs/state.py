@@ -126,7 +126,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         1,
         "the model cannot be read",
-        "check that the file is a whole, valid model (onnx.checker names the place)",
+        "check that the file is a complete, valid model (onnx.checker names the place)",
     ),
     FailureKind.UNSUPPORTED_OPERATOR: Policy(
         Fault.USER,
@@ -143,7 +143,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.NOTHING_QUANTIZED: Policy(
         Fault.USER,
         1,
-        "the quantizer left every operator as it was",
+        "the quantizer changed no operator",
         "use another precision for this model; nothing in it can be quantized this way",
     ),
     FailureKind.COMPILER_ERROR: Policy(
@@ -188,19 +188,19 @@ POLICIES: Mapping[FailureKind, Policy] = {
         node=True,
     ),
     FailureKind.GPU_FAULT: Policy(
-        Fault.FARM, 3, "the GPU failed", "submit again after the operator has looked at the node", node=True
+        Fault.FARM, 3, "the GPU failed", "submit again after the operator has checked the node", node=True
     ),
     FailureKind.GPU_LOST: Policy(
         Fault.FARM,
         3,
         "the GPU is gone",
-        "submit again; the operator finds why the card cannot be reached (`farm doctor` on the node)",
+        "submit again; the operator finds out why the card cannot be reached (`farm doctor` on the node)",
         node=True,
     ),
     FailureKind.GPU_LIBRARY: Policy(
         Fault.FARM,
         3,
-        "a library for the GPU is missing, or of another version",
+        "a library for the GPU is missing, or has the wrong version",
         "submit again when `farm doctor` is green on the node: it names the library",
         node=True,
     ),
@@ -208,16 +208,16 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         1,
         "the installed libraries have no kernels for this GPU",
-        "choose a newer card for this cell (`exclude:` it here), or libraries that still serve this one",
+        "choose a newer card for this cell (`exclude:` it here), or libraries that still support this one",
     ),
     FailureKind.WORKER_LOST: Policy(
-        Fault.FARM, 3, "the worker was lost", "submit again; the operator finds why the nodes went away"
+        Fault.FARM, 3, "the worker was lost", "submit again; the operator finds out why the nodes disappear"
     ),
     FailureKind.STORAGE: Policy(
         Fault.FARM, 3, "object storage failed", "submit again when `farm doctor` is green", node=True
     ),
     FailureKind.INTERNAL: Policy(
-        Fault.FARM, 3, "the farm made a mistake", "submit again; report it with the log", node=True
+        Fault.FARM, 3, "this is a bug in the farm", "submit again; report it with the log", node=True
     ),
     FailureKind.TOOLCHAIN_MISMATCH: Policy(
         Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
@@ -232,12 +232,12 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         1,
         "the program cannot be compared with a reference",
-        "give samples with expected outputs, or write `verify: {unverifiable: publish}`",
+        "add samples with expected outputs, or write `verify: {unverifiable: publish}`",
     ),
     FailureKind.REGRESSION: Policy(
-        Fault.USER, 1, "the program is slower than its baseline", "measure both again, alone on the node"
+        Fault.USER, 1, "the program is slower than its baseline", "measure both again on an idle node"
     ),
-    FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "see the budget in the manifest"),
+    FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "check the budget in the manifest"),
 }
 
 

@@ -100,7 +100,7 @@ class EmbeddedFarm:
                     f"the farm in {folder} belongs to another process and does not answer",
                     hint=f"end that process, or choose another data_dir; its logs are in {folder}/logs",
                 )
-            self._say("waiting for the farm that runs in this folder")
+            self._say("waiting for the farm that already runs in this folder")
             time.sleep(0.1)
         try:
             self._start_parts()
@@ -206,9 +206,9 @@ class EmbeddedFarm:
                 pauses[server.name] = 0.0 if calm else min(RESTART_DELAY, 2 * pauses[server.name] + 0.5)
                 deaths[server.name] = now
                 if server.status == 0:
-                    log.info("embedded part ended, starting it again", part=server.name)
+                    log.info("embedded process ended, starting it again", part=server.name)
                 else:
-                    log.warning("embedded part died, starting it again", part=server.name, log=str(server.log))
+                    log.warning("embedded process died, starting it again", part=server.name, log=str(server.log))
                 if not self._stopping.wait(pauses[server.name]):
                     server.spawn()
 
@@ -271,7 +271,7 @@ def _credentials(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         pass
     except OSError as error:
-        log.warning("credentials are made again", file=str(path), reason=error.strerror)
+        log.warning("making new credentials", file=str(path), reason=error.strerror)
     if missing := [name for name in names if name not in known]:
         known |= {name: secrets.token_hex(20) for name in missing}
         write_private(path, json.dumps(known, indent=1))

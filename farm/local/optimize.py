@@ -126,7 +126,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     findings = survey(settings)
     pool, why = _choose(wanted.target, model.format, findings)
     if wanted.gpu_memory_limit and not pool.target.maker:
-        hint = f"leave it out: {pool.target} uses no GPU; --memory-limit is about the machine's memory"
+        hint = f"leave it out: {pool.target} uses no GPU; --memory-limit limits the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
     if COMPILERS[pool.target.compiler].threads(wanted.options, wanted.tuning):
         # The program is for this machine, so it may use as much of it as a slot has.
@@ -154,7 +154,9 @@ def _format(path: Path) -> str:
         raise UsageError(f"there is no file {path}")
     if path.suffix.lower() not in _FORMATS:
         known = ", ".join(_FORMATS)
-        raise UsageError(f"{path}: not a model that can be compiled here", hint=f"it takes {known}, and SavedModels")
+        raise UsageError(
+            f"{path}: not a model that this command can compile", hint=f"it accepts {known}, and SavedModels"
+        )
     return _FORMATS[path.suffix.lower()]
 
 
@@ -167,8 +169,8 @@ def _read(wanted: Wanted, settings: Settings, work: Path) -> tuple[FrozenModel, 
     if format not in _CONVERTED:
         return read_model(wanted.model, format), work / "cache"
     if kind_of(wanted.model, format) == "torchscript" and not wanted.inputs:
-        hint = "--input x=batch,3,224,224 for each in order; --input ids=batch,128:int64 where it is not float32"
-        raise UsageError(f"{wanted.model}: a TorchScript archive does not say its inputs", hint=hint)
+        hint = "--input x=batch,3,224,224 for each in order; --input ids=batch,128:int64 if it is not float32"
+        raise UsageError(f"{wanted.model}: a TorchScript archive does not describe its inputs", hint=hint)
     batches = {"batches": [wanted.batch or 1]} if any(BATCH in shape for shape in wanted.inputs.values()) else {}
     entry = {**_source(wanted), "inputs": {name: {"shape": list(shape)} for name, shape in wanted.inputs.items()}}
     manifest = parse_manifest(
@@ -183,7 +185,9 @@ def _source(wanted: Wanted) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9._-]+", "-", _title(wanted.model).lower()).strip("-._")[:100] or "model"
     format = _format(wanted.model)
     if wanted.dtypes and format != "torch":
-        raise UsageError("--input with a dtype is about TorchScript archives", hint="leave it out: the model says it")
+        raise UsageError(
+            "--input with a dtype is only for TorchScript archives", hint="leave the dtype out: the model has it"
+        )
     conversion = {"conversion": {"dtypes": dict(wanted.dtypes)}} if wanted.dtypes else {}
     return {"name": name, "source": {"path": str(wanted.model.resolve())}, "format": format, **conversion}
 
@@ -209,7 +213,7 @@ def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
             raise UsageError(f"--target {target}: {error}", hint="gpu, cpu, ref, or a target such as gfx942") from None
         fitting = [pool for pool in pools if choice.serves(pool)]
     if not fitting:
-        hint = "; ".join([*_notes(findings), "`-t onnxruntime/cpu` needs nothing more" * (format == "onnx")])
+        hint = "; ".join([*_notes(findings), "`-t onnxruntime/cpu` always works" * (format == "onnx")])
         raise UsageError(f"--target {target}: not on this machine; here is {here}", hint=hint.strip("; "))
     return fitting[0], "as asked"
 
@@ -226,7 +230,7 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> dic
     if any(BATCH in shape for shape in shapes.values()):
         entry["batches"] = [wanted.batch or 1]
     elif wanted.batch:
-        hint = f"--input {next(iter(shapes), 'NAME')}=batch,… says which dimension is the batch"
+        hint = f"--input {next(iter(shapes), 'NAME')}=batch,… names the batch dimension"
         raise UsageError(f"--batch {wanted.batch}: no input of the model leaves its batch open", hint=hint)
     if wanted.calibration:
         entry["calibration"] = _data(wanted.calibration)
@@ -262,11 +266,11 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
     else:
         precision = canonical_precision("+".join(wanted.precisions))
     if precision == "fp32" and model.lowered:
-        hint = "leave --fp32 out: it is compiled as it was exported"
+        hint = "leave --fp32 out: the model is compiled as it was exported"
         raise UsageError(f"--fp32: the model is lower already ({model.lowered})", hint=hint)
     if precision not in (known := compiler.precisions(pool.target.device)):
         hint = f"{pool.target} has {', '.join(known)}: use the flag of one, or of both halves of a pair"
-        raise UsageError(f"{flags} do not go together" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
+        raise UsageError(f"{flags} cannot be combined" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
     if compiler.needs_calibration(precision) and not wanted.calibration:
         names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs)
         hint = f"add --calibration FILE.npz with an array for {names}: a few dozen real inputs"
@@ -287,7 +291,7 @@ def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, Any]:
             hint = f"leave its flag out, or choose a target of {others}"
             raise UsageError(f"{pool.target.compiler} has no option {name}", hint=hint)
     if "nhwc" in wanted.options and model.format != "tf":
-        raise UsageError("--nchw is about TensorFlow models", hint="leave it out: ONNX models are NCHW")
+        raise UsageError("--nchw is only for TensorFlow models", hint="leave it out: ONNX models are NCHW")
     return dict(wanted.options)
 
 
@@ -323,7 +327,7 @@ def _shapes(wanted: Wanted, model: FrozenModel, arrays: Mapping[str, Any]) -> di
 def _of_model(tensor: Tensor, first: set[str]) -> list[int | str]:
     if tensor.shape is None:
         hint = f"--input {tensor.name}=batch,3,224,224 (or whatever it is)"
-        raise UsageError(f"input {tensor.name}: the model does not say its shape", hint=hint)
+        raise UsageError(f"input {tensor.name}: the model does not give its shape", hint=hint)
     shape = [_named(size, axis, first) for axis, size in enumerate(tensor.shape)]
     if None in shape:
         shown = ",".join("SIZE" if size is None else str(size) for size in shape)
@@ -345,7 +349,7 @@ def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Any]:
     import numpy as np
 
     if wanted.samples:
-        raise UsageError("--input-file and --samples say the same", hint="use one of them")
+        raise UsageError("--input-file and --samples cannot be combined", hint="use one of them")
     names = [tensor.name for tensor in model.inputs]
     arrays: dict[str, Any] = {}
     for given, path in wanted.input_files.items():
@@ -363,7 +367,7 @@ def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Any]:
             raise UsageError(f"--input-file {path}: not an .npy file: {error}", hint=hint) from None
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise UsageError(f"--input-file: none for input {missing[0]}", hint=f"--input-file {missing[0]}=FILE.npy too")
+        raise UsageError(f"--input-file: none for input {missing[0]}", hint=f"add --input-file {missing[0]}=FILE.npy")
     return arrays
 
 
@@ -430,7 +434,7 @@ def _over_memory(usage: Usage, limit: int) -> Judgement | None:
     if not limit:
         return None
     if usage.memory is None:
-        return Judgement(FailureKind.BUDGET, "the driver does not say how much memory of the GPU was used")
+        return Judgement(FailureKind.BUDGET, "the driver does not report how much GPU memory was used")
     if usage.memory <= limit:
         return None
     return Judgement(FailureKind.BUDGET, f"it used {usage.memory} bytes of the GPU's memory, the limit is {limit}")

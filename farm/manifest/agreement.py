@@ -23,7 +23,7 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
         if isinstance(name, str) and seen.setdefault(name, index) != index:
             first = document.place(("models", seen[name], "name"))[0]
             hint = "the same model with other options needs another name"
-            message = f"model `{name}` is here twice (first on line {first})"
+            message = f"model `{name}` occurs twice (first on line {first})"
             yield document.problem(message, (*path, "name"), hint=hint)
         if "targets" not in model and "targets" not in data:
             hint = "write `targets: [onnxruntime/cpu]`"
@@ -31,7 +31,7 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
         said = [name for name in ("batches", "sweep") if name in model]
         said += ["dims.batch"] if "batch" in _mapping(model.get("dims")) else []
         if len(said) > 1:
-            message = f"`{said[0]}` and `{said[1]}` say the same thing"
+            message = f"`{said[0]}` and `{said[1]}` mean the same"
             yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
     holders: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = [((), data)]
@@ -82,7 +82,7 @@ def _duplicates(document: YamlDocument, holder: Mapping[str, Any], path: tuple[s
         seen: dict[str, int] = {}
         for position, text in enumerate(_list(holder.get(field))):
             if isinstance(text, str) and seen.setdefault(canonical(text), position) != position:
-                yield document.problem(f"`{text}` is here twice", (*path, field, position))
+                yield document.problem(f"`{text}` occurs twice", (*path, field, position))
 
 
 def _canonical(precision: str) -> str:
@@ -116,7 +116,7 @@ def _size_given_twice(
             field = next(iter(fields), "dims")
             if fields or dimension in _mapping(model.get("dims")):
                 message = f"shape `{name}` gives `{dimension}` a size, and so does `{field}`"
-                hint = f"say it in one place: every shape is built with each size of `{field}`"
+                hint = f"set it in one place: every shape is built with each size of `{field}`"
                 yield document.problem(message, (*path, "shapes", name, dimension), hint=hint, key=True)
 
 
@@ -134,7 +134,7 @@ def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int
         (compiler.refused_options[name] for compiler in COMPILERS.values() if name in compiler.refused_options), ""
     )
     if refused:
-        yield document.problem(f"`{name}` is no option here", path, hint=refused, key=True)
+        yield document.problem(f"`{name}` is not an option here", path, hint=refused, key=True)
     elif name not in options:
         yield document.problem(f"no compiler has an option `{name}`", path, hint=suggestion(name, options), key=True)
     elif all(option.problem(value) for option in options[name]):
@@ -146,10 +146,10 @@ def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | i
     if compiler is None:
         known = {known for compiler in COMPILERS.values() for known in compiler.env}
         yield document.problem(
-            f"`{name}` is no environment variable that may be set", path, hint=suggestion(name, known), key=True
+            f"`{name}` is not an environment variable that may be set", path, hint=suggestion(name, known), key=True
         )
     elif compiler.is_file(name) and not isinstance(value, dict):
-        yield document.problem(f"`{name}` names a file", path, hint="write {path: FILE}: the submitter brings it")
+        yield document.problem(f"`{name}` names a file", path, hint="write {path: FILE}: the client uploads it")
     elif not compiler.is_file(name) and (problem := compiler.env_problem(name, value)):
         yield document.problem(f"`{name}` {problem}", path, key=problem.startswith("is refused"))
 

@@ -468,7 +468,7 @@ class ModelEntry(_Layer):
         if self.converted and self.source.s3:
             raise ValueError("what has to be converted is read here: use `path`, `package` or `https`, not `s3`")
         if len(set(self.output_nodes)) < len(self.outputs):
-            raise ValueError("the same output is here twice")
+            raise ValueError("the same output occurs twice")
         if self.name and self.source.glob:
             raise ValueError("`name` and `glob` do not go together: the models are named by their files")
         if not self.name and not self.source.glob:

@@ -29,7 +29,7 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
     changes: dict[tuple[int, int], str] = {}
     for path, pattern in _patterns(document):
         if "**" in pattern and (pattern.startswith("/") or ".." in pattern.split("/")):
-            message = f"`{pattern}` would search folders outside the manifest's"
+            message = f"`{pattern}` would search outside the manifest's folder"
             problems.append(document.problem(message, path, hint="`**` searches below the manifest's folder only"))
             continue
         found = glob.iglob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207 (keeps names relative)

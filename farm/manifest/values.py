@@ -140,7 +140,7 @@ def _sizes(value: Any) -> tuple[Extent, ...]:
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):
-        raise ValueError("the same size is here twice")
+        raise ValueError("the same size occurs twice")
     return tuple(sizes)
 
 

@@ -262,7 +262,7 @@ class _EventReader:
                 # An absent value stands somewhere after its key, perhaps lines below.
                 value.line, value.column = place
             if key in items:
-                self.add(f"`{key[:80]}` is here twice", *place, f"the first is on line {node.keys[key][0]}")
+                self.add(f"`{key[:80]}` occurs twice", *place, f"the first is on line {node.keys[key][0]}")
             elif key is not None:
                 items[key], node.keys[key] = value, place
         return items

@@ -290,7 +290,7 @@ class _Expansion:
         if frozen:
             self.check_model(combination, frozen, compiler)
         elif self.pools is not None:
-            message = f"model `{entry.name}` was not brought with the manifest"
+            message = f"model `{entry.name}` was not submitted with the manifest"
             hint = "the submitter reads path, package and https; the farm itself s3"
             self.complain(message, ("models", combination.index, "source"), hint)
         settings = settings_of(self.manifest, combination)
@@ -447,7 +447,7 @@ class _Expansion:
                 own[name] = FILE + found["digest"]
         if absent := [name for name, value in own.items() if isinstance(value, EnvFile)]:
             if self.pools is not None:
-                self.complain(f"the file of `{absent[0]}` was not brought with the manifest", ("env",))
+                self.complain(f"the file of `{absent[0]}` was not submitted with the manifest", ("env",))
             return {}, {}
         return compiler.resolve_env(own), files
 
@@ -490,7 +490,7 @@ class _Expansion:
         frozen = self.data.get(key)
         if frozen is None:
             if self.pools is not None:
-                message = f"{use} of model `{combination.model.name}` was not brought with the manifest"
+                message = f"{use} of model `{combination.model.name}` was not submitted with the manifest"
                 self.complain(message, place)
             return None, None
         return {"digest": frozen.digest}, frozen

@@ -182,7 +182,7 @@ class Combinations:
             kept = [combination for combination in kept if id(combination) not in chosen]
         cells = self._unique([*kept, *self._included(kept)])
         if not cells and not self.complaints.problems:
-            hint = "a build needs a cell: `exclude` fewer, or `include` some"
+            hint = "a build needs a cell: `exclude` fewer cells, or `include` some"
             self.complain("nothing is left to compile", ("exclude",), hint, key=True)
         self._override(cells)
         return cells
@@ -201,7 +201,7 @@ class Combinations:
             first = seen.setdefault(combination.identifier, combination)
             if first is not combination:
                 line = self.manifest.line(*first.places["cell"])
-                message = f"`{combination.identifier}` is in the matrix already (line {line})"
+                message = f"`{combination.identifier}` is already in the matrix (line {line})"
                 self.complain(message, combination.places["cell"])
         return list(seen.values())
 

@@ -27,7 +27,7 @@ def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[s
     if target.compiler != "migraphx" or not any(spans):
         return ""
     if format == "tf":
-        return "MIGraphX gives TensorFlow graphs no dynamic dimensions; build each size on its own"
+        return "MIGraphX supports no dynamic dimensions in TensorFlow graphs; build each size separately"
     if target.device.startswith("gfx") and _several(spans) and env.get(FULL_DYNAMIC, "") not in _TRUE:
         return (
             "MIGraphX compiles for one dynamic dimension on a GPU, these inputs have several; build the others size by "
@@ -50,7 +50,7 @@ def _refused(target: Target, operators: Iterable[str]) -> str:
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
     where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
     # Of an operator whose shape does not depend on the range nothing is refused: that is not looked into.
-    what = "expect `compiler_error` where they depend on it, or build each size on its own"
+    what = "expect `compiler_error` if they depend on it, or build each size separately"
     return f"{where} refuses a range in {names}, which the model has: {what}" if found else ""
 
 
@@ -61,7 +61,7 @@ def _cost(target: Target, precision: str, spans: list[list[Span]]) -> str:
         eight_bit = precision.startswith(("int8", "fp8"))
         return "MIGraphX's ref target does not quantize programs with dynamic dimensions" if eight_bit else ""
     if _several(spans):
-        return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not ahead, and tunes none"
+        return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not before, and tunes none"
     (span,) = {span for found in spans for span in found}
     count = span.high - span.low + 1
     return (

@@ -33,7 +33,7 @@ def judge(
     `equal_share` is what integer and bool outputs need.
     """
     if nonfinite := facts.get("nonfinite"):
-        return _refused(f"output `{nonfinite[0]}` is not finite where the reference is")
+        return _refused(f"output `{nonfinite[0]}` is not finite, but the reference is")
     beyond = {
         name: error / limit if limit else float("inf")
         for name, error in (facts.get("errors") or {}).items()

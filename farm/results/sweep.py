@@ -79,6 +79,6 @@ def draw(sweeps: Sequence[Mapping[str, Any]], name: str) -> bytes:
         title(sweep): [(point["batch"], point[field] * scale) for point in sweep["points"] if point["latency"]]
         for sweep in sweeps
     }
-    shared = " (measured beside other attempts)" if any(sweep["weak"] for sweep in sweeps) else ""
+    shared = " (measured while other attempts ran)" if any(sweep["weak"] for sweep in sweeps) else ""
     subject = name if len(sweeps) > 1 else title(sweeps[0])
     return curves(None, title=f"{subject}: {field} by batch{shared}", x="batch", y=axis, series=series)

@@ -95,7 +95,7 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     parts = [f"{count} of {len(cells)} cells succeeded"]
     unverified = sum(cell["state"] == State.SUCCEEDED and is_unverified(cell) for cell in cells)
     if unverified:
-        parts[0] += f" ({unverified} not or not wholly verified)"
+        parts[0] += f" ({unverified} not or only partly verified)"
     for number, words in (
         (sum(cell["as_expected"] for cell in cells), "failed as expected"),
         (len(wrong) - len(by_farm) - len(by_gate), "failed"),

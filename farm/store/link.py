@@ -38,17 +38,17 @@ A script takes milliseconds, that of a large lot some tenths of a second: a serv
 its callers are told.
 """
 
-_REPLICA = "it is a replica: it goes on by itself when it is the primary again; else name that one in redis_url"
+_REPLICA = "it is a replica: the farm continues when it is the primary again; otherwise set redis_url to the primary"
 _REFUSALS = {
-    "MISCONF": "it cannot write to its disk: look at its log",
+    "MISCONF": "it cannot write to its disk: check its log",
     "NOREPLICAS": "too few replicas follow it (min-replicas-to-write)",
     "UNBLOCKED": _REPLICA,
-    "BUSY": "somebody's script runs for too long: it goes on by itself, or end that with SCRIPT KILL",
+    "BUSY": "a script runs for too long: wait, or end it with SCRIPT KILL",
 }
 """How the answers begin with which a server refuses for now, and for which redis-py has no class."""
 
 _REFUSING = {
-    OutOfMemoryError: "it is full: raise its maxmemory; the farm goes on by itself, and loses nothing meanwhile",
+    OutOfMemoryError: "it is full: raise its maxmemory; the farm then continues, and loses nothing meanwhile",
     ReadOnlyError: _REPLICA,
     MasterDownError: _REPLICA,
     NoPermissionError: "allow its user all commands on the farm's keys",
@@ -165,12 +165,12 @@ class Link:
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT:g} s",
-                hint="it hangs, or the way to it is cut off: look at its log",
+                hint="it hangs, or the network is down: check its log",
             ) from error
         except (ConnectionError, BusyLoadingError) as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} cannot be reached: {type(error).__name__}",
-                hint="start it, or set FARM_REDIS_URL to where it is",
+                hint="start it, or set FARM_REDIS_URL to its address",
             ) from error
         except ResponseError as error:
             why = _PLACE.sub("", str(error))

@@ -75,7 +75,7 @@ class Store:
         config = self._link.config("save", "appendonly", "maxmemory-policy")
         if config.get("appendonly") == "no" and config.get("save") == "":
             raise FarmFault(
-                f"Redis at {self.address} keeps nothing on disk, so its restart would lose every job",
+                f"Redis at {self.address} keeps nothing on disk, so a restart would lose every job",
                 hint="set `appendonly yes` in its configuration (CONFIG SET appendonly yes)",
             )
         policy = config.get("maxmemory-policy", "noeviction")

@@ -154,7 +154,7 @@ def test_a_conversion_is_done_once_for_its_key(torch_models: Path, tmp_path: Pat
 def test_what_a_converter_refuses_is_told_at_its_source(torch_models: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"farm.yaml:6:.*takes 2 inputs \(ids, scale\), 1 are given"):
         converted(torch_models, tmp_path, "net.ts", "format: torch", "inputs: {ids: {shape: [2, 5]}}")
-    with pytest.raises(ManifestError, match="does not say its inputs: list all, in order"):
+    with pytest.raises(ManifestError, match="does not describe its inputs: list all, in order"):
         converted(torch_models, tmp_path, "net.ts", "format: torch")
 
 

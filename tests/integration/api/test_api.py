@@ -54,7 +54,7 @@ def test_every_route_but_health_and_schema_needs_the_token(url: str) -> None:
 
 
 def test_the_client_says_not_allowed(url: str) -> None:
-    with FarmClient(url, "wrong") as client, pytest.raises(NotAllowed, match="not known here"):
+    with FarmClient(url, "wrong") as client, pytest.raises(NotAllowed, match="does not know this token"):
         client.builds()
 
 
@@ -351,7 +351,7 @@ def test_promised_sizes_cost_nothing_before_they_are_summed(
 
     assert ask(2**44, 1).status_code == 422
     assert ask(2**42, 3).status_code == 400
-    assert ask(100 << 30, 1000).json()["detail"].startswith("these blobs would be sent in 800000 parts")
+    assert ask(100 << 30, 1000).json()["detail"].startswith("these blobs need 800000 upload parts")
     assert begun == []
     (upload,) = ask(2**42, 1).json()["missing"]
     assert len(upload["puts"]) == 1000
@@ -374,7 +374,7 @@ def test_a_large_blob_with_other_bytes_is_refused(
     monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
     file = tmp_path / "weights.bin"
     file.write_bytes(bytes(11 << 20))
-    with pytest.raises(UsageError, match=f"what was uploaded has the SHA-256 .*, not {'0' * 64}"):
+    with pytest.raises(UsageError, match=f"the uploaded bytes have the SHA-256 .*, not {'0' * 64}"):
         client.upload({"0" * 64: file})
     assert not farm.artifacts.has_blob("0" * 64)
     assert list(farm.artifacts.list_objects("uploads/")) == []

@@ -227,7 +227,7 @@ def test_a_network_gets_no_plain_http() -> None:
 
 
 def test_certificate_and_key_belong_together(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="belong together"):
+    with pytest.raises(UsageError, match="are needed together"):
         Listening("0.0.0.0", 0, certificate[0]).check()
     with pytest.raises(UsageError, match="no file"):
         Listening("0.0.0.0", 0, *(tmp_path / "gone", certificate[1])).check()

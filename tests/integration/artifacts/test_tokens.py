@@ -229,7 +229,7 @@ def test_a_revoked_token_is_refused(url: str, client: FarmClient) -> None:
     with FarmClient(url, secret, namespace="team") as leaver:
         assert leaver.builds() == []
         client.revoke_token("leaver")
-        with pytest.raises(NotAllowed, match="not known here"):
+        with pytest.raises(NotAllowed, match="does not know this token"):
             leaver.builds()
     with pytest.raises(NotFound, match="no token leaver"):
         client.revoke_token("leaver")
@@ -243,7 +243,7 @@ def test_a_token_that_another_server_revoked_is_refused_within_seconds(
     with FarmClient(url, secret, namespace="team") as leaver:
         assert leaver.builds() == []
         tokens_room.Tokens(farm.artifacts).revoke("leaver")
-        with pytest.raises(NotAllowed, match="not known here"):
+        with pytest.raises(NotAllowed, match="does not know this token"):
             leaver.builds()
 
 

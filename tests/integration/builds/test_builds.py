@@ -666,7 +666,7 @@ def test_what_is_paused_says_so(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     farm.builds.pause("main", build["id"], paused=True)
     waiting = farm.build_reader.report("main", build["id"])["cells"][0]["waiting"]
-    assert waiting == f"{build['id']} is paused; `farm resume {build['id']}` lets it go on"
+    assert waiting == f"{build['id']} is paused; `farm resume {build['id']}` resumes it"
     farm.builds.cancel("main", build["id"])
     with pytest.raises(Conflict, match="has ended"):
         farm.builds.pause("main", build["id"], paused=True)

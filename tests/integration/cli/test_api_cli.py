@@ -319,14 +319,14 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert main(["inspect", "out/program.onnx"]) == 39
     shown = capsys.readouterr()
     assert shown.out.startswith("net/onnxruntime-cpu/fp16/static\n")
-    assert "is no ONNX program" in shown.err
+    assert "is not an ONNX program" in shown.err
     assert main(["fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "all", "--family"]) == 0
     assert "all/family.json  1 program, checked" in capsys.readouterr().out
     assert main(["inspect", "all/static/artifact.json"]) == 0
     capsys.readouterr()
     key = json.loads(Path("out/artifact.json").read_text())["key"]
     assert main(["inspect", key, "--program"]) == 39
-    assert "is no ONNX program" in capsys.readouterr().err
+    assert "is not an ONNX program" in capsys.readouterr().err
     for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):
         assert main(["inspect", name, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["key"] == key
@@ -347,7 +347,7 @@ def test_a_ref_is_promoted_rolled_back_and_forgotten(
     assert main(["fetch", "more@prod", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
     capsys.readouterr()
     assert main(["tag", "prod", "--delete", "--generation", "1"]) == 2
-    assert "is of generation 2, not of generation 1" in capsys.readouterr().err
+    assert "has generation 2, not generation 1" in capsys.readouterr().err
     assert main(["tag", "prod", "--previous", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["generation"], len(found["cells"])) == (3, 2)

@@ -97,7 +97,7 @@ def overwrite(farm: Farm, digest: str, change: Callable[[bytes], bytes]) -> None
         (lambda farm, raw, _: overwrite(farm, program(farm), lambda data: data[:-1]), "bytes instead of"),
         (lambda farm, raw, _: overwrite(farm, program(farm), lambda data: data[:-1] + b"?"), "is damaged"),
         (lambda farm, raw, _: farm.artifacts.delete_object(first_artifact(farm)), "leads to no artifact"),
-        (lambda farm, raw, _: farm.store.index.put("main", "0" * 64, {}), "which is not there"),
+        (lambda farm, raw, _: farm.store.index.put("main", "0" * 64, {}), "which does not exist"),
         (
             lambda farm, raw, build: change_report(farm, build, lambda cells: cells.pop()),
             "2 cells were accepted, but 1",
@@ -154,7 +154,7 @@ def test_a_submission_that_failed_half_way_is_named(
     assert findings(farm) == []
     raw.delete(*raw.keys(f"{{farm}}:build:{build_id}*"))
     named = [finding.problem for finding in findings(farm) if finding.where == f"build {build_id}"]
-    assert "it was written down, and the store does not have it" in named
+    assert "it was recorded, but the store does not have it" in named
 
 
 def test_what_nobody_names_is_collected_and_nothing_else(

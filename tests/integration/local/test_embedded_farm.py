@@ -242,7 +242,7 @@ def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple
         ).raise_for_status()
         wait_until(lambda: worker.pid not in (None, pid), timeout=60)
     (line,) = (line for line in logs if line.get("part") == "worker")
-    assert (line["log_level"], line["event"]) == ("info", "embedded part ended, starting it again")
+    assert (line["log_level"], line["event"]) == ("info", "embedded process ended, starting it again")
 
 
 def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) ->
     tmp_path.chmod(0o755)
     for name in ("credentials.json", "farm.json"):
         (tmp_path / name).write_text(json.dumps(known | {"api_url": "http://127.0.0.1:9"}))
-    with pytest.raises(NotAllowed, match="not from a farm of yours"):
+    with pytest.raises(NotAllowed, match="not of a farm of yours"):
         FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
     (tmp_path / "farm.json").write_text(json.dumps({"api_url": "https://evil.example", "api_token": ""}))
     (tmp_path / "farm.json").chmod(0o600)

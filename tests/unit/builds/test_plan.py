@@ -43,4 +43,4 @@ def test_a_miss_names_what_changed(changed: dict[str, Any], said: str) -> None:
 
 
 def test_an_equal_spec_means_that_the_artifact_went() -> None:
-    assert changes(spec().as_dict(), spec()) == ["rebuilt: the artifact is gone"]
+    assert changes(spec().as_dict(), spec()) == ["compiled again: the artifact is gone"]

@@ -178,7 +178,7 @@ def test_what_is_no_address_is_a_usage_error(
 ) -> None:
     monkeypatch.setenv("FARM_API_URL", url)
     assert main(["status"]) == 2
-    assert "is no farm's address" in capsys.readouterr().err
+    assert "is not the address of a farm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_build_id_is_checked_before_anybody_is_asked(
 ) -> None:
     monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
     assert main(["cancel", "../../workers"]) == 2
-    assert "is no build id" in capsys.readouterr().err
+    assert "is not a build id" in capsys.readouterr().err
 
 
 # --- lint, schema ---------------------------------------------------------------------------------------------------
@@ -401,12 +401,12 @@ def test_inspect_does_not_look_into_a_large_json_program(
     monkeypatch.setattr("farm.runner.mxr.MAX_JSON", 1000)
     path = write_mxr(tmp_path / "net.json")
     assert main(["inspect", str(path)]) == 2
-    assert "too large to look into" in capsys.readouterr().err
+    assert "too large to inspect" in capsys.readouterr().err
     (tmp_path / "artifact.json").write_text(json.dumps(sidecar_of(path)))
     assert main(["inspect", str(path), "--json"]) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["found"], json.loads(out)["disagreements"]) == (None, [])
-    assert "too large to look into" in err
+    assert "too large to inspect" in err
 
 
 def test_inspect_of_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["notes.txt", "package.json", "net.onnx"])
 def test_a_file_of_the_user_is_not_written_over(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} is there, and no fetch has written it") as error:
+    with pytest.raises(UsageError, match=f"{name} exists, and no fetch has written it") as error:
         fetch(tmp_path, blob(name))
     assert "--force" in error.value.hint
     with pytest.raises(UsageError, match="no fetch has written it"):
@@ -111,7 +111,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
             write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
         (folder / "b1").unlink()
         (folder / "family.json").write_text('{"name": "my own"}')
-        with pytest.raises(UsageError, match=r"family\.json is there"):
+        with pytest.raises(UsageError, match=r"family\.json exists"):
             write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "theirs"}
 

@@ -132,8 +132,8 @@ def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path
         "empty (0 bytes)",
         "farm.yaml:10:13:",
         "not an ONNX model",
-        "farm.yaml:12:23: there is no Python package `no_such_package` here",
-        "install it where you submit from",
+        "farm.yaml:12:23: the Python package `no_such_package` is not installed here",
+        "install it on this machine",
         "farm.yaml:15:25: there is no file",
     ):
         assert told in text, text
@@ -257,7 +257,7 @@ def test_a_new_manifest_asks_for_a_shape_that_the_model_does_not_say(tmp_path: P
     model.graph.input[0].type.tensor_type.ClearField("shape")
     onnx.save_model(model, path)
     text = init_manifest(path, tmp_path)
-    assert '"x": {shape: [batch]}  # float32; the model does not say its shape: write it' in text
+    assert '"x": {shape: [batch]}  # float32; the model does not give its shape: write it' in text
     (tmp_path / "farm.yaml").write_text(text)
     assert lint(tmp_path / "farm.yaml") == []
 

@@ -67,7 +67,7 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
         7,
         "1,000,000,000 cells",
     ),
-    "duplicate key": (SMALL.encode() + b"name: other\n", 7, "`name` is here twice"),
+    "duplicate key": (SMALL.encode() + b"name: other\n", 7, "`name` occurs twice"),
     "python tag": (SMALL.encode() + b"salt: !!python/object/apply:os.system [id]\n", 7, "tags are not allowed"),
     "not a number": (SMALL.encode() + b"priority: .nan\n", 7, "not a finite number"),
     "infinite": (SMALL.encode() + b"priority: 1e999\n", 7, "not a finite number"),
@@ -177,7 +177,7 @@ def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place(
     assert "no dataset `imagenet`" in told[1]
     assert "did you mean `images`?" in told[1] or "known: images" in told[1]
     assert "did you mean `int8`?" in told[2]
-    assert "`fp16` is here twice" in told[3]
+    assert "`fp16` occurs twice" in told[3]
     assert "did you mean `overrides`?" in told[4]
     assert "90s" in told[5]
     assert "did you mean `accuracy`?" in told[6]
@@ -203,10 +203,7 @@ def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
 
 
 def test_a_sweep_takes_the_place_of_batches() -> None:
-    assert (
-        problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0].message
-        == "`batches` and `sweep` say the same thing"
-    )
+    assert problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0].message == "`batches` and `sweep` mean the same"
     swept = parse_manifest(SMALL + "    sweep: [1, 8]\n").models[0]
     assert (swept.sizes, swept.sweep and swept.sweep.metric) == ({"batch": (1, 8)}, "throughput")
     assert "has no value" in only(SMALL + "    sweep:\n").message
@@ -244,7 +241,7 @@ def test_a_source_is_one_place(change: str, told: str) -> None:
         ("targets: [mi300]", "did you mean `mi300x`?"),
         ("targets: [gfx94x]", "known:"),
         ("targets: [onnx/cpu]", "known: migraphx, onnxruntime"),
-        ("targets: [mi300x, migraphx/mi300x]", "here twice"),
+        ("targets: [mi300x, migraphx/mi300x]", "occurs twice"),
         ("max-parallel: 0", "from 1 to 100000"),
         ("fail_fast: true", "did you mean `fail-fast`?"),
         ("tuning: quik", "did you mean `quick`?"),

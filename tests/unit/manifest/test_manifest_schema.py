@@ -128,7 +128,7 @@ CHANGES: dict[str, list[Any]] = {
 CASES = [(tuple(int(part) if part.isdigit() else part for part in place.split(".")), value)
          for place, values in CHANGES.items() for value in values]  # fmt: skip
 
-SEMANTIC = ("mi300x", "known:", "no compiler has", "no dataset", "must be one of", "is here twice", "targets, and the")
+SEMANTIC = ("mi300x", "known:", "no compiler has", "no dataset", "must be one of", "occurs twice", "targets, and the")
 """Words of problems between entries, which a schema cannot see."""
 
 

@@ -146,7 +146,7 @@ def test_include_adds_where_no_cell_has_its_values_and_what_it_leaves_out_means_
 
 def test_include_does_not_extend_what_include_added() -> None:
     text = manifest_text("include: [{precision: fp16}, {precision: fp16, batches: [1]}]")
-    assert "is in the matrix already (line 9)" in told(text)
+    assert "is already in the matrix (line 9)" in told(text)
 
 
 def test_sizes_of_an_include_are_taken_one_by_one() -> None:
@@ -880,9 +880,9 @@ def test_data_that_does_not_fit_is_told_at_its_place(arrays: dict[str, tuple[int
 
 
 def test_what_was_not_brought_is_named() -> None:
-    assert "model `net` was not brought" in told(manifest_text(model=ONE), {"other": model()})
+    assert "model `net` was not submitted" in told(manifest_text(model=ONE), {"other": model()})
     text = manifest_text(model="samples: {path: s.npz}\n    " + ONE)
-    assert "samples of model `net` was not brought" in told(text)
+    assert "samples of model `net` was not submitted" in told(text)
 
 
 def test_all_problems_come_at_once() -> None:
@@ -1157,7 +1157,7 @@ def test_a_file_in_the_environment_is_in_the_key_by_its_digest() -> None:
     cell = cells(text, files=files)[0]
     assert cell.spec.env == {"HIPBLASLT_TUNING_OVERRIDE_FILE": "sha256:" + "f" * 64}
     assert {"path": "HIPBLASLT_TUNING_OVERRIDE_FILE", **files["gemms.txt"]} in input_files(cell.order)
-    assert "was not brought with the manifest" in told(text)
+    assert "was not submitted with the manifest" in told(text)
     other = cells(text, files={"gemms.txt": {"digest": "e" * 64, "size": 12}})[0]
     assert cell.key != other.key
 

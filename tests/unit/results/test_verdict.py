@@ -78,7 +78,7 @@ def test_a_program_that_nothing_was_compared_with_is_never_green_in_silence() ->
     cell = judge_cell(planned(), {"state": "succeeded", "facts": UNVERIFIED})
     assert (cell["state"], cell["warning"]) == ("succeeded", UNVERIFIED["unverified"])
     verdict = verdict_of([cell, judge_cell(planned(), succeeded())])
-    assert verdict["text"] == "2 of 2 cells succeeded (1 not or not wholly verified)"
+    assert verdict["text"] == "2 of 2 cells succeeded (1 not or only partly verified)"
     assert verdict["exit_code"] == ExitCode.OK
     text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
     assert UNVERIFIED["unverified"] in text
