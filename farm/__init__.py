@@ -1,24 +1,24 @@
 """The compile farm: models in, tuned and verified programs for AMD GPUs out.
 
-A folder says who runs it; below lie what is asked and what is kept. Each room imports only rooms that stand below it
-(`tests/unit/test_imports.py` has the table).
+The upper folders say who runs the code; below them is what is asked and what is kept. A folder imports only folders
+below it (`tests/unit/test_imports.py` has the table).
 
     cli/        commands, as people and scripts type them
     client/     what a submitter runs: read and freeze a manifest, talk to the API, fetch and check artifacts
     local/      the whole farm on this machine, and one model without a farm
     api/        HTTP: routes, schemas, who may do what                                     (server)
-    control/    loops that keep a farm going: dispatch, leases, resuming, retention        (server)
-    builds/     a build: planned, accepted, read, judged, finished                         (server)
+    control/    loops: dispatch, leases, resuming, retention                               (server)
+    builds/     a build: plan, accept, read, judge, finish                                 (server)
     node/       a worker node: supervisor, Celery process, slots, GPUs, the executor of one attempt
     compiling/  one attempt in sealed child processes; what `farm reproduce` copies
     runner/     the child itself: one module per compiler; imports nothing of the farm
 
     manifest/   what a user asks for: YAML, checked field by field
-    models/     what is read of a model and of its data
+    models/     reading models and their data
     targets/    compilers, devices and pools
-    matrix/     a manifest multiplied out to cells with their specs
+    matrix/     a manifest expanded to cells with their specs
     jobs/       states and failure kinds, and how long a compile takes
-    results/    how right, how fast, and what that means for a build
+    results/    accuracy and speed, and what they mean for a build
 
     store/      Redis: builds, jobs and workers as they are now
     artifacts/  object storage: programs, sidecars, refs, tokens

@@ -1,4 +1,4 @@
-"""Farm: builds the rooms from the settings, lazily and once; never a face of its own."""
+"""Farm: builds the parts of a process from the settings, lazily and once; it has no interface of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _current: Farm | None = None
 
 
 class Farm:
-    """The rooms of one process. Each is made when it is first asked for, so a face pays only for what it uses."""
+    """The parts of one process. Each is made at its first use, so a process pays only for what it uses."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -45,7 +45,7 @@ class Farm:
 
     @cached_property
     def store(self) -> Store:
-        """The job store. Raises UsageError where no address is set, FarmFault where the server would lose work."""
+        """The job store. Raises UsageError if no address is set, FarmFault if the server would lose work."""
         from farm.store import Store
 
         if not self.settings.redis_url.get_secret_value():
@@ -56,7 +56,7 @@ class Farm:
 
     @cached_property
     def artifacts(self) -> S3Store:
-        """The object store. Raises UsageError where none is set, StorageUnavailable where it ignores conditions."""
+        """The object store. Raises UsageError if none is set, StorageUnavailable if it ignores conditions."""
         from farm.artifacts.s3 import S3Store
 
         if not self.settings.s3_bucket:
@@ -110,7 +110,7 @@ class Farm:
 
     @cached_property
     def jobs(self) -> JobViews:
-        """What can be asked of jobs."""
+        """Reads jobs."""
         from farm.builds.job_views import JobViews
 
         return JobViews(self.store, self.artifacts)

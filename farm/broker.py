@@ -1,6 +1,6 @@
 """The broker: Celery on Redis carries messages and nothing else; the truth is in the job store.
 
-A message names an attempt: job id and number. It may come late, twice or never; `claim` and the reconciler see to that.
+A message names an attempt: job id and number. It may come late, twice or never; `claim` and the reconciler handle that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farm.settings import Settings
 TASK = "tasks.compile"
 
 PREFIX = "{farm}:broker:"
-"""In front of every key of Celery's, so that they stay apart from the store's in one database."""
+"""Prefix of Celery's keys, so that they do not collide with the store's in the same database."""
 
 SOCKET_SECONDS = 30
 """A silent broker counts as gone; longer than Celery's own blocking reads."""
@@ -41,18 +41,18 @@ def make_celery(settings: Settings) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
         # One queue for each pool, made when it is first named.
         task_create_missing_queues=True,
-        # Nothing that watches or repairs Celery runs through Celery.
+        # Code that watches or repairs Celery must not run through Celery.
         worker_enable_remote_control=False,
         worker_send_task_events=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # A server that refuses for now (full, a replica after a failover) is waited for as one that is away.
+        # Wait for a server that refuses for now (full, a replica after a failover), as for one that is away.
         broker_channel_error_retry=True,
         broker_transport_options={
             "global_keyprefix": PREFIX,
-            # Who has taken a message is in the job store (docs/decisions/0029).
+            # The job store records who has taken a message (docs/decisions/0029).
             "ack_emulation": False,
             "socket_timeout": SOCKET_SECONDS,
             "socket_keepalive": True,
@@ -65,8 +65,8 @@ def make_celery(settings: Settings) -> Celery:
 def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> None:
     """Send messages for attempts (job id, number) to a pool's queue, in order. Raises StoreUnavailable.
 
-    Jobs that were started before go ahead of all that lies there: they have waited their turn, and nothing more urgent
-    lies there (`lua/hand_out.lua`).
+    Jobs that were started before go ahead of the queue: they have waited their turn, and nothing more urgent
+    is queued (`lua/hand_out.lua`).
     """
     fresh = [attempt for attempt in attempts if attempt[1] == 1]
     again = [attempt for attempt in attempts if attempt[1] > 1]
@@ -89,14 +89,14 @@ def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> Non
 
 
 def queued(app: Celery, pool: str) -> set[tuple[str, int]]:
-    """Return the attempts whose messages lie in a pool's queue. Raises StoreUnavailable."""
+    """Return the attempts whose messages are in a pool's queue. Raises StoreUnavailable."""
     with _reaching(app), app.pool.acquire(block=True) as connection:
         messages = connection.default_channel.client.lrange(PREFIX + pool, 0, -1)
     return {attempt for message in messages if (attempt := _attempt_of(message))}
 
 
 def _attempt_of(message: bytes) -> tuple[str, int] | None:
-    """The attempt that a message names; None for what somebody else has put into the queue."""
+    """The attempt that a message names; None for a foreign message."""
     try:
         job_id, _, number = json.loads(message)["headers"]["id"].rpartition(".")
         return job_id, int(number)

@@ -28,7 +28,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `farm` exits with; `farm help exit-codes` prints this table."""
+    """The exit codes of `farm`; `farm help exit-codes` prints this table."""
 
     OK = 0
     CELL_FAILED = 1
@@ -70,14 +70,14 @@ class FarmError(Exception):
 
 
 class CompileFailed(FarmError):
-    """A compiler cannot do what was asked of it with this model."""
+    """A compiler cannot do what was asked with this model."""
 
     exit_code = ExitCode.CELL_FAILED
     http_status = 422
 
 
 class GateFailed(FarmError):
-    """A program was made, and is not accurate or small enough for what was asked."""
+    """A program was made, but is not accurate or small enough."""
 
     exit_code = ExitCode.GATE_FAILED
     http_status = 422
@@ -122,7 +122,7 @@ class ManifestError(UsageError):
 
 
 class InputsMissing(UsageError):
-    """A build cannot be made before its inputs are in object storage; `blobs` are the digests of those that are not."""
+    """A build's inputs are not in object storage yet; `blobs` are the digests of the missing ones."""
 
     def __init__(self, message: str, blobs: Sequence[str], *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -130,7 +130,7 @@ class InputsMissing(UsageError):
 
 
 class Conflict(FarmError):
-    """The thing is there already with other content, or has moved on."""
+    """The thing exists already with other content, or has changed meanwhile."""
 
     exit_code = ExitCode.USAGE
     http_status = 409
@@ -151,7 +151,7 @@ class NotAllowed(FarmError):
 
 
 class QuotaExceeded(NotAllowed):
-    """More is under way than this namespace or token may have; it helps to wait, or to ask the operator."""
+    """This namespace or token has too many unfinished cells; it helps to wait, or to ask the operator."""
 
     http_status = 429
 
@@ -179,7 +179,7 @@ class StorageUnavailable(FarmFault):
 
 
 class StorageAway(StorageUnavailable):
-    """Object storage cannot be reached, or answers as a server in trouble does: the same request succeeds later.
+    """Object storage cannot be reached, or answers like an overloaded server: the same request succeeds later.
 
     `since` is when it was first sent (`time.monotonic`).
     """
@@ -190,7 +190,7 @@ class StorageAway(StorageUnavailable):
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: quoted, and never long."""
+    """Return a value for a message: quoted and shortened."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}…"
 

@@ -1,10 +1,10 @@
 """Settings: the only reader of the environment (`FARM_…`) and of the configuration file.
 
-Who wins: the environment, then `./farm.toml` (or the file that `FARM_CONFIG` names), then
-`~/.config/farm/farm.toml` (or below `$XDG_CONFIG_HOME`), then the defaults in `configs/farm.toml`.
+In order of precedence: the environment, `./farm.toml` (or the file that `FARM_CONFIG` names),
+`~/.config/farm/farm.toml` (or below `$XDG_CONFIG_HOME`), the defaults in `configs/farm.toml`.
 
-Whoever made a folder wrote its `./farm.toml`: unless the user trusts the folder, it sets nothing that is run, nothing
-that secrets are sent to, and no place where data is kept or deleted.
+Anybody may have written a folder's `./farm.toml`: unless the user trusts the folder, it sets no programs to run, no
+addresses that get secrets, and no places where data is kept or deleted.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", 
 
 
 def configs_folder() -> Path:
-    """Return the folder of the shipped configuration: inside the package, or beside it in a checkout."""
+    """Return the folder of the shipped configuration: inside the package, or next to it in a checkout."""
     packaged = Path(__file__).parent / "configs"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
 
 
 NAMESPACE = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-"""A namespace is a folder in object storage: no name may lead out of it."""
+"""Check a namespace: it is a folder in object storage, and its name must not lead out of it."""
 
 
 class Settings(BaseModel):
@@ -135,7 +135,7 @@ class Settings(BaseModel):
 
 
 def worker_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker process, which starts compilers of strangers, gets of these settings and an environment.
+    """Return the part of these settings and of an environment that a worker process gets: it runs untrusted compilers.
 
     No token of the API, which only clients show, whatever file has one; and none of the keys that boto3 would look for,
     where the settings name some.
@@ -177,14 +177,14 @@ class _Source:
         return str(self.path) if self.path else f"FARM_{name.upper()}"
 
     def place_of(self, name: str) -> str:
-        """Say in which line a field is; files are short, and the parser keeps no lines."""
+        """Return the line of a field; the parser keeps no lines."""
         lines = self.text.splitlines()
         found = [n for n, line in enumerate(lines, 1) if re.match(rf"""\s*["']?{re.escape(name)}["']?\s*=""", line)]
         return f"{self.name_of(name)}, line {found[0]}" if found else self.name_of(name)
 
 
 def _sources(environ: Mapping[str, str]) -> list[_Source]:
-    """Return the sources of settings, the one that wins last."""
+    """Return the sources of settings, the strongest last."""
     named = environ.get("FARM_CONFIG")
     local = Path(named or "farm.toml")
     if named and not local.is_file():
@@ -226,7 +226,7 @@ def _refuse_what_is_not_for_folders(layer: _Source) -> None:
 
 
 def _keep_the_token_where_it_belongs(layers: list[_Source]) -> None:
-    """A token goes to the origin that it was saved for, and never to one that only a folder's file names."""
+    """Check that a token goes only to the origin for which it was saved, and never to one from a folder's file."""
     token, place = (_last(layers, name) for name in ("api_token", "api_url"))
     if not token.values["api_token"]:
         return
@@ -260,7 +260,7 @@ _ORIGIN = re.compile(r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5})
 
 
 def _origin(url: str) -> tuple[str, str, int] | None:
-    """Return scheme, host and port; None for what parsers of URLs may read in more than one way."""
+    """Return scheme, host and port; None for a URL that parsers may read in more than one way."""
     if not (match := _ORIGIN.fullmatch(url.lower())):
         return None
     scheme, host, port = match.groups()

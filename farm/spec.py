@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = 1
-"""Number of the cache key's recipe: a change to the recipe is a new number."""
+"""Number of the cache key's recipe: every change to the recipe gets a new number."""
 
 Json = Any
 """A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them."""
@@ -21,7 +21,7 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a program is compiled for, as far as it changes the program.
+    """The device of a program, as far as it changes the program.
 
     `arch` is the full name with its feature bits (`gfx942:sramecc+:xnack-`), `gfx942:any` where only the
     arch is keyed, or `cpu`. `cpu_family` is set where a CPU result only runs on the same CPU family.
@@ -62,7 +62,7 @@ class CompileSpec:
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Json]:
-        """Return the spec as plain JSON; every field is present, also where it is empty."""
+        """Return the spec as plain JSON; every field is present, even if it is empty."""
         return asdict(self)
 
     @classmethod
@@ -72,7 +72,7 @@ class CompileSpec:
 
 
 def canonical_json(value: Json) -> str:
-    """Return the one spelling of a JSON value that is hashed.
+    """Return the canonical JSON of a value, which is hashed.
 
     Keys sorted by code point, no white space, text as UTF-8 without escapes beyond what JSON demands, numbers
     that are not integers as their shortest decimal in a string (`0.5` -> `"0.5"`).
@@ -97,15 +97,15 @@ def _decimals_as_text(value: Json) -> Json:
 
 
 def cut_short(document: Mapping[str, Json], budget: float) -> dict[str, Json]:
-    """Return the spec (as a document) under which a tuning is published that its budget, in seconds, cut short.
+    """Return the spec (as a document) for a tuning that its budget, in seconds, cut short.
 
-    A finished tuning has no budget in its key, so a larger budget is a miss that goes on from the database.
+    A finished tuning has no budget in its key, so a larger budget is a miss that continues from the database.
     """
     return {**document, "tuning": {**document["tuning"], "budget": _whole(budget)}}
 
 
 def _whole(seconds: float) -> float:
-    """Return a number of seconds as it is written: an integer where it is one."""
+    """Return a number of seconds as an integer if it is one."""
     return int(seconds) if seconds == int(seconds) else seconds
 
 
@@ -117,9 +117,9 @@ def keys_of(order: Mapping[str, Json], key: str) -> list[str]:
 
 
 def job_key(order: Mapping[str, Json], key: str) -> str:
-    """Return what cells that share a job have in common: their cache key, and the tuning budget where they have one.
+    """Return what cells that share a job have in common: their cache key, and their tuning budget if they have one.
 
-    What a budget cuts short is no answer to who gave a larger one, or none.
+    A tuning that a budget cut short does not answer a cell with a larger budget, or none.
     """
     return f"{key}:{_whole(order['budget'])}" if order.get("budget") else key
 
@@ -135,7 +135,7 @@ def cache_key(spec: CompileSpec) -> str:
 
 
 def canonical_fields(document: Mapping[str, Json]) -> dict[str, str]:
-    """Return the canonical JSON of each field of a spec: what cells of a matrix share is written only once."""
+    """Return the canonical JSON of each field of a spec, so that fields shared by cells are written only once."""
     return {name: canonical_json(value) for name, value in document.items()}
 
 
@@ -160,7 +160,7 @@ _NOTHING: tuple[Any, ...] = (None, "", {})
 
 
 def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
-    """Name the parts of the cache key that differ, `options.level: standard -> tuned`."""
+    """List the parts of the cache key that differ: `options.level: standard -> tuned`."""
     found: list[str] = []
     _compare("", before, after.as_dict(), found)
     return found or ["compiled again: the artifact is gone"]
@@ -178,7 +178,7 @@ def _compare(path: str, before: Any, after: Any, found: list[str]) -> None:
 
 
 def _short(value: Any) -> str:
-    """One value for people: digests cut, what is not there called none, a document by its first words."""
+    """One value for people: digests shortened, a missing value as `none`, a document by its first words."""
     match value:
         case _ if value in _NOTHING:
             return "none"

@@ -26,7 +26,7 @@ CHECK_LIMITS = ChildLimits(time=300.0, memory=32 << 30)
 
 
 class BucketModels:
-    """Freezes models that lie in buckets; what did not change there is not read again."""
+    """Freezes models in buckets; unchanged models are not read again."""
 
     def __init__(self, artifacts: S3Store, buckets: tuple[str, ...]) -> None:
         """Read only from `buckets`: the operator's list, never a name that a manifest brings."""
@@ -35,10 +35,10 @@ class BucketModels:
         self._read = lru_cache(maxsize=256)(self._bring)
 
     def freeze(self, url: str, format: str, sha256: str = "", outputs: tuple[str, ...] = ()) -> FrozenModel:
-        """Bring a model (`s3://bucket/key`) into the farm's blobs and return what it is.
+        """Copy a model (`s3://bucket/key`) into the farm's blobs and return it.
 
-        Raises UsageError for a bucket that is not listed, an object that is not there or not the promised one, and
-        UnreadableModel for one that is no model.
+        Raises UsageError for a bucket that is not listed and a missing or unexpected object, UnreadableModel for an
+        object that is not a model.
         """
         bucket, _, key = url.removeprefix("s3://").partition("/")
         if bucket not in self._buckets:
@@ -63,7 +63,7 @@ class BucketModels:
     ) -> tuple[FrozenModel, dict[str, str]]:
         """Return the model, and the keys of its external data with the versions that were read.
 
-        External data lies beside the model, so that no key leaves the model's own prefix.
+        External data is below the model's own prefix, so that no key leaves it.
         """
         prefix, slash, name_of_model = key.rpartition("/")
         parts: dict[str, str] = {}
@@ -86,7 +86,7 @@ class BucketModels:
 
     @staticmethod
     def _external(path: Path, format: str, outputs: Sequence[str]) -> Sequence[str]:
-        """Return where a model that came alone says its external data is."""
+        """Return the paths of external data that a model names."""
         if format != "onnx":
             return ()
         locations: Sequence[str] = _checked_in_child(path, format, outputs, alone=True)["external_files"]
@@ -96,7 +96,7 @@ class BucketModels:
 
 
 def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> Mapping[str, Any]:
-    """Check a model that nobody vouches for: its parser runs in a child, never in the farm's own process."""
+    """Check an untrusted model: its parser runs in a child, never in the farm's own process."""
     request = {"action": "check", "compiler": "onnxruntime", "device": "cpu"}
     scratch = path.parent.parent
     end = run_child(

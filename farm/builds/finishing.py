@@ -1,4 +1,4 @@
-"""Finish builds: write the report, let `latest` name what passed, submit what was left for the background."""
+"""Finish builds: write the report, move `latest` to the cells that passed, submit background tuning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 
 class BuildFinisher:
-    """Sees to the builds that have ended."""
+    """Finishes builds that have ended."""
 
     def __init__(
         self, store: Store, artifacts: S3Store, *, builds: BuildService, reader: BuildReader, known: KnownArtifacts
@@ -39,9 +39,9 @@ class BuildFinisher:
         self._refs = Refs(artifacts)
 
     def finish(self, build_id: str) -> None:
-        """Write an ended build's report, move `latest` to the cells that passed, and let the build go.
+        """Write an ended build's report, move `latest` to the cells that passed, and mark the build reported.
 
-        What it left for the background is submitted. Every step can be repeated; a build whose report is written never
+        Also submits its background tuning. Every step can be repeated; a build with a report never
         reopens: its verdict stays, and it moves no ref.
         """
         row = self._store.builds.get(build_id)
@@ -55,7 +55,7 @@ class BuildFinisher:
         log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
 
     def _write_report(self, namespace: str, build_id: str) -> Document | None:
-        """Do what an ended build leads to and write its report last; return the report that counts.
+        """Finish an ended build and write its report last; return the report that counts.
 
         None if the store has lost the build meanwhile.
         """
@@ -82,7 +82,7 @@ class BuildFinisher:
         return report
 
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
-        """Let `latest` name what passed, or what its follow-up has shown to be faster; let what is missing follow."""
+        """Move `latest` to the cells that passed, or that a follow-up has shown to be faster; submit the follow-up."""
         planned = self._reader.read_plan(namespace, build_id)
         behind = background_cells(planned["cells"], passed)
         known = self._known.facts(namespace, [cell["key"] for cell in behind])
@@ -98,7 +98,7 @@ class BuildFinisher:
             self._follow_up(planned, missing)
 
     def _follow_up(self, planned: Mapping[str, Any], missing: Sequence[Document]) -> None:
-        """Submit a build's follow-up with these cells, or take in one that is written down and was refused then."""
+        """Submit a build's follow-up with these cells, or accept a recorded one that was refused before."""
         namespace, build_id = planned["build"]["namespace"], planned["build"]["id"]
         follower = follow_up_id(build_id)
         if self._reader.read_report(namespace, follower):
@@ -118,7 +118,7 @@ class BuildFinisher:
             log.error("no background tuning", build=follower, follows=build_id, error=error.message)
 
     def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
-        """Let `latest` name a follow-up's programs in place of those that they were shown to be faster than."""
+        """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
         faster = [
             (cell["facts"]["against"]["key"], _snapshot_cell(build, cell))
@@ -129,7 +129,7 @@ class BuildFinisher:
             self._refs.replace_cells(namespace, LATEST, faster)
 
     def _draw(self, folder: str, report: Document) -> None:
-        """Put a picture of the build's sweeps beside its report."""
+        """Store a picture of the build's sweeps next to its report."""
         if report["sweeps"]:
             try:
                 picture = draw(report["sweeps"], report["build"]["name"])
@@ -149,6 +149,6 @@ def _snapshot_cell(build: Mapping[str, Any], cell: Mapping[str, Any]) -> Documen
         "manifest": build["name"],
         "submitted": submitted(build),
         **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
-        # The artifact's key: that of a tuning which was cut short is not the cell's.
+        # The artifact's key: if the tuning was cut short, it differs from the cell's.
         **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},
     }

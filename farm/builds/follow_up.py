@@ -1,8 +1,8 @@
-"""Follow-ups: the build that tunes more thoroughly, in the background, what another build published at once. Pure.
+"""Follow-ups: builds that tune another build's programs further, in the background. Pure.
 
-A cell whose tuning has a `background` mode is published as soon as its own mode is through. Its follow-up has the same
-cell with that mode, measures its program in turns with the published one, and takes its place in `latest` where it is
-shown to be faster.
+A cell whose tuning has a `background` mode is published as soon as its own mode has ended. Its follow-up has the same
+cell with the `background` mode, measures its program in turns with the published one, and replaces it in `latest` if
+it is shown to be faster.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from farm.spec import CompileSpec, cache_key
 Document = dict[str, Any]
 
 PRIORITY = -1000
-"""Behind everything that somebody waits for."""
+"""Lower than any build that somebody waits for."""
 
 
 def follow_up_id(build_id: str) -> str:
-    """Return the id of the build that follows a build: always the same one, so that it is submitted once."""
+    """Return the id of a build's follow-up: always the same, so that it is submitted once."""
     return f"b-{hashlib.sha256(f'{build_id} in the background'.encode()).hexdigest()[:16]}"
 
 
 def background_cells(planned: Iterable[Mapping[str, Any]], passed: Iterable[Mapping[str, Any]]) -> list[Document]:
-    """Return the planned cells of a follow-up: of those that passed, the ones that ask for more in the background.
+    """Return the planned cells of a follow-up: the cells that passed and have background tuning.
 
     `planned` are the cells of a build's plan, `passed` its judged cells that `latest` may name.
     """
@@ -39,7 +39,7 @@ def background_cells(planned: Iterable[Mapping[str, Any]], passed: Iterable[Mapp
 
 
 def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
-    # A deep search takes days. The time limit is for what somebody waits for, and to reach it is final.
+    # A deep search takes days, and reaching the time limit would be final.
     order = {name: value for name, value in cell["order"].items() if name not in ("background", "budget")}
     order |= {"spec": {**order["spec"], **cell["order"]["background"]}, "against": published}
     key = cache_key(CompileSpec.from_dict(order["spec"]))

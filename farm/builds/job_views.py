@@ -1,4 +1,4 @@
-"""Jobs: what can be asked of them. All answers are plain JSON, but a log."""
+"""Reading jobs. All answers are plain JSON, except a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farm.spec import digest_of
 from farm.store import Store
 
 SHOWN_LOG = 64 << 20
-"""Bytes of a log that are shown at most, the last ones; a compiler that traces its work writes more."""
+"""Most bytes of a log that are shown, from its end; a compiler with traces writes more."""
 
 Document = dict[str, Any]
 
@@ -39,7 +39,7 @@ class JobViews:
         return dict(job)
 
     def log(self, namespace: str, job_id: str) -> bytes:
-        """Return a job's log: its last part while it runs, that of the last attempt after that, `SHOWN_LOG` at most."""
+        """Return a job's log: its last part while it runs, then the last attempt's, at most `SHOWN_LOG` bytes."""
         job = self.get(namespace, job_id)
         digest = job.get("log")
         if not digest or job["state"] == State.RUNNING:
@@ -54,7 +54,7 @@ class JobViews:
         return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
 
     def reproduction(self, namespace: str, job_id: str) -> Document:
-        """Return all that decides a job's last attempt (`farm.compiling.reproduction.describe`), however it ended.
+        """Return everything that determines a job's last attempt, see `farm.compiling.reproduction.describe`.
 
         Raises NotFound.
         """
@@ -75,7 +75,7 @@ class JobViews:
         return self.described(attempt, job)
 
     def described(self, attempt: Attempt, ended: Mapping[str, Any]) -> Document:
-        """Return all that decides an attempt; `ended` is the job or cell that says how it did."""
+        """Return everything that determines an attempt; `ended` is the job or cell with its end."""
         namespace, order = attempt.namespace, attempt.order
         failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
         recipes = (reference_recipe(order, used) for used in references_of(order) or ("",))

@@ -20,7 +20,7 @@ Chosen by `tests/benchmarks/outlooks.py`: at least 78 of 100 builds of every sim
 """
 
 LATE = 0.25
-"""What runs is expected to take at least this share of its time so far: the later it is, the longer it will take."""
+"""A running compile is expected to take at least this share of its elapsed time longer."""
 
 Document = dict[str, Any]
 
@@ -28,7 +28,7 @@ _LIVE = frozenset({State.QUEUED, State.RUNNING, "miss", "joined"})
 
 
 class _Compile(NamedTuple):
-    """One compile to come, or the rest of one that runs."""
+    """One future compile, or the rest of a running one."""
 
     pool: str
     seconds: float
@@ -87,13 +87,13 @@ def _on_gpu(pool: str) -> bool:
 
 
 def _slots(pool: Mapping[str, Any], parallel: int) -> int:
-    """How many slots take its jobs now."""
+    """Number of slots that take its jobs now."""
     slots = 0 if pool.get("paused") else int(pool.get("slots") or 0)
     return min(slots, parallel or slots)
 
 
 def _end(lengths: Sequence[float], slots: int, others: int = 0) -> float:
-    """When slots have done compiles in this order, each on the first free slot.
+    """Return when slots will have done compiles in this order, each on the first free slot.
 
     Builds take turns, so about one job of others comes for each of ours, as long as there are `others`.
     """
@@ -104,6 +104,6 @@ def _end(lengths: Sequence[float], slots: int, others: int = 0) -> float:
 
 
 def _range(expected: float) -> Document | None:
-    """The range around an expected value, None for 0: nothing is to come, or nobody knows."""
+    """The range around an expected value; None for 0, that is, if nothing is left or known."""
     ends = {"low": expected / WIDENING, "expected": expected, "high": expected * WIDENING}
     return {name: round(value, 4) for name, value in ends.items()} if expected else None

@@ -1,4 +1,4 @@
-"""Manifest and frozen inputs to a Plan: hits, misses and why, pools, what nobody serves. Writes nothing."""
+"""Turns a manifest and frozen inputs into a Plan: hits, misses and why, pools, missing workers. Writes nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from farm.matrix import Cell
 from farm.spec import changes, job_key
 
 EXPLAINED = 50
-"""For how many misses of one plan the last artifact's spec is read, to say what changed."""
+"""Number of misses in one plan for which the last artifact's spec is read, to say what changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One cell, and what the farm will do for it: nothing (`hit`), wait for a job (`joined`) or compile (`miss`)."""
+    """One cell and its plan: nothing to do (`hit`), wait for a job (`joined`) or compile (`miss`)."""
 
     cell: Cell
     state: str
@@ -29,7 +29,7 @@ class PlannedCell:
     estimate: Estimate | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what people and scripts see of it."""
+        """Return the cell as people and scripts see it."""
         cell = self.cell
         return {
             "identifier": cell.identifier,
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def conversions(self) -> dict[str, Any]:
-        """How models were made from ones of other formats, by name."""
+        """How models were converted from other formats, by name."""
         models = {planned.cell.model: planned.cell.order["model"] for planned in self.cells}
         return {name: model["conversion"] for name, model in models.items() if model.get("conversion")}
 
@@ -86,7 +86,7 @@ def make_plan(
     live_workers: Mapping[str, int],
     history: Mapping[str, Sequence[Sample]],
 ) -> Plan:
-    """Say for every cell what would happen.
+    """Plan every cell.
 
     `known` maps cells' job keys (`farm.spec.job_key`) to the facts of whole artifacts, `running` are those of
     unfinished jobs, `last` maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec`
@@ -104,7 +104,7 @@ def make_plan(
         seconds = float((before or {}).get("seconds") or 0.0)
         known = (sort, model, size, seconds)
         if known not in estimates:
-            # The same cell, when its model was another one, is the nearest there is.
+            # The same cell with its previous model is the nearest comparison.
             own = [Sample(model, size, seconds)] if seconds else []
             past = history.get(sort, ())
             estimates[known] = estimate(model, size, past) or estimate(model, size, own)
@@ -160,7 +160,7 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
 
 
 def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
-    """`debug` changes no program, so it is no part of the key: what is there already is not compiled again for it."""
+    """Warn if `debug` has no effect: it is not part of the key, so existing programs are not compiled again."""
     idle = [each.cell.identifier for each in planned if each.state != "miss" and each.cell.order.get("debug")]
     if idle:
         yield (
@@ -180,7 +180,7 @@ def model_size(order: Mapping[str, Any]) -> int:
 
 
 def needed_blobs(cells: Iterable[tuple[str, Mapping[str, Any] | None]]) -> dict[str, int]:
-    """Return digest and size of every input that a miss has to fetch, or what follows a hit in the background.
+    """Return digest and size of every input that a miss, or the follow-up of a hit, has to fetch.
 
     `cells` are planned states with their work orders; a hit may have none.
     """

@@ -1,4 +1,4 @@
-"""Read builds: as the store has them while they live there, else from their reports in object storage."""
+"""Reads builds: from the store while it has them, else from their reports in object storage."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from farm.store import Store
 log = get_logger(__name__)
 
 EXPLAINED = 20
-"""For how many queued cells of one build the report says why they wait; the others wait for the same."""
+"""Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
 
 Document = dict[str, Any]
 
 
 class BuildReader:
-    """What can be read of builds. All answers are plain JSON."""
+    """Reads builds. All answers are plain JSON."""
 
     def __init__(self, store: Store, artifacts: S3Store, jobs: JobViews) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class BuildReader:
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
 
-        `@latest` is the newest that somebody submitted: no follow-up, for whose verdict nobody waits.
+        `@latest` is the newest submitted build, never a follow-up, because nobody waits for its verdict.
         """
         if self._live(namespace, build_id):
             return build_id
@@ -64,20 +64,20 @@ class BuildReader:
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
 
     def report(self, namespace: str, build_id: str) -> Document:
-        """Return a build with its cells as they stand: from the store while it lives there, else its report.
+        """Return a build with its cells: from the store while it has the build, else from its report.
 
         Raises NotFound.
         """
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
-        # A report is final: the store may have other cells if it was restored, and an expectation may run out.
+        # A report is final: a restored store may have other cells, and an expectation may expire.
         final = self.read_report(namespace, build_id) if row and row["state"] == "reported" else None
         return final or self.live_report(namespace, build_id) or self._stored_report(namespace, build_id)
 
     def get(self, namespace: str, build_id: str) -> Document:
         """Return a build without its cells. Raises NotFound.
 
-        Until its report is written, `counts` are those of the jobs: what failed a gate counts as succeeded.
+        Until its report is written, `counts` are those of the jobs: a cell that failed a gate counts as succeeded.
         """
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
@@ -94,7 +94,7 @@ class BuildReader:
         return [_build_document(row) for row in self._store.builds.list(namespace)[:limit]]
 
     def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> Document:
-        """Return what happened to a build after an event id, waiting up to `block_seconds` for the first.
+        """Return a build's events after an event id, waiting up to `block_seconds` for the first.
 
         `reset` means that the position is unknown to the store (trimmed, or of a store that was lost): read the state.
         """
@@ -106,9 +106,9 @@ class BuildReader:
         return junit.render(self.report(namespace, build_id))
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
-        """Return what `JobViews.reproduction` says of a cell's job; once it is forgotten, from its build's documents.
+        """Return `JobViews.reproduction` of a cell's job; if the store no longer has it, from its build's documents.
 
-        Raises NotFound, also for a cell that was a hit when it was planned: its artifact has its own.
+        Raises NotFound, also for a cell that was a hit when it was planned: its artifact has a reproduction.
         """
         build_id = self.resolve(namespace, build_id)
         cell = next((cell for cell in self.cells(namespace, build_id) if cell["identifier"] == identifier), None)
@@ -140,7 +140,7 @@ class BuildReader:
         planned = self.read_plan(namespace, build_id)
         rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
         if len(rows) < row["accepted"]:
-            return None  # The store lost them since it told of the build.
+            return None  # The store lost them since it answered about the build.
         cells = [judge_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
         queued = [cell for cell in cells if cell["state"] == State.QUEUED][:EXPLAINED]
         explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
@@ -156,7 +156,7 @@ class BuildReader:
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
 
     def read_report(self, namespace: str, build_id: str) -> Document | None:
-        """Return the report that a finished build has in object storage, if it has a readable one."""
+        """Return a finished build's report from object storage, if it is readable."""
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
         if found is None:
             return None
@@ -169,16 +169,16 @@ class BuildReader:
         return report
 
     def outlook(self, cells: Sequence[Document], parallel: int | None, *, paused: bool = False) -> Document:
-        """Return when these cells are expected to be done by the workers that are there."""
+        """Return when the current workers are expected to finish these cells."""
         return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
 
     def follower(self, build_id: str) -> str | None:
-        """Return the id of the build that tunes in the background what this one left, if it was submitted."""
+        """Return the id of a build's follow-up, if it was submitted."""
         follower = follow_up_id(build_id)
         return follower if self._store.builds.get(follower) else None
 
     def _live(self, namespace: str, build_id: str) -> Document | None:
-        """Return a build as the store has it: ids are the clients' own, and one of another namespace is not ours."""
+        """Return a build from the store, unless another namespace has it: clients choose the ids."""
         row = self._store.builds.get(build_id)
         return row if row and row["namespace"] == namespace else None
 
@@ -202,7 +202,7 @@ class BuildReader:
         return document
 
     def _waiting(self, cell: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
-        """Say in one sentence why a queued cell waits, and how its last attempt ended, if there was one."""
+        """Return one sentence: why a queued cell waits, and how its last attempt ended, if there was one."""
         if facts is None:
             return "the farm is still accepting the build"
         pool, name, then = cell["pool"], facts["paused"], facts["delayed_until"]
@@ -220,7 +220,7 @@ class BuildReader:
 
 
 def _after(attempt: Mapping[str, Any] | None) -> str:
-    """Say how the attempt before this one ended, as a sentence goes on."""
+    """Return the end of the previous attempt as the second half of a sentence."""
     if attempt is None:
         return ""
     how = {
@@ -231,7 +231,7 @@ def _after(attempt: Mapping[str, Any] | None) -> str:
 
 
 def _build_document(row: Mapping[str, Any]) -> Document:
-    """Return what people and scripts see of a build; once there is a verdict, its counts are the judged ones."""
+    """Return a build as people and scripts see it; once it has a verdict, with the verdict's counts."""
     names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
     verdict = row.get("verdict")
     return {

@@ -1,7 +1,7 @@
-"""Retries: the build that tries an ended build's cells again, as they were planned then. Pure.
+"""Retries: a new build that runs an ended build's cells again, as they were planned. Pure.
 
-A finished build never reopens. A failure is recorded under no cache key, so the same work order in a new build is tried
-again, and what succeeded (then or since) is a hit.
+A finished build never reopens. Failures are not recorded under cache keys, so a new build tries the same work order
+again, and cells that succeeded (then or since) are hits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 def unsuccessful(report: Mapping[str, Any]) -> set[str]:
-    """Return the identifiers of a report's cells that failed or were cancelled, but not as the manifest expects."""
+    """Return the identifiers of a report's cells that failed unexpectedly or were cancelled."""
     return {
         cell["identifier"] for cell in report["cells"] if cell["state"] != State.SUCCEEDED and not cell["as_expected"]
     }
@@ -32,16 +32,16 @@ def plan_retry(
     live_workers: Mapping[str, int],
     build: Mapping[str, Any],
 ) -> Document:
-    """Return the plan of the build that has cells of an ended build again.
+    """Return the plan of a build that runs cells of an ended build again.
 
     `planned` is that build's plan, `cells` those of it to take. `known` has the facts of what is published by now, by
     the cells' identifiers; `running` are the job keys (`farm.spec.job_key`) of unfinished jobs; `live_workers` counts
     workers by pool. `build` is what the new build does not share with the old one (`id`, `created_by`, `created_at`).
 
-    Raises UsageError for a cell that was a hit when it was planned, and is not there any more.
+    Raises UsageError for a cell that was a hit when it was planned, and whose artifact is gone.
     """
     before = planned["build"]
-    # A sweep names the best of all its sizes: of some of them alone it would name another.
+    # A sweep names the best of all its sizes; of only some of them it could name another.
     whole = len(cells) == len(planned["cells"])
     again: list[Document] = []
     for cell in cells:

@@ -43,16 +43,16 @@ from farm.targets.pools import Pool, in_use
 log = get_logger(__name__)
 
 PAUSED_POOLS = "config/paused-pools/"
-"""A mark for each pool that hands out nothing."""
+"""Prefix of the marks of paused pools."""
 
 LOT = 500
-"""Cells that one script call takes."""
+"""Cells that one script call accepts."""
 
 Document = dict[str, Any]
 
 
 class BuildService:
-    """What can be asked for: builds, and changes to them. All answers are plain JSON."""
+    """Accepts builds and changes to them. All answers are plain JSON."""
 
     def __init__(
         self, store: Store, artifacts: S3Store, settings: Settings, *, reader: BuildReader, known: KnownArtifacts
@@ -69,7 +69,7 @@ class BuildService:
     # --- before a build -----------------------------------------------------------------------------------------
 
     def plan(self, namespace: str, submission: Mapping[str, Any]) -> Document:
-        """Say what a submission would do, and which blobs the submitter has to bring first. Changes nothing.
+        """Return what a submission would do, and which blobs have to be uploaded first. Changes nothing.
 
         Raises ManifestError with every problem found.
         """
@@ -160,7 +160,7 @@ class BuildService:
     # --- a build's life -----------------------------------------------------------------------------------------
 
     def submit(self, namespace: str, submission: Mapping[str, Any], *, by: str, max_cells: int = 0) -> Document:
-        """Accept a build. It is acknowledged when both object storage and the store have it; repeating is harmless.
+        """Accept a build. It is acknowledged when object storage and the store have it; repeating is harmless.
 
         `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound).
 
@@ -201,12 +201,12 @@ class BuildService:
         return self._accepted(namespace, build_id)
 
     def _accepted(self, namespace: str, build_id: str) -> Document:
-        """Return a build that was submitted, with the digest of its plan: the submitter may have seen another."""
+        """Return a submitted build with the digest of its plan: the submitter may have seen another plan."""
         planned = self._reader.read_plan(namespace, build_id)
         return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}
 
     def plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
-        """Say what `retry` would do. Changes nothing. Raises as `retry`."""
+        """Return what `retry` would do. Changes nothing. Raises as `retry`."""
         document = self._plan_retry(namespace, build_id, retry)
         return {
             "build_id": retry["build_id"],
@@ -262,7 +262,7 @@ class BuildService:
             build={"id": retry["build_id"]},
         )
         needed = needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])
-        # Its plan names them, so a mark is no reason to bring them again.
+        # Its plan names them, so marked blobs need not be uploaded again.
         if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
             raise UsageError(
                 f"{len(absent)} inputs of build {build_id} are gone from object storage, the first is {absent[0]}",
@@ -271,7 +271,7 @@ class BuildService:
         return document
 
     def _is_accepted(self, namespace: str, build_id: str, manifest: bytes) -> bool:
-        """Whether a build was submitted before. Raises Conflict where its id is another build's."""
+        """Whether a build was submitted before. Raises Conflict if another build has its id."""
         row = self._store.builds.get(build_id)
         if row and row["namespace"] != namespace:
             raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
@@ -285,7 +285,7 @@ class BuildService:
         )
 
     def accept(self, document: Document, manifest: bytes) -> None:
-        """Write down a planned build, then take it in."""
+        """Record a planned build in object storage, then accept it into the store."""
         namespace, build_id = document["build"]["namespace"], document["build"]["id"]
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
@@ -294,7 +294,7 @@ class BuildService:
         self._create(document)
 
     def _check_quotas(self, namespace: str, by: str, cells: int, max_cells: int) -> None:
-        """Two builds that are submitted in one moment may together exceed a quota: it bounds load, not trust."""
+        """Check the quotas. Two builds submitted at once may exceed one together: it limits load, not trust."""
         quotas = {"": self._settings.namespace_cells, by: max_cells}
         if not cells or not any(quotas.values()):
             return
@@ -314,9 +314,9 @@ class BuildService:
         self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
 
     def resume(self) -> None:
-        """Give the store back every unfinished build that it has lost, and end reported ones that it has open again.
+        """Restore unfinished builds that the store has lost, and end reported builds that are open in it.
 
-        It has those if it was restored from old data. Repeating all of it changes nothing.
+        A store that was restored from old data has such builds. Repeating changes nothing.
         """
         for mark in self._artifacts.list_objects(PAUSED_POOLS):
             self._store.workers.pause_pool(mark.removeprefix(PAUSED_POOLS), paused=True)
@@ -335,26 +335,26 @@ class BuildService:
                         raise
                     except FarmError as error:
                         log.error("build not resumed", namespace=namespace, build=build_id, error=error.message)
-                    except Exception:  # One build that cannot be resumed must not keep the others.
+                    except Exception:  # One build that cannot be resumed must not stop the others.
                         log.exception("build not resumed", namespace=namespace, build=build_id)
 
     def _end_again(self, namespace: str, build_id: str, report: Document) -> None:
-        """End a build that is open in the store with the verdict of its report, from which its cells are read then."""
+        """End a build that is open in the store with its report's verdict; its cells are then read from the report."""
         self._store.builds.cancel(build_id)
         self.let_go(namespace, build_id, report)
         log.warning("a reported build was open in the store, which was restored from old data", build=build_id)
 
     def resume_one(self, namespace: str, build_id: str) -> None:
-        """Give the store back a build that it has lost, as its plan and its open mark have it."""
+        """Restore a build that the store has lost from its plan and its open mark."""
         self._known.require_index(namespace)
         document = self._reader.read_plan(namespace, build_id)
         known = self._known.facts(namespace, [cell["key"] for cell in document["cells"]])
-        # What was a hit when the build was planned stays one; what was published since is one now.
+        # A hit of the plan stays a hit; a cell that was published since is a hit now.
         cells = [{**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]]
         mark = self._artifacts.get_object(f"ns/{namespace}/open/{build_id}")
         wish = json.loads(mark.data) if mark else {}
         if wish.get("paused"):
-            # Before its cells come: none of them is to start.
+            # Before its cells are added: none of them may start.
             self._store.builds.create(document["build"], [])
             self._store.builds.pause(build_id, paused=True)
         self._create({**document, "cells": cells})
@@ -368,18 +368,18 @@ class BuildService:
         return row is not None and row["accepted"] >= row["cells"]
 
     def let_go(self, namespace: str, build_id: str, report: Document) -> None:
-        """Let a build go whose report is written."""
+        """Mark a build as reported."""
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
 
     def cancel(self, namespace: str, build_id: str) -> Document:
-        """End every cell of a build that has not ended; say how many that were."""
+        """Cancel every cell of a build that has not ended; return their number."""
         build_id = self._reader.resolve(namespace, build_id)
         self._mark(namespace, build_id, cancelled=True)
         return {"build": build_id, "cancelled": self._store.builds.cancel(build_id)}
 
     def pause(self, namespace: str, build_id: str, *, paused: bool) -> Document:
-        """Hand out no more of a build's jobs, or hand them out again. What runs goes on."""
+        """Hand out no more of a build's jobs, or hand them out again. Running jobs go on."""
         build_id = self._reader.resolve(namespace, build_id)
         self._mark(namespace, build_id, paused=paused)
         if not self._store.builds.pause(build_id, paused=paused):
@@ -387,13 +387,13 @@ class BuildService:
         return self._reader.get(namespace, build_id)
 
     def _mark(self, namespace: str, build_id: str, **wish: bool) -> None:
-        """Note on a build's open mark what is to hold for it, also after the store was lost."""
+        """Record a request on a build's open mark, so that it survives a loss of the store."""
         key = f"ns/{namespace}/open/{build_id}"
         if found := self._artifacts.get_object(key):
             self._artifacts.put_object(key, json.dumps({**json.loads(found.data), **wish}).encode())
 
     def pause_pool(self, pool: str, *, paused: bool) -> None:
-        """Hand out nothing of a pool any more, or hand it out again. Raises NotFound for a pool never seen."""
+        """Hand out no more of a pool's jobs, or hand them out again. Raises NotFound for an unknown pool."""
         known = self._store.workers.pool_names()
         if pool not in known:
             raise NotFound(f"no pool {pool}", hint=f"known are: {', '.join(sorted(known)) or 'none'}")
@@ -420,7 +420,7 @@ def _planned_document(planned: PlannedCell) -> Document:
 
 
 def _published_as(cell: Mapping[str, Any]) -> list[str]:
-    """Return the cache keys under which a planned cell's program may be; a hit's was found when it was planned."""
+    """Return the cache keys under which a planned cell's program may be; for a hit, the key that the plan found."""
     return keys_of(cell["order"], cell["key"]) if cell["order"] else [cell["facts"]["key"]]
 
 
