@@ -1,1 +1,1 @@
-"""Jobs: what one is, which states it has and how it moves between them. Pure; does no I/O."""
+"""Jobs: their states, and how they move between them. Pure; does no I/O."""

@@ -1,8 +1,8 @@
 """Estimates: how long a compile takes, from past durations. Pure; `farm/builds/outlook.py` adds them up to builds.
 
-A range is where about 80 of 100 such compiles end. It is learnt from compiles of the same target, precision and tuning
-mode: of the same model where there are some, else of models of about its size. Where nothing is comparable, nothing is
-said.
+About 80 of 100 compiles end within their range. It is estimated from compiles of the same target, precision and tuning
+mode: of the same model if there are any, else of models of about its size. Without a comparable compile there is no
+estimate.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FEWEST = 3
-"""So many compiles of other models make a range; fewer say nothing."""
+"""Fewest compiles of other models that give a range."""
 
 NEIGHBOURS = 40
-"""How many compiles of other models are looked at: those nearest in size."""
+"""Most compiles of other models that are used: those nearest in size."""
 
 FARTHEST = 4.0
-"""A model that is so many times larger or smaller than all that are known is not comparable."""
+"""A model this many times larger or smaller than all known ones is not comparable."""
 
 SPREAD = 0.5
-"""Standard deviation of the logarithm of a model's durations, where too few are known to tell: about half to double."""
+"""Standard deviation of the logarithm of a model's durations if too few are known: about half to double."""
 
 DOUBT = 1
 """For how many compiles `SPREAD` counts where more are known. Those of one build, at the same hour and load,
@@ -41,7 +41,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One past compile: its model (digest, or the start of one), the model's bytes (0: not known), its seconds."""
+    """One past compile: its model (digest, or the start of one), the model's bytes (0: unknown), its seconds."""
 
     model: str
     size: int
@@ -63,13 +63,13 @@ class Estimate:
 
 
 def comparable(spec: Mapping[str, Any]) -> str:
-    """Name what durations depend on beside the model: target, precision and tuning mode of a spec."""
+    """Name what durations depend on, apart from the model: target, precision and tuning mode of a spec."""
     device = re.sub(r"[^a-z0-9]+", "-", str(spec["device"]["arch"]).lower())
     return f"{spec['compiler']['name']}-{device}.{spec['precision']}.{spec['tuning']['mode']}"
 
 
 def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | None:
-    """Return how long a compile of this model will take, by comparable ones; None where none is comparable."""
+    """Estimate a compile of this model from comparable ones; None if there are none."""
     own = [sample for sample in samples if sample.seconds > 0 and model.startswith(sample.model)]
     if own:
         logs = [math.log(sample.seconds) for sample in own]
@@ -87,7 +87,7 @@ def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | Non
 
 
 def _models(samples: Sequence[Sample]) -> list[Sample]:
-    """One sample for each model: compiles of one resemble each other, and say no more of another than one does."""
+    """Return one sample per model: several compiles of one model say no more about another model than one does."""
     logs: dict[tuple[str, int], list[float]] = defaultdict(list)
     for sample in samples:
         logs[sample.model, sample.size].append(math.log(sample.seconds))
@@ -95,7 +95,7 @@ def _models(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _slope(samples: Sequence[Sample]) -> float:
-    """By which power of its size a model's duration grows: least squares on logarithms, from 0 to 1.5."""
+    """Return the power of its size with which a model's duration grows: least squares on logarithms, from 0 to 1.5."""
     points = [(math.log(sample.size), math.log(sample.seconds)) for sample in samples]
     middle_x, middle_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     spread = sum((x - middle_x) ** 2 for x, _ in points)

@@ -16,7 +16,7 @@ class State(StrEnum):
     RUNNING = "running"
     """An attempt holds the lease."""
     SUCCEEDED = "succeeded"
-    """A program was compiled, loaded back and measured, or found whole in the store."""
+    """A program was compiled, loaded back and measured, or found complete in storage."""
     FAILED = "failed"
     """Ended with a failure kind."""
     CANCELLED = "cancelled"
@@ -38,11 +38,11 @@ class AttemptEnd(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
-    """Its lease ended: the worker is gone, or could not reach the store."""
+    """Its lease expired: the worker is gone, or could not reach the store."""
     RELEASED = "released"
     """Given back by a worker that is draining, or could not go on without object storage; not charged."""
     SUPERSEDED = "superseded"
-    """It came to finish after losing its lease."""
+    """It finished after losing its lease."""
 
 
 class Phase(StrEnum):
@@ -58,11 +58,11 @@ class Phase(StrEnum):
 
 
 WAITS_FOR_STORAGE = "waits for object storage, which is away"
-"""How the detail of an attempt begins that cannot go on without it."""
+"""Start of an attempt's detail while it cannot continue without object storage."""
 
 
 class Fault(StrEnum):
-    """Whose turn it is."""
+    """Who has to act."""
 
     USER = "user"
     FARM = "farm"
@@ -70,14 +70,14 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What follows a failure: whose fault it is, how many charged attempts it may cost, what to say and try."""
+    """What follows from a failure: whose fault it is, how many charged attempts it may cost, what to say and try."""
 
     fault: Fault
     attempts: int
     sentence: str
     advice: str
     node: bool = False
-    """Whether it may be the node's doing: where the same job then succeeds on another, it counts against this one."""
+    """Whether it may be the node's fault: if the same job then succeeds on another node, it counts against this one."""
 
 
 class FailureKind(StrEnum):
@@ -110,12 +110,12 @@ class FailureKind(StrEnum):
 
     @property
     def policy(self) -> Policy:
-        """What follows this kind."""
+        """What follows from this kind."""
         return POLICIES[self]
 
     @property
     def is_gate(self) -> bool:
-        """Whether this is a build's judgement on a job that succeeded."""
+        """Whether this is a build's check of a job that succeeded."""
         return self in GATES
 
 

@@ -1,7 +1,7 @@
-"""The job store: builds, cells, jobs and workers as they are now. The only room that knows Redis.
+"""The job store: builds, cells, jobs and workers as they are now. The only package that knows Redis.
 
-Every change of state is one Lua script that names the state it expects and leaves one event; every script may be
-repeated and answers the same. `docs/job-store.md` lists the keys.
+Every change of state is one Lua script that names the state it expects and writes one event. Every script may be
+repeated and gives the same answer. `docs/job-store.md` lists the keys.
 """
 
 from farm.store.events import Events

@@ -1,4 +1,4 @@
-"""Audit: what in the store does not agree with itself. Reads only; each record is looked at in one step."""
+"""Audit: contradictions within the store. Reads only; each record is read in one step."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ LOT = 100
 
 
 class AuditRecords:
-    """Looks for records that contradict each other; none do, unless a script is wrong."""
+    """Finds records that contradict each other; that happens only if a script has a bug."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def builds(self) -> Iterator[tuple[str, str, str]]:
-        """Yield namespace, build and one sentence for each thing that does not agree about a build."""
+        """Yield namespace, build and one sentence for each contradiction about a build."""
         for namespace in self._link.ask("SMEMBERS", key("namespaces")):
             ids = self._link.ask("ZRANGE", key("builds", namespace), 0, -1)
             for build_id, problem in self._asked("build", ids):
                 yield namespace, build_id, problem
 
     def jobs(self) -> Iterator[tuple[str, str, str]]:
-        """Yield namespace, job and one sentence for each thing that does not agree about a job."""
+        """Yield namespace, job and one sentence for each contradiction about a job."""
         for job_id, problem in self._asked("job", self._job_ids()):
             yield self._link.ask("HGET", key("job", job_id), "namespace") or "", job_id, problem
 
     def count(self) -> dict[str, int]:
-        """Return how many builds and jobs the store holds."""
+        """Return the numbers of builds and jobs in the store."""
         namespaces = self._link.ask("SMEMBERS", key("namespaces"))
         builds = self._link.ask_many(["ZCARD", key("builds", namespace)] for namespace in namespaces)
         return {"builds": sum(builds), "jobs": sum(1 for _ in self._job_ids())}
@@ -46,7 +46,7 @@ class AuditRecords:
             cursor, names = self._link.ask("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 1000)
             for name in names:
                 job_id = name.removeprefix(prefix)
-                # A scan may name a key twice.
+                # A scan may return a key twice.
                 if ":" not in job_id and job_id not in seen:
                     seen.add(job_id)
                     yield job_id

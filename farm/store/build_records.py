@@ -15,13 +15,13 @@ from farm.spec import job_key
 from farm.store.link import Link, key, lots
 
 LOT = 500
-"""Cells that one script takes, so that none holds the server for long."""
+"""Cells per script call, so that no call blocks the server for long."""
 
 AT_ONCE = 8
-"""Lots that are sent in one go."""
+"""Lots of cells per pipeline."""
 
 FOR_EVER = 1e11
-"""Unix seconds that do not come: JSON has no infinity."""
+"""Unix seconds for "never": JSON has no infinity."""
 
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
@@ -40,15 +40,15 @@ class BuildRecords:
         self._link = link
 
     def create(self, build: Mapping[str, Any], lots_of_cells: Iterable[Sequence[Mapping[str, Any]]]) -> int:
-        """Take a build and its cells; return how many of its cells the store has. Repeating it changes nothing.
+        """Add a build and its cells; return how many of its cells the store has. Repeating changes nothing.
 
-        `build` is `{"id", "namespace", "cells": how many will come, "max_parallel": int | None, "fail_fast": bool, …}`;
-        the rest of it is kept as it is. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
+        `build` is `{"id", "namespace", "cells": their final number, "max_parallel": int | None, "fail_fast": bool, …}`;
+        other fields are kept unchanged. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
         {"time", "memory"}, "expected_seconds", "order", "facts", "failure", "expected"}`: with `facts` it is a hit,
         with `failure` (`{"kind", "message"}`) it is born failed, and both need no job. `expected` is a failure that
         stops no fail-fast build: `{"kind", "before": Unix seconds}`.
 
-        Raises Conflict where another namespace has a build of that id.
+        Raises Conflict if another namespace has a build of that id.
         """
         answer = self._link.run(
             "create_build",
@@ -75,7 +75,7 @@ class BuildRecords:
         return _build(self._link.ask("HGETALL", key("build", build_id)))
 
     def list(self, namespace: str) -> Rows:
-        """Return the builds of a namespace, newest first: by their submission, which a lost store was told again."""
+        """Return the builds of a namespace, newest first by submission, also after the store was restored."""
         ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
         rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
         builds = [build for row in rows if (build := _build(row))]
@@ -87,7 +87,7 @@ class BuildRecords:
         return [build for name in namespaces for build in self.list(name) if build["state"] != "reported"]
 
     def live_cells(self, namespace: str) -> dict[str, int]:
-        """Return how many cells of a namespace's builds have not ended, by who submitted them."""
+        """Return the number of unfinished cells in a namespace's builds, by submitter."""
         live: Counter[str] = Counter()
         for build in self.list(namespace):
             counts = build["counts"]
@@ -95,7 +95,7 @@ class BuildRecords:
         return dict(live)
 
     def cells(self, build_id: str) -> Rows:
-        """Return a build's cells in the order in which they came.
+        """Return a build's cells in the order of submission.
 
         `{"identifier", "key", "pool", "priority", "state", "job", "attempt", "hit", "kind", "message", "detail",
         "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "elapsed" (seconds of its last
@@ -122,7 +122,7 @@ class BuildRecords:
         ]
 
     def cancel(self, build_id: str, reason: str = CANCELLED) -> int:
-        """End every cell that has not ended; return how many that were. Raises NotFound."""
+        """Cancel every cell that has not ended; return their number. Raises NotFound."""
         total = 0
         while ended := self._link.run("cancel_cells", build=build_id, limit=LOT, reason=reason):
             if ended < 0:
@@ -131,14 +131,14 @@ class BuildRecords:
         return total
 
     def pause(self, build_id: str, *, paused: bool) -> bool:
-        """Hand out no more of a build's jobs, or hand them out again; False where it has ended. Raises NotFound."""
+        """Hand out no more of a build's jobs, or hand them out again; False if it has ended. Raises NotFound."""
         answer = self._link.run("pause_build", build=build_id, paused=int(paused))
         if answer < 0:
             raise NotFound(f"no build {build_id}")
         return bool(answer)
 
     def mark_reported(self, build_id: str, verdict: Any) -> None:
-        """Note the verdict (JSON) of a build without live cells; from here on everything that belongs to it expires."""
+        """Record the verdict (JSON) of a build without live cells; from then on its records expire."""
         self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
 
     def ended_unreported(self) -> Names:
@@ -146,20 +146,20 @@ class BuildRecords:
         return list(self._link.ask("SMEMBERS", key("unreported")))
 
     def to_stop(self) -> Names:
-        """Return the fail-fast builds of which a cell failed and others live."""
+        """Return the fail-fast builds with a failed cell and live cells."""
         return list(self._link.ask("SMEMBERS", key("stopping")))
 
     def stop(self, build_id: str) -> int:
-        """End the other cells of a fail-fast build; return how many."""
+        """Cancel the other cells of a fail-fast build; return their number."""
         return self.cancel(build_id, STOPPED)
 
     def incomplete(self, seconds: float) -> Names:
-        """Return the builds that have been waiting for some of their lots for so many seconds."""
+        """Return the builds whose cells are still incomplete after this many seconds."""
         now = int(self._link.ask("TIME")[0]) * 1000
         return list(self._link.ask("ZRANGEBYSCORE", key("incomplete"), "-inf", now - round(seconds * 1000)))
 
     def forget_expired(self) -> int:
-        """Drop the names of builds whose records expired; return how many."""
+        """Drop the names of builds whose records expired; return their number."""
         dropped = 0
         for namespace in self._link.ask("SMEMBERS", key("namespaces")):
             ids = self._link.ask("ZRANGE", key("builds", namespace), 0, -1)
@@ -171,7 +171,7 @@ class BuildRecords:
 
 
 def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
-    """One cell as `add_cells.lua` takes it: all text, since numbers would lose digits on the way."""
+    """One cell for `add_cells.lua`: all text, because numbers would lose digits."""
     failure, facts, expected = cell.get("failure"), cell.get("facts"), cell.get("expected")
     if expected:
         expected = {**expected, "before": min(expected["before"], FOR_EVER) * 1000}

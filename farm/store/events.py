@@ -1,4 +1,4 @@
-"""Events: what happened to a build, in order; readers go on from the id of the last one that they saw."""
+"""Events of a build, in order; a reader continues from the id of the last event that it saw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 """Milliseconds and a count, each of 64 bits."""
 
 LONGEST_BLOCK = 2000
-"""Milliseconds that one command waits at most: less than the socket's timeout."""
+"""Most milliseconds that one command waits: less than the socket's timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class EventStreams:
     def read(self, build_id: str, after: str | None = None, block_ms: int = 0) -> Events:
         """Return up to 500 events after an id (None: from the beginning), waiting up to `block_ms` for the first.
 
-        An id that this store never gave out counts as one of another epoch.
+        An unknown id counts as an id of another epoch.
         """
         stream = key("build", build_id, "events")
         epoch, edges = self._link.ask_many([["HGET", key("epoch"), "epoch"], ["XINFO STREAM", stream]], tolerant=True)
@@ -68,7 +68,7 @@ class EventStreams:
 
 
 def _position(after: str | None, epoch: str) -> str | None:
-    """The stream id that a reader's id stands for, or None where it is not of this epoch."""
+    """Return the stream id for a reader's id, or None if it is not of this epoch."""
     if not after:
         return "0-0"
     life, _, position = after.partition(".")

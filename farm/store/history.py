@@ -1,4 +1,4 @@
-"""History: how long comparable compiles took, the newest of each sort; refilled from object storage with the index."""
+"""History: durations of the newest compiles of each sort; restored from object storage with the index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class History:
         self._link = link
 
     def remember(self, namespace: str, artifacts: Iterable[Mapping[str, Any]]) -> None:
-        """Note the durations of artifacts, by their facts. Repeating it changes nothing."""
+        """Record the durations of artifacts, by their facts. Repeating changes nothing."""
         known = [facts for facts in artifacts if facts.get("work")]
         names = {facts["work"]["like"]: key("history", namespace, facts["work"]["like"]) for facts in known}
         adding = [
@@ -31,7 +31,7 @@ class History:
         self._link.ask_many([*adding, *trimming])
 
     def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Sample]]:
-        """Return what is known of each sort, in all of these namespaces together."""
+        """Return the durations of each sort, in all of these namespaces together."""
         wanted = [(sort, key("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
         answers = self._link.ask_many(["ZRANGE", name, 0, -1] for _, name in wanted)
         found: dict[str, list[Sample]] = {}

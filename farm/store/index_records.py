@@ -1,4 +1,4 @@
-"""Index: which artifacts are whole, so that planning ten thousand cells reads no sidecar."""
+"""Index: which artifacts are complete, so that planning ten thousand cells reads no sidecar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOT = 1000
 
 
 class IndexRecords:
-    """Facts by cache key, for each namespace. Object storage is the record: what is missing here is only looked up."""
+    """Facts by cache key, for each namespace. Object storage is the record: missing entries are looked up there."""
 
     def __init__(self, link: Link, history: History, epoch: Callable[[], str]) -> None:
         self._link = link
@@ -21,11 +21,11 @@ class IndexRecords:
         self._epoch = epoch
 
     def put(self, namespace: str, cache_key: str, facts: Mapping[str, Any]) -> None:
-        """Note that an artifact is there and whole."""
+        """Record a complete artifact."""
         self._link.ask("HSET", key("index", namespace), cache_key, json.dumps(facts))
 
     def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return the facts of those artifacts that are known."""
+        """Return the facts of the known ones among these artifacts."""
         parts = list(lots(cache_keys, LOT))
         answers = self._link.ask_many(["HMGET", key("index", namespace), *lot] for lot in parts)
         return {
@@ -40,19 +40,19 @@ class IndexRecords:
         return set(self._link.ask("HKEYS", key("index", namespace)))
 
     def remove(self, namespace: str, cache_keys: Sequence[str]) -> None:
-        """Forget artifacts that are gone or broken."""
+        """Remove artifacts that are gone or broken."""
         if cache_keys:
             self._link.ask("HDEL", key("index", namespace), *cache_keys)
 
     def complete(self, namespace: str) -> bool:
-        """Whether every whole artifact is in here; false after Redis was lost."""
+        """Whether the index holds every complete artifact; false after Redis was lost."""
         return bool(self._link.ask("EXISTS", key("index", namespace, "complete")))
 
     def fill(self, namespace: str, artifacts: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
-        """Put all artifacts of a namespace in, drop what is not among them, and call the index complete.
+        """Replace a namespace's index by these artifacts and mark it complete.
 
-        Returns how many there were. What is published meanwhile stays: only what was in before can be dropped. A store
-        that loses its data meanwhile does not call it complete.
+        Returns their number. Artifacts that are published meanwhile stay: only older entries are dropped. If the store
+        loses its data meanwhile, the index is not marked complete.
         """
         epoch = self._epoch()
         gone = self.keys(namespace)

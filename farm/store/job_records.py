@@ -21,8 +21,8 @@ Handed = list[tuple[str, int]]
 class Claim:
     """The answer to a claim: `run` with all that an attempt needs, or `stale` or `elsewhere`, and nothing to do.
 
-    `limits` are the largest that live cells asked for; `build` is the first that asked for the job; `previous` are the
-    failure kinds of the job's earlier attempts ("" where one did not fail).
+    `limits` are the largest of the live cells; `build` is the first build with the job; `previous` are the
+    failure kinds of the job's earlier attempts ("" if one did not fail).
     """
 
     answer: Literal["run", "stale", "elsewhere"]
@@ -37,7 +37,7 @@ class Claim:
 
 
 class JobRecords:
-    """Jobs, from the cell that asked for one until some time after their end."""
+    """Jobs, from their first cell until some time after their end."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -45,7 +45,7 @@ class JobRecords:
     # --- a worker's calls ---------------------------------------------------------------------------------------
 
     def claim(self, job_id: str, attempt: int, *, nonce: str, worker: str, node: str) -> Claim:
-        """Ask for the attempt that a message names. The same nonce gets the same answer again."""
+        """Claim the attempt that a message names. The same nonce gets the same answer again."""
         answer, *rest = self._link.run(
             "claim",
             job=job_id,
@@ -72,11 +72,11 @@ class JobRecords:
         log_tail: bytes | None = None,
         kept: bool = False,
     ) -> Literal["ok", "cancel", "lost"]:
-        """Keep an attempt's lease and say what it is doing; `log_tail` is kept until the next one comes.
+        """Renew an attempt's lease and report its progress; `log_tail` is kept until the next renewal.
 
-        `kept`: its finished program lies on its node's disk. From now on the job waits for that node, `outbox_hours`
-        after each renewal, whatever happens to the worker.
-        `cancel`: nobody wants it any more, end it and finish; `lost`: it is another attempt's now.
+        `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
+        after the last renewal, whatever happens to the worker.
+        Answers `cancel`: nobody wants it any more, end it and finish; `lost`: another attempt has the job.
         """
         answer: Literal["ok", "cancel", "lost"] = self._link.run(
             "renew",
@@ -91,7 +91,7 @@ class JobRecords:
         return answer
 
     def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
-        """End an attempt; what follows a failure is the policy of its kind. A success is noted in the index, too.
+        """End an attempt; the policy of its failure kind decides what follows. A success is also recorded in the index.
 
         `superseded`: the attempt had lost its lease, and its outcome changes nothing.
         """
@@ -111,44 +111,44 @@ class JobRecords:
     # --- the control plane's calls ------------------------------------------------------------------------------
 
     def hand_out(self, pool: str, per_slot: int) -> Handed:
-        """Choose the next jobs for the broker, in order; at most `per_slot` for each live slot lie there unclaimed."""
+        """Choose the next jobs for the broker, in order; it holds at most `per_slot` unclaimed jobs per live slot."""
         return _pairs(self._link.run("hand_out", pool=pool, per_slot=per_slot))
 
     def strays(self, pool: str, seconds: float) -> Handed:
-        """Return what was handed out more than `seconds` ago and has not been claimed."""
+        """Return the jobs that were handed out more than `seconds` ago and are not claimed."""
         return _pairs(self._link.run("strays", pool=pool, age=round(seconds * 1000)))
 
     def hand_again(self, pool: str, job_ids: Sequence[str]) -> int:
-        """Note that jobs were sent to the broker again; return how many of them are still unclaimed."""
+        """Record that jobs were sent to the broker again; return how many of them are still unclaimed."""
         count: int = self._link.run("hand_again", pool=pool, jobs=json.dumps(list(job_ids)))
         return count
 
     def promote(self) -> int:
-        """Offer the jobs whose delay has passed; return how many."""
+        """Queue the jobs whose delay has passed; return their number."""
         count: int = self._link.run("promote", limit=LOT)
         return count
 
     def expire_leases(self, reaper: str) -> list[str]:
-        """Take away the attempts whose leases ended, or whose nodes did not bring a kept program; return their jobs.
+        """End the attempts whose leases expired, or whose nodes did not publish a kept program; return their jobs.
 
         Nothing expires until `reaper` has called for one whole lease without a gap of half a lease.
         """
         return list(self._link.run("expire_leases", reaper=reaper, limit=LOT))
 
     def fail_unserved(self, pool: str, seconds: float) -> int:
-        """Fail jobs that waited longer than `seconds` for a pool whose workers took none; return how many."""
+        """Fail jobs that waited longer than `seconds` for a pool whose workers took none; return their number."""
         count: int = self._link.run("fail_unserved", pool=pool, timeout=round(seconds * 1000), limit=LOT)
         return count
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def pending(self, pool: str) -> int:
-        """Return how many jobs of a pool wait to be handed out."""
+        """Return the number of jobs of a pool that wait to be handed out."""
         count: int = self._link.ask("ZCARD", key("pool", pool, "waiting"))
         return count
 
     def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
-        """Return those job keys (`farm.spec.job_key`) for which a job is queued or running."""
+        """Return the job keys (`farm.spec.job_key`) with a queued or running job."""
         found: set[str] = set()
         for lot in lots(job_keys, LOT):
             jobs = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
@@ -156,7 +156,7 @@ class JobRecords:
         return found
 
     def log_tail(self, job_id: str) -> bytes | None:
-        """Return the last part of the log of a job's latest attempt, as it last sent it."""
+        """Return the end of the log of a job's latest attempt, as last sent."""
         return self._link.ask_bytes("GET", key("job", job_id, "log"))
 
     def get(self, job_id: str) -> dict[str, Any] | None:
@@ -194,7 +194,7 @@ class JobRecords:
         }
 
     def explain(self, job_ids: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return for each job the facts that say why it waits while it is queued; None for one that is not there.
+        """Return for each job why it waits while it is queued; None for an unknown job.
 
         `{"live_workers" (of its pool), "slots" (of those that take jobs), "resting" (why none of them does, or None),
         "ahead" (about how many jobs go first), "handed_out", "delayed_until" (Unix seconds, or None), "bounded_by"
@@ -206,7 +206,7 @@ class JobRecords:
 
 
 def _text(document: Mapping[str, Any]) -> bytes:
-    """JSON that scripts can read: half a surrogate, which a compiler's words may hold, is none that they know."""
+    """JSON that scripts can read: they do not know lone surrogates, which a compiler's output may contain."""
     return json.dumps(document, ensure_ascii=False).encode(errors="replace")
 
 

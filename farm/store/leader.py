@@ -1,4 +1,4 @@
-"""Leader: a lease that saves the control planes double work. Nothing is wrong where two of them lead."""
+"""Leader: a lease that saves the control planes double work. Two leaders do no harm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Leader:
         self._link = link
 
     def lead(self, process: str, seconds: float) -> bool:
-        """Take or keep the lease for `seconds`; say whether `process` has it."""
+        """Take or renew the lease for `seconds`; return whether `process` has it."""
         return bool(self._link.run("lead", process=process, ttl=round(seconds * 1000)))
 
     def resign(self, process: str) -> None:
-        """Let go of the lease."""
+        """Release the lease."""
         self._link.run("resign", process=process)

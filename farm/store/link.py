@@ -1,4 +1,4 @@
-"""Link: the one seam to the server. Sends commands and scripts, and says in the farm's words when it is away."""
+"""Link: the only connection to the server. Sends commands and scripts, and raises the farm's errors if it is away."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PREFIX = "{farm}"
 """The hash tag that all keys share, so that a cluster keeps them together for the scripts."""
 
 SOCKET_TIMEOUT = 4.0
-"""Seconds after which a silent server counts as away; what blocks on purpose asks for less.
+"""Seconds after which a silent server counts as away; blocking commands ask for less.
 
-A script takes milliseconds, that of a large lot some tenths of a second: a server that is silent for longer hangs, and
-its callers are told.
+A script takes milliseconds, at most some tenths of a second: a server that is silent for longer hangs, and its callers
+get an error.
 """
 
 _REPLICA = "it is a replica: the farm continues when it is the primary again; otherwise set redis_url to the primary"
@@ -45,7 +45,7 @@ _REFUSALS = {
     "UNBLOCKED": _REPLICA,
     "BUSY": "a script runs for too long: wait, or end it with SCRIPT KILL",
 }
-"""How the answers begin with which a server refuses for now, and for which redis-py has no class."""
+"""Starts of the answers of a server that refuses for now, for which redis-py has no class."""
 
 _REFUSING = {
     OutOfMemoryError: "it is full: raise its maxmemory; the farm then continues, and loses nothing meanwhile",
@@ -56,7 +56,7 @@ _REFUSING = {
 """What to do about errors for which redis-py has a class."""
 
 _PLACE = re.compile(r"^Command # .* of pipeline caused error: |\.? script: \S+, on @.*| script: on @\S*", re.DOTALL)
-"""Where it was refused, in a script or among the commands of one go: nobody's turn."""
+"""The place of an error in a script or pipeline, which does not help the user."""
 
 T = TypeVar("T")
 
@@ -74,16 +74,16 @@ def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 class Link:
-    """A pool of connections to one server. Thread-safe; connects when first used.
+    """A pool of connections to one server. Thread-safe; connects at its first use.
 
-    Every call raises StoreUnavailable (with host and port, never the password) when the server cannot be reached or
-    refuses to write. Calls are sent again after a lost connection: every script may be repeated. After silence they are
-    not: that would take as long again.
+    Every call raises StoreUnavailable (with host and port, never the password) if the server cannot be reached or
+    refuses to write. A call is repeated after a lost connection, because every script may be repeated; not after a
+    time-out, because that would take as long again.
     """
 
     def __init__(self, url: str, constants: str) -> None:
         try:
-            # redis-py leaves the calls that we make of it without types.
+            # redis-py has no types for these calls.
             self._redis: Any = redis.Redis.from_url(
                 url.replace("redis+socket://", "unix://"),
                 decode_responses=True,
@@ -106,7 +106,7 @@ class Link:
             return self._redis.execute_command(*command)
 
     def ask_bytes(self, *command: Any) -> bytes | None:
-        """Send one command whose answer is not text."""
+        """Send one command with a binary answer."""
         with self._reaching():
             answer: bytes | None = self._redis.execute_command(*command, NEVER_DECODE=True)
             return answer
@@ -114,9 +114,9 @@ class Link:
     def ask_many(
         self, commands: Iterable[Sequence[Any]], *, tolerant: bool = False, together: bool = False
     ) -> list[Any]:
-        """Send commands in one go and return their answers; a `tolerant` caller gets an error in place of an answer.
+        """Send commands in one pipeline and return their answers; a `tolerant` caller gets errors among the answers.
 
-        `together`: nothing happens between them.
+        `together`: as one transaction.
         """
         with self._reaching(), self._redis.pipeline(transaction=together) as pipeline:
             for command in commands:
@@ -134,13 +134,13 @@ class Link:
                 return self._redis.execute_command("EVAL", found.text, 0, *values)
 
     def run_many(self, script: str, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """Run one script several times in one go, in order."""
+        """Run one script several times in one pipeline, in order."""
         found = self._scripts[script]
         self.ask("SCRIPT LOAD", found.text)
         return self.ask_many(["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls)
 
     def config(self, *names: str) -> dict[str, str]:
-        """Return settings of the server, without those that a hosted server does not tell."""
+        """Return settings of the server, without those that a hosted server hides."""
         with self._reaching():
             try:
                 return {name: self._redis.execute_command("CONFIG GET", name)[name] for name in names}

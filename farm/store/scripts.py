@@ -1,4 +1,4 @@
-"""The Lua scripts: loads `lua/*.lua` and binds their arguments by the names that their headers list."""
+"""The Lua scripts: loads `lua/*.lua` and binds their arguments by the names in their headers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
 _SHARED = ("_base", "_builds", "_lanes", "_jobs", "_workers", "_attempts")
-"""Files that go in front of every script, in this order: each uses only what those before it define."""
+"""Files that are prepended to every script, in this order: each uses only those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script: its whole text, the digest by which the server knows it, and its arguments in order."""
+    """One script: its whole text, its digest on the server, and its arguments in order."""
 
     name: str
     text: str
@@ -25,14 +25,14 @@ class Script:
     arguments: tuple[str, ...]
 
     def bind(self, values: Mapping[str, Any]) -> list[Any]:
-        """Return the values in the script's order. Raises TypeError where names differ from the header's."""
+        """Return the values in the script's order. Raises TypeError if the names differ from the header's."""
         if values.keys() != set(self.arguments):
             raise TypeError(f"{self.name}.lua takes {', '.join(self.arguments)}; got {', '.join(values)}")
         return [values[name] for name in self.arguments]
 
 
 def load_scripts(constants: str) -> dict[str, Script]:
-    """Return every script by its name; `constants` is Lua text that goes in front of all of them."""
+    """Return every script by its name; `constants` is Lua text that is prepended to all of them."""
     sources = _sources()
     shared = "\n".join([constants, *(sources[name] for name in _SHARED)])
     scripts = {}
@@ -43,7 +43,7 @@ def load_scripts(constants: str) -> dict[str, Script]:
         arguments = tuple(found[1].split(", ")) if found else ()
         bound = f"local {', '.join(arguments)} = unpack(ARGV)\n" if arguments else ""
         text = f"{shared}\n{bound}{source}"
-        # The server names scripts by SHA-1; nothing is proved by it.
+        # The server names scripts by SHA-1; it is not used for security.
         scripts[name] = Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), arguments)
     return scripts
 

@@ -19,7 +19,7 @@ from farm.store.wakeups import Wakeups
 from farm.store.worker_records import WorkerRecords
 
 EVENTS_KEPT = 50_000
-"""About how many events the stream of a build keeps."""
+"""About the number of events that the stream of a build keeps."""
 
 
 class Store:
@@ -39,7 +39,7 @@ class Store:
 
     @classmethod
     def connect(cls, settings: Settings) -> Store:
-        """Return the store at `redis_url`. Connects when first used; raises UsageError where no address is set."""
+        """Return the store at `redis_url`. Connects at its first use; raises UsageError if no address is set."""
         url = settings.redis_url.get_secret_value()
         if not url:
             raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
@@ -63,14 +63,14 @@ class Store:
         return self._link.address
 
     def now(self) -> float:
-        """Return the server's time (Unix seconds), by which all that is recorded here is told."""
+        """Return the server's time (Unix seconds), which all records use."""
         seconds, microseconds = self._link.ask("TIME")
         return round(int(seconds) + int(microseconds) / 1e6, 3)
 
     def check(self) -> None:
         """Refuse a server that would lose work: raises FarmFault that says what to set.
 
-        Raises StoreUnavailable where it is away or takes no writes: it is full, a replica, or cannot reach its disk.
+        Raises StoreUnavailable if it is away or refuses writes: it is full, a replica, or cannot write to its disk.
         """
         config = self._link.config("save", "appendonly", "maxmemory-policy")
         if config.get("appendonly") == "no" and config.get("save") == "":
@@ -85,10 +85,10 @@ class Store:
                 hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
             )
 
-        self._link.ask("SETRANGE", key("nothing"), 0, "")  # writes nothing, and is refused as what does
+        self._link.ask("SETRANGE", key("nothing"), 0, "")  # writes nothing, but is refused like a write
 
     def epoch(self) -> str:
-        """Return the store's epoch, which is new after each restart, failover or loss of the server."""
+        """Return the store's epoch, which changes with each restart, failover or loss of the server."""
         server = self._link.ask("INFO", "server")["run_id"]
         epoch: str = self._link.run("epoch", server=server, fresh=secrets.token_hex(4))
         return epoch

@@ -1,15 +1,15 @@
-"""Wake-ups: what the scripts leave for the control plane, so that nothing waits for a timer."""
+"""Wake-ups: signals of the scripts to the control plane, so that nothing waits for a timer."""
 
 from __future__ import annotations
 
 from farm.store.link import Link, key
 
 LONGEST = 2.0
-"""Seconds that one call blocks at most: less than the socket's timeout."""
+"""Most seconds that one call blocks: less than the socket's timeout."""
 
 
 class Wakeups:
-    """Pools with jobs to hand out, and builds that ended or are to be stopped. Each wake-up goes to one process."""
+    """Pools with jobs to hand out, and builds that ended or have to be stopped. Each wake-up goes to one process."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -19,11 +19,11 @@ class Wakeups:
         return self._next("pools", seconds)
 
     def next_build(self, seconds: float) -> str | None:
-        """Wait for a build that ended, or whose cells are to be cancelled."""
+        """Wait for a build that ended, or whose cells have to be cancelled."""
         return self._next("builds", seconds)
 
     def wake_pool(self, pool: str) -> None:
-        """Have a pool looked at."""
+        """Wake a dispatcher for a pool."""
         self._link.ask("ZADD", key("wake", "pools"), 0, pool)
 
     def _next(self, what: str, seconds: float) -> str | None:

@@ -1,4 +1,4 @@
-"""Workers and pools: workers are known while their heartbeats come, pools for good."""
+"""Workers and pools: workers are known while they send heartbeats, pools for ever."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Jobs = list[tuple[str, str]]
 class Beat:
     """The store's answer to a heartbeat.
 
-    `unknown`: register again; `drain`: the operator wants the worker to stop. `running` attempts are held by this
-    worker; for `unclaimed` seconds it has neither begun nor ended one while a job that was handed out to its pools
-    waited. `fenced` says why its node takes no jobs; so many jobs `failed` there in a row, in ways that may be the
-    node's doing.
+    `unknown`: register again; `drain`: the operator wants the worker to stop. `running`: its attempts; `unclaimed`:
+    seconds for which it has neither started nor ended an attempt while a job handed out to its pools waited. `fenced`
+    says why its node takes no jobs; `failed`: jobs that failed there in a row in ways that may be the node's fault.
     """
 
     answer: Literal["ok", "drain", "unknown"]
@@ -39,10 +38,10 @@ class WorkerRecords:
         self._link = link
 
     def register(self, worker: Mapping[str, Any], *, ttl: float, resting: str = "", fenced: str = "") -> None:
-        """Make a worker known: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; the rest is kept as it is.
+        """Register a worker: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; other fields are kept unchanged.
 
-        It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet, `fenced` why
-        its node did not when the worker last heard: a store that lost its data hears of a fence again.
+        It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet; `fenced` is
+        the fence of its node that the worker knows, for a store that lost its data.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
         document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
@@ -59,41 +58,41 @@ class WorkerRecords:
         )
 
     def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "") -> Beat:
-        """Say that a worker lives; `draining` means that it takes no more work, `resting` why it takes none for now."""
+        """Send a heartbeat; `draining`: the worker takes no more jobs, `resting`: why it takes none for now."""
         answer, running, unclaimed, fenced, failed = self._link.run(
             "heartbeat", worker=worker_id, draining=int(draining), resting=resting
         )
         return Beat(answer, running, unclaimed / 1000, fenced, failed)
 
     def probed(self, worker_id: str, *, node: str, wrong: str, row: int) -> str | None:
-        """Note how a worker's health probe ended: `wrong` says why it failed, and fences the node.
+        """Record the result of a worker's health probe: `wrong` says why it failed, and fences the node.
 
-        `row` is how many passed in a row since the worker heard that its node is fenced; after two of each of its
-        workers the node is let back. Returns why it is fenced now, or an empty text; None where nothing was noted,
-        because the store does not know the worker (any more), and so nothing of a fence either.
+        `row`: probes passed in a row since the worker learnt of the fence; after two of each of the node's workers
+        the fence is lifted. Returns why the node is fenced now, or an empty text; None if the store does not know the
+        worker (any more), so that nothing was recorded.
         """
         fenced: str | None = self._link.run("probed", worker=worker_id, node=node, wrong=wrong, row=row)
         return fenced
 
     def unfence(self, node: str) -> bool:
-        """Let a fenced node back, as the operator wants it; False where it was not fenced."""
+        """Lift a node's fence for the operator; False if it was not fenced."""
         return bool(self._link.run("unfence", node=node))
 
     def leave(self, worker_id: str) -> Names:
-        """Forget a worker that stopped; give back, uncharged, what it still ran, and return those jobs.
+        """Remove a worker that stopped; release its running attempts without a charge, and return their jobs.
 
-        To be called when nothing of it runs any more.
+        Call it when none of its processes runs any more.
         """
         return list(self._link.run("leave", worker=worker_id))
 
     def drain(self, worker_id: str) -> bool:
-        """Ask a worker to finish what it runs and stop; it hears at its next heartbeat. False where there is none."""
+        """Ask a worker to finish its attempts and stop; its next heartbeat gets the request. False if it is unknown."""
         return bool(self._link.run("drain", worker=worker_id))
 
     def died(self, worker_id: str, why: str) -> Names:
-        """Take its attempts away from a worker whose process died, as `why` says; return their jobs.
+        """End the attempts of a worker whose process died, for the reason `why`; return their jobs.
 
-        To be called when nothing of it runs any more, and before it may claim again.
+        Call it when none of its processes runs any more, and before it may claim again.
         """
         return list(self._link.run("worker_died", worker=worker_id, why=why))
 
@@ -152,7 +151,7 @@ class WorkerRecords:
         return sorted(pools, key=lambda pool: pool["name"])
 
     def pause_pool(self, pool: str, *, paused: bool) -> None:
-        """Let no more jobs of a pool start, or let them again. What runs goes on."""
+        """Pause or resume a pool. Running jobs go on."""
         self._link.ask("SADD" if paused else "SREM", key("paused"), pool)
 
     def pool_names(self) -> Names:
