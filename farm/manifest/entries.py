@@ -305,6 +305,8 @@ class Verify(Entry):
     """Who computes the right outputs, where the samples do not bring them; if it cannot, another reference does."""
     unverifiable: Literal["publish", "fail"] = "publish"
     """What a cell does whose program no reference can be compared with: it is published as not verified, or fails."""
+    fallback: Literal["allow", "warn", "fail"] = "warn"
+    """What follows when nodes run on the CPU because the GPU's provider has no kernel for them."""
 
 
 class Limits(Entry):

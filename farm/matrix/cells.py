@@ -509,7 +509,9 @@ class _Expansion:
                 place: Path = ("models", combination.index, "verify", "tolerance")
                 self.complain(message, place, suggestion(pattern, outputs))
         tolerance = tolerances(verify, combination.precision, outputs)
-        chosen = {name: getattr(verify, name) for name in ("weak", "on_fail", "unverifiable")}
+        named = ["weak", "on_fail", "unverifiable"]
+        named += ["fallback"] if self.choices[combination.slug].served.maker else []
+        chosen = {name: getattr(verify, name) for name in named}
         return {"tolerance": tolerance, **chosen}
 
 

@@ -70,6 +70,13 @@ def judge_unverified(facts: Mapping[str, Any]) -> Judgement | None:
     return Judgement(FailureKind.UNVERIFIABLE, message) if message else None
 
 
+def judge_fallback(facts: Mapping[str, Any]) -> Judgement | None:
+    """Return which nodes run on the CPU because the GPU's provider has no kernel for them."""
+    found: Mapping[str, Sequence[str]] = facts.get("fallback") or {}
+    named = ", ".join(f"{operator} (`{names[0]}`)" for operator, names in found.items())
+    return Judgement(FailureKind.FALLBACK, f"runs on the CPU, with no kernel on the GPU: {named}") if named else None
+
+
 def weak_outputs(
     facts: Mapping[str, Any], tolerances: Mapping[str, float], *, equal_share: float = 0.99
 ) -> Sequence[str]:

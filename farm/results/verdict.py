@@ -58,10 +58,12 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         unverified = accuracy.judge_unverified(cell["facts"])
         failed = [judgement] if gates["on_fail"] == "fail" else []
         failed += [unverified] if gates.get("unverifiable") == "fail" else []
+        fallback = accuracy.judge_fallback(cell["facts"]) if gates.get("fallback", "warn") != "allow" else None
+        failed += [fallback] if gates.get("fallback") == "fail" else []
         if reason := next(filter(None, failed), None):
             cell |= {"state": State.FAILED, "kind": reason.kind, "message": reason.message}
         else:
-            cell["warning"] = "; ".join(found.message for found in (judgement, unverified) if found)
+            cell["warning"] = "; ".join(found.message for found in (judgement, unverified, fallback) if found)
     policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""

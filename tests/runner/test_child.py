@@ -330,6 +330,29 @@ def test_a_child_states_no_kind_that_only_others_know(kind: str) -> None:
     assert len(failure.message) + len(failure.detail) < 10_000
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("the program does not load, on CUDA: CUDA failure 2: out of memory ; GPU=0", "gpu_memory"),
+        ("refuses its program, on CUDA: Available memory of 0 is smaller than requested bytes of 256", "gpu_memory"),
+        ("refuses its program: Failed to allocate memory for requested buffer of size 256", "out_of_memory"),
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", "gpu_fault"),
+        ("CUDA failure 100: no CUDA-capable device is detected ; GPU=-1", "gpu_lost"),
+        ("CUDA failure 304: OS call failed or operation not supported on this OS", "gpu_lost"),
+        ("libcudnn.so.9: cannot open shared object file: No such file or directory", "gpu_library"),
+        ("CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version", "gpu_library"),
+        ("CUDA failure 209: no kernel image is available for execution on the device", "gpu_unserved"),
+    ],
+)
+def test_what_happens_on_an_nvidia_card_has_a_kind_with_advice(said: str, kind: str) -> None:
+    for error in ({"kind": "", "message": said, "detail": said}, {"kind": "internal", "message": said, "detail": said}):
+        failure = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, error=error))
+        assert failure is not None
+        assert (failure.kind, bool(failure.message and failure.kind.policy.advice)) == (kind, True)
+    died = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, signal=6, log_tail=said))
+    assert died is not None and died.kind == kind
+
+
 def test_cancel(hostile: Run, tmp_path: Path) -> None:
     """A cancel ends the child and all it started; that is no failure."""
     pids, cancelled = tmp_path / "pids", threading.Event()

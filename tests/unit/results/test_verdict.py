@@ -154,3 +154,19 @@ def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
     assert "\x1b" not in text
     assert [element.get("value") for element in ET.fromstring(text).iter("property") if element.get("name") == "key"]
+
+
+def test_what_runs_on_the_cpu_for_want_of_a_kernel_is_said_or_refused_and_what_is_there_on_purpose_is_not() -> None:
+    facts = {**FACTS, "fallback": {"Det": ["det1", "det2"]}}
+    cell = judge_cell(planned(), {"state": "succeeded", "facts": facts})
+    words = "runs on the CPU, with no kernel on the GPU: Det (`det1`)"
+    assert (cell["state"], cell["warning"]) == ("succeeded", words)
+    for gate, state, kind, warning in (("fail", "failed", "fallback", ""), ("allow", "succeeded", None, "")):
+        plan = planned()
+        plan["gates"]["fallback"] = gate
+        cell = judge_cell(plan, {"state": "succeeded", "facts": facts})
+        assert (cell["state"], cell["kind"], cell["warning"]) == (state, kind, warning)
+    plan = planned()
+    plan["gates"]["fallback"] = "fail"
+    assert judge_cell(plan, {"state": "succeeded", "facts": FACTS})["state"] == "succeeded"
+    assert verdict_of([judge_cell(plan, {"state": "succeeded", "facts": facts})])["exit_code"] == ExitCode.GATE_FAILED

@@ -1,0 +1,68 @@
+"""Targets on NVIDIA's cards: what a manifest may write, which pools serve it, and what is in keys and names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from farm.spec import Device
+from farm.targets.compilers import ONNXRUNTIME
+from farm.targets.devices import NoPool, choose_pools, profiles, understand_target
+from farm.targets.pools import Pool, Target
+
+H200 = Pool(
+    Target("onnxruntime", "cuda"),
+    "onnxruntime1.31.1-cuda13.0-1a2b3c4d",
+    Device("sm_90:h200", 132),
+    1,
+    {"onnx": "1.23.1"},
+)
+H100 = replace(H200, device=Device("sm_90:h100-80gb-hbm3", 132))
+SLICE = replace(H200, device=Device("sm_90:h200-mig-1g.18gb", 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "served"),
+    [
+        ("onnxruntime/cuda", "onnxruntime-cuda", [H200, H100, SLICE]),
+        ("onnxruntime/cuda:sm_90", "onnxruntime-cuda-sm_90", [H200, H100, SLICE]),
+        ("onnxruntime/cuda:h200", "onnxruntime-cuda-h200", [H200]),
+        ("h200", "onnxruntime-cuda-h200", [H200]),
+        ("h100", "onnxruntime-cuda-h100", [H100]),
+        ("onnxruntime/cuda:h200-mig-1g.18gb", "onnxruntime-cuda-h200-mig-1g.18gb", [SLICE]),
+        ("onnxruntime/cuda:sm_80", "onnxruntime-cuda-sm_80", []),
+    ],
+)
+def test_what_a_target_means(text: str, slug: str, served: list[Pool]) -> None:
+    choice = understand_target(text)
+    assert (choice.slug, str(choice.served)) == (slug, "onnxruntime/cuda")
+    assert [pool for pool in (H200, H100, SLICE) if choice.serves(pool)] == served
+
+
+def test_a_key_has_the_card_as_it_is_and_no_cpu() -> None:
+    for text in ("onnxruntime/cuda", "onnxruntime/cuda:h200"):
+        assert understand_target(text).device(H200, family_bound=False) == Device("sm_90:h200", 132)
+    assert understand_target("h200").device(H200, family_bound=False) == profiles()["h200"].device
+
+
+def test_pools_of_cards_that_differ_have_different_queues() -> None:
+    assert H200.name.startswith("onnxruntime-cuda-132cu.onnxruntime1.31.1-cuda13.0-1a2b3c4d.sm_90-h200")
+    assert len({pool.name for pool in (H200, H100, SLICE)}) == 3
+
+
+def test_a_card_that_is_not_known_or_not_named_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown card `h2000`: .*onnxruntime/cuda:h200.*`cuda:sm_90`"):
+        understand_target("onnxruntime/cuda:h2000")
+    with pytest.raises(NoPool, match="several pools serve `onnxruntime/cuda`") as raised:
+        choose_pools(understand_target("onnxruntime/cuda"), "", in_use=[H200, H100], known=[H200, H100])
+    assert "onnxruntime/cuda:h200" in raised.value.hint
+
+
+def test_options_belong_to_devices_and_leave_the_keys_of_others_as_they_were() -> None:
+    assert ONNXRUNTIME.resolve_options({}, "cuda") == {}
+    assert ONNXRUNTIME.resolve_options({}, "cpu") == {"level": "standard"}
+    assert ONNXRUNTIME.resolve_options({"gpu_mem_limit": 1 << 30}, "cuda") == {"gpu_mem_limit": 1 << 30}
+    with pytest.raises(ValueError, match="no onnxruntime option `gpu_mem_limit`"):
+        ONNXRUNTIME.resolve_options({"gpu_mem_limit": 1 << 30}, "cpu")
+    assert set(ONNXRUNTIME.precisions("cuda")) - set(ONNXRUNTIME.precisions("cpu")) == {"tf32"}
