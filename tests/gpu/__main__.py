@@ -35,7 +35,7 @@ from farm.node.nvidia_gpus import find_nvidia_gpus
 from farm.node.nvml import open_nvml
 from farm.node.survey import survey
 from farm.settings import Settings, load_settings
-from tests.gpu.larger_nets import NETS
+from tests.gpu.larger_nets import NETS, left_out
 from tests.support.places import ROOT
 
 CHILD = Path(__file__).with_name("card_child.py")
@@ -238,6 +238,25 @@ class Run:
         good = all(row["state"] == "succeeded" for row in next_)
         return {"cells": failed, "next": next_, "ok": kinds == {"gpu_memory"} and good}
 
+    def fallback(self) -> dict[str, Any]:
+        """A node that CUDA has no kernel for is named, and refused where the manifest says so."""
+        folder = self.work / "fallback"
+        folder.mkdir()
+        left_out(folder / "det.onnx")
+        cells = []
+        with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+            for gate in ("warn", "fail"):
+                manifest = folder / f"{gate}.yaml"
+                manifest.write_text(
+                    f"version: 1\nname: {gate}\ntargets: [onnxruntime/cuda]\nprecisions: [fp32]\n"
+                    f"models: [{{name: det, source: {{path: det.onnx}}, verify: {{fallback: {gate}}}}}]\n"
+                )
+                report = build(client, manifest, 100)
+                cells += [{**row, "warning": cell["warning"]} for row, cell in zip(rows(report), report["cells"])]
+        warned, failed = cells
+        good = "Det" in warned["warning"] and warned["state"] == "succeeded"
+        return {"cells": cells, "ok": good and failed["kind"] == "fallback"}
+
     def hidden(self) -> dict[str, Any]:
         """A card that a child cannot see is a lost GPU, and no session on the CPU; the next child runs."""
         ends = [self.child(uuid) for uuid in ("GPU-00000000-0000-0000-0000-000000000000", self.cards[0])]
@@ -426,7 +445,7 @@ def table(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-STAGES = ("machine", "matrix", "scaling", "foreign", "memory", "hidden", "killed", "illegal")
+STAGES = ("machine", "matrix", "scaling", "foreign", "memory", "fallback", "hidden", "killed", "illegal")
 
 
 def main() -> int:

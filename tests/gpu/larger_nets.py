@@ -105,4 +105,11 @@ def segmenter(path: Path, seed: int = 2, batch: int = 4) -> Path:
     return net.save(path, net.conv(x, width, 4, size=1), [batch, 3, 128, 128], [batch, 4, 128, 128])
 
 
+def left_out(path: Path, seed: int = 3) -> Path:
+    """A net with an operator for which CUDA has no kernel (Det), after some for which it has."""
+    net = _Net(seed)
+    x = net.op("MatMul", "x", net.weight(8, 8, fan=8))
+    return net.save(path, net.op("Det", x), [64, 8, 8], [64])
+
+
 NETS = {"residual": residual, "encoder": encoder, "segmenter": segmenter}
