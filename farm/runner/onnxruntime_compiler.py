@@ -402,7 +402,8 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
             weight_type=types[options["weights"]],
             calibrate_method=methods[options["method"]],
             reduce_range=options["reduce_range"],
-            # CUDA has no kernel that widens int32: quantized biases would be computed on the CPU, at every run.
+            # CUDA has no kernel that widens int32: quantized biases are computed on the CPU, at every run. Those of
+            # convolutions ONNX Runtime quantizes all the same when it loads the program; `placement` names them.
             extra_options={"QuantizeBias": False} if _on_cuda(request) else None,
             use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
         )

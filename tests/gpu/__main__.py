@@ -252,7 +252,9 @@ class Run:
                     f"models: [{{name: det, source: {{path: det.onnx}}, verify: {{fallback: {gate}}}}}]\n"
                 )
                 report = build(client, manifest, 100)
-                cells += [{**row, "warning": cell["warning"]} for row, cell in zip(rows(report), report["cells"])]
+                cells += [
+                    {**row, "warning": cell["warning"]} for row, cell in zip(rows(report), report["cells"], strict=True)
+                ]
         warned, failed = cells
         good = "Det" in warned["warning"] and warned["state"] == "succeeded"
         return {"cells": cells, "ok": good and failed["kind"] == "fallback"}
