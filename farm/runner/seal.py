@@ -4,8 +4,9 @@ Mechanisms of the kernel that need no privilege, no other program and no namespa
 Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
 inputs to read and its own folders to write; with version 6 of its interface also no other process to signal.
 A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket and no IPC object of the kernel
-(System V, message queues, keys), and a root's capabilities are dropped. None of it can be taken back, and it holds for
-all that the child starts.
+(System V, message queues, keys), no limits of other processes, and no mode or owner of a file: Landlock does not
+look at these. A root's capabilities are dropped. None of it can be taken back, and it holds for all that the child
+starts.
 
 Written by hand on ctypes, because the child's interpreter has only the standard library, numpy and the compiler.
 """
@@ -40,16 +41,29 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
-# By architecture: AUDIT_ARCH_…, the numbers of socket and prctl, and those of what is refused: io_uring_setup (whose
-# rings open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches others; shmget, semget,
-# msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and are no files, so that
-# nobody could tell whose they are.
+# By architecture: AUDIT_ARCH_…, the numbers of socket, prctl and prlimit64, and those of what is refused:
+# io_uring_setup (whose rings open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches
+# others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and
+# are no files, so that nobody could tell whose they are; setxattr, lsetxattr, fsetxattr and setxattrat, whose lists
+# of rights open a file to others. At last those of what is said to be done and is not, since compilers end where they
+# cannot do it to a file of their own: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown and fchownat.
 _ARCHITECTURES = {
-    "x86_64": (0xC000003E, 41, 157, (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250)),
-    "aarch64": (0xC00000B7, 198, 167, (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219)),
+    "x86_64": (
+        0xC000003E,
+        (41, 157, 302),
+        (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250, 188, 189, 190, 463),
+        (90, 91, 268, 452, 92, 94, 93, 260),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (198, 167, 261),
+        (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219, 5, 6, 7, 463),
+        (52, 53, 452, 55, 54),
+    ),
 }
 _X32_BIT = 0x40000000
 _AF_UNIX = 1
+_SELF = 0  # as the process id that a call is about
 _EACCES = 13
 
 _SYSTEM = (
@@ -163,29 +177,30 @@ def _drop_capabilities() -> None:
 
 
 def _forbid_calls(*, local_sockets: bool) -> None:
-    architecture, socket, prctl, refused = _ARCHITECTURES[platform.machine()]
+    architecture, (socket, prctl, prlimit), refused, undone = _ARCHITECTURES[platform.machine()]
     # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
     # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    refuse, allow = 0x00050000 | _EACCES, 0x7FFF0000
-    family = _AF_UNIX if local_sockets else 0xFFFFFFFF
-    count = len(refused)
+    refuse, done, allow = 0x00050000 | _EACCES, 0x00050000, 0x7FFF0000
+    first_argument = (load, 0, 0, 16)
     program = [
         (load, 0, 0, 4),
-        (equal, 0, count + 9, architecture),
+        (equal, 1, 0, architecture),
+        (answer, 0, 0, refuse),
         (load, 0, 0, 0),
-        (at_least, count + 7, 0, _X32_BIT),
-        *((equal, count + 6 - place, 0, number) for place, number in enumerate(refused)),
-        (equal, 0, 2, socket),
-        (load, 0, 0, 16),  # its first argument
-        (equal, 3, 4, family),
-        # The guard must be able to look at the child.
-        (equal, 0, 2, prctl),
-        (load, 0, 0, 16),
-        (equal, 1, 0, _PR_SET_DUMPABLE),
-        (answer, 0, 0, allow),
+        (at_least, 0, 1, _X32_BIT),
         (answer, 0, 0, refuse),
     ]
+    for number, said in (*((number, refuse) for number in refused), *((number, done) for number in undone)):
+        program += [(equal, 0, 1, number), (answer, 0, 0, said)]
+    for number, value, right, wrong in (
+        (socket, _AF_UNIX if local_sockets else 0xFFFFFFFF, allow, refuse),
+        (prctl, _PR_SET_DUMPABLE, refuse, allow),  # The guard must be able to look at the child.
+        (prlimit, _SELF, allow, refuse),  # Its own limits alone: who lowers another's ends it.
+    ):
+        program += [(equal, 0, 4, number), first_argument, (equal, 0, 1, value), (answer, 0, 0, right)]
+        program += [(answer, 0, 0, wrong)]
+    program.append((answer, 0, 0, allow))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
     _call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(whole), 0, 0)
