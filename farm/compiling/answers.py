@@ -32,6 +32,8 @@ MOST_RUNS = 2_000
 LARGEST = 2**63 - 1
 """The largest number."""
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 Reader = Callable[[Any], Any]
 """Takes a value of an answer and returns it as it may be used. Raises WrongAnswer."""
 
@@ -85,6 +87,8 @@ def _text(longest: int, pattern: str = "") -> Reader:
     def read(value: Any) -> str:
         if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
             raise WrongAnswer(f"has no text of at most {longest} characters, as it has to be")
+        if _HALF.search(value):  # JSON can say it, and nobody who is asked for it later can encode it.
+            raise WrongAnswer("has half a character")
         return value
 
     return read

@@ -16,7 +16,7 @@ DEEPEST = 32
 """Levels of folders in a child's folder; compilers' caches have three or four."""
 
 LONGEST = 2000
-"""Characters of a path; the kernel takes 4095."""
+"""Bytes of a path; the kernel takes 4095."""
 
 MOST = 100_000
 """Entries in a child's folder; MIOpen's kernel cache has hundreds."""
@@ -38,7 +38,12 @@ def sweep(folder: Path) -> list[str]:
                 count += 1
                 path = Path(entry.path)
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) and depth < DEEPEST and len(entry.path) < LONGEST and count <= MOST:
+                if (
+                    stat.S_ISDIR(status.st_mode)
+                    and depth < DEEPEST
+                    and len(os.fsencode(path)) < LONGEST
+                    and count <= MOST
+                ):
                     todo.append((path, depth + 1))
                 elif is_plain(status) and count <= MOST:
                     if not status.st_mode & stat.S_IRUSR:

@@ -323,6 +323,8 @@ def _descendants(root: int) -> dict[int, int]:
 def _disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple[int, int]:
     """Return the bytes that the files in folders take of the disk, with those that were deleted and are still open, and
     how many files and folders there are; beyond `most` it stops.
+
+    What nobody can look at, for want of rights or since its path is too long, is beyond any count: it could hide all.
     """
     seen: set[tuple[int, int]] = set()
     devices: set[int] = set()
@@ -331,8 +333,10 @@ def _disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple
     while todo:
         try:
             entries = os.scandir(todo.pop())
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError:
+            return used, most + 1
         with entries:
             for entry in entries:
                 count += 1
@@ -342,8 +346,10 @@ def _disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
                     status = entry.stat(follow_symlinks=False)
-                except OSError:
+                except FileNotFoundError:
                     continue
+                except OSError:
+                    return used, most + 1
                 devices.add(status.st_dev)
                 if (status.st_dev, status.st_ino) not in seen:
                     seen.add((status.st_dev, status.st_ino))

@@ -177,7 +177,7 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_seal
-@pytest.mark.parametrize("how", ["one", "many", "unnamed", "empty"])
+@pytest.mark.parametrize("how", ["one", "many", "unnamed", "empty", "out of sight"])
 def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how: str) -> None:
     """However it does it; what others of its attempt have written counts."""
     folder = tmp_path / "program"
@@ -190,6 +190,7 @@ def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how:
     said = {
         "empty": ["it made more files than any compiler does while compiling"],
         "one": ["it wrote a file that is larger than its node allows"],
+        "out of sight": ["it made more files than any compiler does while compiling"],
     }
     whole = "its attempt wrote more than 96 MiB to the node's disk while compiling"
     assert failure.message in [whole, *said.get(how, [])]
@@ -273,6 +274,13 @@ def test_cpu_time_is_progress_beyond_that_of_waiting(hostile: Run) -> None:
     assert hostile("spin", seconds=4, limits=ChildLimits(time=60, hang=2)).ok
     assert hostile("spin", seconds=6, limits=ChildLimits(time=60, hang=3, waiting=0.1)).ok
     assert hostile("spin", seconds=20, limits=ChildLimits(time=60, hang=1, waiting=1.0)).by is EndedBy.HANG
+
+
+def test_a_log_that_was_made_long_at_once_is_cut(hostile: Run, tmp_path: Path) -> None:
+    """The child holds the log open: what it makes of it is uploaded whole."""
+    end = hostile("stretch_log", bytes=1 << 40, limits=ChildLimits(time=60, log=1 << 20))
+    assert end.by is EndedBy.LOG_LIMIT
+    assert (tmp_path / "log.txt").stat().st_size <= 1 << 20
 
 
 def test_log_limit(hostile: Run) -> None:
@@ -557,7 +565,7 @@ def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[s
             **{name: str(path) for name, path in places.items()},
         )
     assert end.result is not None, end.log_tail
-    assert len(end.result["probes"]) == 18
+    assert len(end.result["probes"]) == 21
     reached = {name for name, said in end.result["probes"].items() if not said.startswith("refused")}
     assert reached == ({"listen on a local socket"} if maker == "nvidia" else set())
     assert places["input"].read_bytes() == b"a model"
@@ -584,6 +592,8 @@ def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, 
         "connect to a local socket",
         "listen on a local socket",
         "signal its guard",
+        "limit the worker",
+        "open another job's model to everybody",
     } <= reached
 
 

@@ -147,6 +147,12 @@ def do_flood(request, messages):
         os.write(1, b"x" * 65536)
 
 
+def do_stretch_log(request, messages):
+    """Make the log as long as a file may be, in no time, and answer."""
+    os.truncate(1, os.fstat(1).st_size + request["bytes"])
+    return {"answer": 42}
+
+
 def do_babble(request, messages):
     """What is no message, on the pipe to the worker: no JSON, one line without an end, or what only others may say."""
     phase = {"phase": "compiling", "progress": None, "detail": ""}
@@ -222,6 +228,9 @@ def do_reach(request, messages):
         "trace the worker": lambda: ptrace(worker),
         "signal the worker": lambda: os.kill(worker, signal.SIGCONT),
         "signal its guard": lambda: os.kill(guard, signal.SIGCONT),
+        "limit the worker": lambda: limit_to_the_same(worker),
+        "open another job's model to everybody": lambda: open_to_everybody(request["other"]),
+        "list who may read it": lambda: os.setxattr(request["other"], "user.farm", b"x"),
         "connect to a server": lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5).close(),
         "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
         "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).connect(request["local"]),
@@ -249,6 +258,18 @@ def attempt(probe):
     except (OSError, subprocess.CalledProcessError) as error:
         return f"refused: {error}"
     return "reached"
+
+
+def limit_to_the_same(pid):
+    import resource
+
+    resource.prlimit(pid, resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+
+
+def open_to_everybody(path):
+    os.chmod(path, 0o646)  # noqa: PTH101
+    if Path(path).stat().st_mode & 0o777 != 0o646:
+        raise PermissionError("nothing was changed")
 
 
 def ptrace(pid):
@@ -279,6 +300,10 @@ def do_fill(request, messages):
     """Write until somebody stops it: into one file, many, one without a name, or many empty ones."""
     folder = Path(request["folder"])
     os.chdir(folder)
+    if request["how"] == "out of sight":
+        for _ in range(25):  # A path that is longer than the kernel takes, of few characters.
+            Path("\u20ac" * 85).mkdir()
+            os.chdir("\u20ac" * 85)
     held = []
     for number in range(1 << 30):
         if request["how"] == "one":

@@ -66,6 +66,7 @@ def test_an_honest_answer_is_taken_as_it_is_and_what_nobody_asked_is_left_out(
         ("compile", "outputs.0.shape", [1] * 65, "no list of at most 64"),
         ("compile", "output_parameters", ["a", "b"], "another number of outputs"),
         ("compile", "quantized", {"x" * 300: 1}, "no text of at most 256 characters"),
+        ("compile", "quantized", {"\udcff": 1}, "half a character"),
         ("compile", "quantized", {"Conv": -1}, "below 0"),
         ("compile", "quantized", {"Conv": True}, "no finite number"),
         ("compile", "quantized", {"Conv": 10**30}, "beyond 64 bits"),

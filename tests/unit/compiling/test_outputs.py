@@ -12,14 +12,14 @@ from farm.compiling.outputs import DEEPEST, sweep
 from farm.files import read_plain, remove_tree
 
 
-def nested(folder: Path, levels: int) -> None:
+def nested(folder: Path, levels: int, name: str = "a" * 200) -> None:
     """Make folders below each other, deeper than a path may be long, as a child does it."""
     before = os.open(".", os.O_RDONLY)
     try:
         os.chdir(folder)
         for _ in range(levels):
-            Path("a" * 200).mkdir()
-            os.chdir("a" * 200)
+            Path(name).mkdir()
+            os.chdir(name)
         Path("leaf").write_text("there")
     finally:
         os.fchdir(before)
@@ -65,6 +65,12 @@ def test_folders_that_are_too_deep_are_removed(tmp_path: Path, levels: int) -> N
     assert "deeper than" in found
     remove_tree(tmp_path)
     assert not tmp_path.exists()
+
+
+def test_a_path_of_few_characters_may_have_too_many_bytes(tmp_path: Path) -> None:
+    nested(tmp_path, 25, "\u20ac" * 85)
+    (found,) = sweep(tmp_path)
+    assert "deeper than" in found
 
 
 def test_a_tree_is_removed_without_following_links(tmp_path: Path) -> None:
