@@ -1,8 +1,8 @@
 """Connections: how long one may take to say what it wants, and how many there are at once.
 
 Who has no token can still connect and say nothing, or one byte a minute. So a connection has seconds for its header
-and for its whole request, and where there are too many, the one that has waited longest without a request goes first:
-those that are being answered, and whoever comes with a request, do not notice.
+and for its whole request, and who asks has to take what is answered. Where there are too many, the one that has waited
+longest without a request goes first: those that are being answered, and whoever comes with a request, do not notice.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ log = get_logger(__name__)
 
 MOST = 4096
 """Connections at once at most, whatever the system allows."""
+
+LEAST = 16 << 10
+"""Bytes of an answer that who waits for it takes in `answer_seconds`, however bad his line is."""
 
 OTHER_FILES = 256
 """Descriptors that a server needs beside its connections: to Redis and object storage, log, library files."""
@@ -39,11 +42,15 @@ class BoundedConnection(H11Protocol):
     """For all of a request's header, from the connection or its first byte on."""
     body_seconds: ClassVar[float] = 120.0
     """For all of a request's body."""
+    answer_seconds: ClassVar[float] = 60.0
+    """Without taking anything of an answer, where so much of one lies here that no more is written."""
     handshake_seconds: ClassVar[float] = 10.0
     """For TLS to be agreed upon, before anything of this class sees the connection."""
 
     _stage: _Stage | None = None
     _timer: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
+    """Looks whether anything of an answer was taken."""
     _since = 0.0
     """When its stage began, on the clock of the event loop."""
 
@@ -64,17 +71,41 @@ class BoundedConnection(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self._enter(_Stage.HEADER)
         else:
-            self._enter(_Stage.BODY if self.cycle.more_body else _Stage.ANSWER)
+            self._enter_request()
+
+    def on_response_complete(self) -> None:
+        """Go on with the request that came together with the one that is answered now."""
+        super().on_response_complete()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._enter_request()
+
+    def pause_writing(self) -> None:
+        """Write no more until what is there is taken; who takes nothing of it loses the connection."""
+        super().pause_writing()
+        self._await_taking()
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        self._stop_awaiting()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_timer()
+        self._stop_awaiting()
         super().connection_lost(exc)
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is being answered."""
-        return self._stage is not _Stage.ANSWER or (self.cycle is not None and self.cycle.response_complete)
+        """Whether nothing is being answered, or the answer waits for who asked."""
+        return (
+            self._taking is not None
+            or self._stage is not _Stage.ANSWER
+            or (self.cycle is not None and self.cycle.response_complete)
+        )
+
+    def _enter_request(self) -> None:
+        self._enter(_Stage.BODY if self.cycle.more_body else _Stage.ANSWER)
 
     def _enter(self, stage: _Stage) -> None:
         if stage is self._stage:
@@ -87,6 +118,22 @@ class BoundedConnection(H11Protocol):
 
     def _too_late(self) -> None:
         self.transport.abort()
+
+    def _await_taking(self) -> None:
+        self._stop_awaiting()
+        left = self.transport.get_write_buffer_size()
+        self._taking = self.loop.call_later(self.answer_seconds, self._look_at_taking, left)
+
+    def _look_at_taking(self, before: int) -> None:
+        if before - self.transport.get_write_buffer_size() < LEAST:
+            self.transport.abort()
+        else:
+            self._await_taking()
+
+    def _stop_awaiting(self) -> None:
+        if self._taking:
+            self._taking.cancel()
+            self._taking = None
 
     def _stop_timer(self) -> None:
         if self._timer:

@@ -7,8 +7,9 @@ import resource
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ class Hasty(BoundedConnection):
     most = 20
     header_seconds = 0.5
     body_seconds = 0.5
+    answer_seconds = 0.5
 
 
 class Crowded(BoundedConnection):
@@ -71,6 +73,32 @@ def test_who_does_not_come_to_the_end_of_a_request_is_closed(hasty: str, begun: 
         connection.sendall(begun)
         assert is_closed(connection)
     assert httpx.get(f"{hasty}/v1/builds", timeout=60).status_code == 200
+
+
+def test_a_request_that_came_with_another_has_its_own_time(hasty: str) -> None:
+    """The second is looked at when the first is answered, and nothing more comes of it."""
+    first = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    second = b"POST /v1/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+    with connected(hasty) as connection, connection.makefile("rb") as answers:
+        connection.sendall(first + second)
+        assert answers.readline().startswith(b"HTTP/1.1 200")
+        with suppress(ConnectionResetError):
+            assert b"HTTP/1.1" not in answers.read()
+
+
+def test_who_does_not_take_his_answers_is_closed(settings: Settings) -> None:
+    """He holds a connection, and what is written for him lies in memory."""
+    ended = threading.Event()
+
+    class Noting(Hasty):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            ended.set()
+
+    request = b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(create_app(Farm(settings), loopback=True), Noting) as url, connected(url) as connection:
+        connection.sendall(request * 200)
+        assert ended.wait(20)
 
 
 def test_a_request_after_another_has_its_own_time(hasty: str) -> None:
