@@ -45,13 +45,13 @@ FILE_LIMIT = 1 << 30
 """Bytes of a file that a user named that are read at most."""
 
 CHILD_LIMIT = 256 << 20
-"""Bytes of a file in a folder in which a child writes that are read at most."""
+"""Bytes of all files in a folder in which a child writes that are read at most."""
 
 CHILD_RECORDS = 1_000_000
-"""Lines, and solutions in them, of such a file."""
+"""Lines, and solutions in them, of all these files."""
 
 CHILD_VALUES = 8_000_000
-"""JSON values in such a file: an empty one takes three bytes there, and a hundred in memory."""
+"""JSON values in all these files: an empty one takes three bytes there, and a hundred in memory."""
 
 _MIOPEN_NAME = re.compile(
     r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
@@ -78,7 +78,11 @@ class Dropped:
     parts: dict[str, str] = field(default_factory=dict)
     """Files that are damaged, with the place of the first damage; what is whole in them was read."""
     of_child: bool = False
-    """Whether what is read is a child's, so that its size is bounded before it is parsed."""
+    """Whether what is read is a child's, so that the size of all its files is bounded before they are parsed."""
+    size: int = 0
+    records: int = 0
+    values: int = 0
+    """What was read of a child's files so far."""
 
     def add(self, other: Dropped) -> None:
         """Count what another file dropped too."""
@@ -421,25 +425,29 @@ def _miopen_text(store: RecordStore, table: Table) -> str:
 
 
 def _bytes(path: Path, dropped: Dropped) -> bytes | None:
-    limit = CHILD_LIMIT if dropped.of_child else FILE_LIMIT
+    limit = CHILD_LIMIT - dropped.size if dropped.of_child else FILE_LIMIT
     try:
         data = read_plain(path, limit)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            dropped.files[path.name] = f"it has more than {limit >> 20} MiB"
+            dropped.files[path.name] = f"it has more than {limit / 2**20:.3g} MiB"
         elif error.errno != errno.ENOENT:  # MIOpen replaces a file by deleting it first.
             dropped.files[path.name] = f"it is no plain file: {error}"
         return None
-    if dropped.of_child and _is_crowded(data):
+    if dropped.of_child and _is_crowded(data, dropped):
         dropped.files[path.name] = "it has more records than a compiler writes"
         return None
     return data
 
 
-def _is_crowded(data: bytes) -> bool:
-    """Whether parsing it would take more memory than its size lets expect."""
-    records = max(data.count(mark) for mark in (b"\n", b";"))
-    return records > CHILD_RECORDS or sum(data.count(mark) for mark in (b",", b"[", b"{")) > CHILD_VALUES
+def _is_crowded(data: bytes, before: Dropped) -> bool:
+    """Whether parsing it too would take more memory than the sizes of a child's files let expect; else it counts."""
+    records = before.records + max(data.count(mark) for mark in (b"\n", b";"))
+    values = before.values + sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if records > CHILD_RECORDS or values > CHILD_VALUES:
+        return True
+    before.size, before.records, before.values = before.size + len(data), records, values
+    return False
 
 
 def check_place(place: Place) -> str:

@@ -98,6 +98,19 @@ def test_of_a_childs_folder_only_what_it_was_given_is_read(tmp_path: Path) -> No
     assert len(read_folder(tmp_path, SOURCE).snapshot) == 1
 
 
+@pytest.mark.parametrize(("limit", "value"), [("LIMIT", 100), ("RECORDS", 2), ("VALUES", 10)])
+def test_many_files_of_a_child_take_no_more_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """It may leave a hundred thousand, under names of its own."""
+    for number in range(5):
+        (tmp_path / f"gfx942{number}.HIP.3_5_1.ufdb.txt").write_text("1-2-3=solver:1,2,3,4,5,6;\n")
+    monkeypatch.setattr(f"farm.tuning.formats.CHILD_{limit}", value)
+    read = read_folder(tmp_path, SOURCE)
+    assert 0 < len(read.snapshot) < 5
+    assert len(read.snapshot) + len(read.dropped.files) == 5
+
+
 @pytest.mark.parametrize("name", [PROBLEM_CACHE, *OBJECTS.values(), FIND, PERF])
 @pytest.mark.parametrize("shape", ["[],", "k=A:1\n", ";A:1"])
 def test_a_crowded_file_of_a_child_is_left_unparsed(
