@@ -1,4 +1,4 @@
-"""Artifacts: what the farm keeps in object storage, and the few verbs it uses for that.
+"""Artifacts: what the farm keeps in object storage, and the operations for it.
 
 Two kinds of things: *blobs*, bytes named by their SHA-256 that anyone may write again, and *documents*, small
 JSON under readable names that are created or replaced under conditions. An artifact is a document (the

@@ -1,4 +1,4 @@
-"""Index: the facts of every whole artifact of a namespace, out of object storage alone, after Redis was lost.
+"""Index: the facts of every complete artifact of a namespace, read from object storage after Redis was lost.
 
 Reading ten thousand sidecars takes half a minute; listing them takes two seconds. So the facts are also kept
 in one object, the checkpoint, and only sidecars whose ETag it does not have are read. It is a cache and may
@@ -24,11 +24,11 @@ log = get_logger(__name__)
 SCHEMA = 2
 THREADS = 16
 FEW = 500
-"""Blobs up to which asking for each is faster than listing them all."""
+"""Up to this number of blobs, asking for each is faster than listing all."""
 
 
 class Known(NamedTuple):
-    """What the checkpoint remembers of one readable sidecar: its facts, and the blobs that it needs."""
+    """The checkpoint's entry for one readable sidecar: its facts, and the blobs that it needs."""
 
     etag: str
     facts: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 
 
 def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield key and facts of every whole artifact of a namespace, and bring its checkpoint up to date."""
+    """Yield key and facts of every complete artifact of a namespace, and update its checkpoint."""
     prefix = artifacts_prefix(namespace)
     listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
     checkpoint = _read_checkpoint(artifacts, namespace)
@@ -55,7 +55,7 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Map
 
 
 def without_program(artifacts: ArtifactStore, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return those names of artifacts (name: facts) whose program is gone, or has another size."""
+    """Return the names of the artifacts (name: facts) whose program is gone, or has another size."""
     programs = {name: (facts["program"]["digest"], facts["program"]["size"]) for name, facts in found.items()}
     if not programs:
         return []
@@ -83,7 +83,7 @@ def _read(artifacts: ArtifactStore, namespace: str, key: str) -> Known | None:
 def _blob_sizes(
     artifacts: ArtifactStore, pool: ThreadPoolExecutor, wanted: Iterable[tuple[str, int]]
 ) -> dict[str, int]:
-    """Sizes of the wanted blobs that are there."""
+    """Return the sizes of the wanted blobs that exist."""
     wanted = list(wanted)
     if len(wanted) <= FEW:
         there = pool.map(lambda blob: artifacts.has_blob(*blob), wanted)
@@ -94,7 +94,7 @@ def _blob_sizes(
 
 
 LARGEST_CHECKPOINT = 1 << 30
-"""Bytes of an unpacked checkpoint; a larger one is read as none, and everything is looked at again."""
+"""Most bytes of an unpacked checkpoint; a larger one is ignored, and all sidecars are read again."""
 
 
 def _checkpoint_key(namespace: str) -> str:

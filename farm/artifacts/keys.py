@@ -1,9 +1,9 @@
-"""Keys: how objects in object storage are called; `docs/object-storage.md` describes the layout."""
+"""Keys of objects in object storage; `docs/object-storage.md` describes the layout."""
 
 from __future__ import annotations
 
 MAIN = "main"
-"""The namespace of trusted submitters; every other one reads through to it and can never write there."""
+"""The namespace of trusted submitters; every other namespace can read it and never write there."""
 
 
 BLOBS = "blobs/sha256/"
@@ -15,7 +15,7 @@ UPLOADS = "uploads/"
 
 
 QUARANTINE = "quarantine/sha256/"
-"""Prefix under which blobs are kept whose bytes did not match their name."""
+"""Prefix of blobs whose bytes did not match their name."""
 
 
 def blob_key(digest: str) -> str:
@@ -26,12 +26,12 @@ def blob_key(digest: str) -> str:
 
 
 def upload_key(namespace: str, digest: str) -> str:
-    """Object key under which the parts of a large blob are put together, until its bytes are known to be right."""
+    """Object key under which the parts of a large blob are assembled, until its bytes are checked."""
     return f"{UPLOADS}{namespace}/{digest}"
 
 
 def readable(namespace: str) -> list[str]:
-    """Namespaces whose artifacts a namespace may use, in the order in which they are asked."""
+    """Namespaces whose artifacts a namespace may use, in order."""
     return [MAIN] if namespace == MAIN else [MAIN, namespace]
 
 
@@ -46,5 +46,5 @@ def sidecar_key(namespace: str, key: str) -> str:
 
 
 def reference_key(namespace: str, recipe: str) -> str:
-    """Object key of the record that leads to reference outputs, by the digest of how they are made."""
+    """Object key of the record of reference outputs, by the digest of how they are made."""
     return f"ns/{namespace}/references/{recipe[:2]}/{recipe}.json"

@@ -1,4 +1,4 @@
-"""Moves of an object in the store by conditional writes, of which each may come second."""
+"""Moves of an object by conditional writes, which another writer may win."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from farm.errors import StorageUnavailable
 T = TypeVar("T")
 
 MOVES = 64
-"""How often a move looks again at an object that others move: each look lets one of them through."""
+"""Most tries of a move while other writers move the object: each try lets one of them through."""
 
 
 def until_moved(key: str, attempt: Callable[[], T | None]) -> T:
-    """Return what `attempt` returns. While it returns None, since another writer was faster, it is called again.
+    """Return what `attempt` returns. While it returns None, because another writer was faster, call it again.
 
     Raises StorageUnavailable if others never stop moving the object.
     """

@@ -1,4 +1,4 @@
-"""Which blobs somebody needs: those that a document names, and those that a ref's snapshot leads to."""
+"""Which blobs are needed: those that a document or a ref's snapshot names."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from farm.errors import ArtifactGone
 
 THREADS = 16
 ORPHAN_AGE = timedelta(days=1)
-"""How long a blob may be without an owner: it is uploaded before the document that names it is written."""
+"""How long a blob may have no owner: it is uploaded before the document that names it is written."""
 GRACE = timedelta(days=1)
-"""How long a blob without an owner is marked before it is deleted."""
+"""How long a blob stays marked before it is deleted."""
 MARKS = "gc/"
 """Prefix of the marks: an object for each blob that is deleted after `GRACE` unless it is named or uploaded again."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 _CACHES = "/index/"
-"""Documents that only repeat what others say."""
+"""Documents that only repeat what other documents say."""
 
 
 def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[ListedObject]:
-    """Return those of the blobs that nothing has named for `ORPHAN_AGE`."""
+    """Return the blobs that nothing has named for `ORPHAN_AGE`."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [entry for entry in blobs if entry.modified < before]
     if not old:
@@ -37,7 +37,7 @@ def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[Lis
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What a collection came to: the blobs that went, and those that are marked and go later."""
+    """Result of a collection: the deleted blobs, and the marked ones that are deleted later."""
 
     deleted: list[ListedObject]
     marked: list[ListedObject]
@@ -46,9 +46,10 @@ class Garbage:
 def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Garbage:
     """Mark the blobs that nothing names, and delete those that have been marked for `GRACE`.
 
-    Before, the plans of builds go that were reported more than `plans_kept` ago, and with them their claim on models.
-    What can have been named since the first look is read once more, and what was uploaded since its mark stays: who
-    names an old blob asks `lacking` first. With `dry_run` nothing changes; what would be marked counts as deleted.
+    First deletes the plans of builds that were reported more than `plans_kept` ago, so that they no longer keep models.
+    Documents that may be new since the first read are read again, and a blob that was uploaded since its mark stays:
+    before a document names an old blob, its writer calls `lacking`. With `dry_run` nothing changes; blobs that would be
+    marked count as deleted.
     """
     if not dry_run:
         _forget_plans(artifacts, datetime.now(UTC) - plans_kept)
@@ -78,7 +79,7 @@ def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = 
 def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
     """Return which blobs (digest: size) have to be uploaded before a document may name them.
 
-    Those are missing, or marked by the garbage collection and not uploaded since.
+    These are the missing ones, and those that the garbage collection marked and nobody uploaded since.
     """
 
     def lacks(digest: str) -> bool:
@@ -91,7 +92,7 @@ def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
 
 
 def _mark(artifacts: ArtifactStore, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
-    """Mark what was found, take the other marks away, and return all marks by their keys."""
+    """Mark these blobs, remove other marks, and return all marks by their keys."""
     doomed = {_mark_key(entry): entry for entry in found}
     there = {mark.key: mark for mark in artifacts.list_entries(MARKS)}
     new = [key for key, entry in doomed.items() if key not in there or there[key].modified <= entry.modified]
@@ -106,14 +107,14 @@ def _mark_key(entry: ListedObject) -> str:
 
 
 def _is_doomed(artifacts: ArtifactStore, key: str) -> bool:
-    """Whether a blob is marked, and was not uploaded since: some servers tell times in whole seconds."""
+    """Whether a blob is marked, and was not uploaded since: some servers report times in whole seconds."""
     mark = next(artifacts.list_entries(MARKS + key.rpartition("/")[2]), None)
     blob = next(artifacts.list_entries(key), None) if mark else None
     return mark is not None and blob is not None and blob.modified < mark.modified
 
 
 def _since(artifacts: ArtifactStore, seen: set[str]) -> list[str]:
-    """Return the documents that may name more than at the first look: new ones, refs, heads, plans of open builds."""
+    """Return the documents that may name more than at the first read: new ones, refs, heads, plans of open builds."""
     now = documents(artifacts)
     opened = [key.split("/") for key in now if "/open/" in key]
     plans = {f"ns/{parts[1]}/builds/{parts[-1]}/plan.json" for parts in opened}
@@ -141,10 +142,10 @@ def documents(artifacts: ArtifactStore) -> list[str]:
 
 
 def owned(artifacts: ArtifactStore, keys: Iterable[str]) -> set[str]:
-    """Return every SHA-256 that these documents mention anywhere, and those that snapshots of refs among them mention.
+    """Return every SHA-256 in these documents, and in the snapshots of refs among them.
 
-    Whatever looks like a digest counts: a blob that is kept for nothing costs little, one that is deleted wrongly costs
-    an artifact.
+    Everything that looks like a digest counts: a blob that is kept for nothing costs little, a wrong deletion costs an
+    artifact.
     """
 
     def mentioned(key: str) -> set[str]:

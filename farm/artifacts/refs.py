@@ -1,7 +1,6 @@
 """Refs: movable names (`latest`, `prod`, `v3`) for snapshots, so that anyone can fetch an artifact by name.
 
-A ref is a small document that is moved by one conditional put; a snapshot is a blob, so an old one stays as
-it was.
+A ref is a small document that one conditional put moves; a snapshot is a blob, so an old one never changes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SnapshotDocument = dict[str, Any]
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SNAPSHOT_LIMIT = 256 << 20
-"""Bytes of a snapshot that are read at most: room for half a million cells."""
+"""Most bytes of a snapshot that are read: room for half a million cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,12 @@ class Refs:
         return [key.removeprefix(prefix).removesuffix(".json") for key in self._artifacts.list_objects(prefix)]
 
     def find(self, namespace: str, tag: str) -> Ref | None:
-        """Return where a tag points; None where there is no such ref."""
+        """Return where a tag points; None if there is no such ref."""
         found = self._artifacts.get_object(_ref_key(namespace, tag))
         return _parse_ref(tag, found) if found else None
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
-        """Return the snapshot that a tag points to; None where there is no such ref.
+        """Return the snapshot that a tag points to; None if there is no such ref.
 
         Raises ArtifactGone when the snapshot is missing or damaged.
         """
@@ -77,7 +76,7 @@ class Refs:
         return snapshot
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
-        """Return the snapshot that a tag points to, else the one before it, else an empty one: the first to be read."""
+        """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
         ref = self._readable_ref(tag, self._artifacts.get_object(_ref_key(namespace, tag)))
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
@@ -91,7 +90,7 @@ class Refs:
             return None
 
     def _readable_snapshot(self, ref: Ref) -> tuple[str, SnapshotDocument] | tuple[None, None]:
-        """Return digest and content of the newest snapshot of a ref that can be read."""
+        """Return digest and content of the newest readable snapshot of a ref."""
         for digest in filter(None, (ref.snapshot, ref.previous)):
             try:
                 return digest, self.snapshot(digest)
@@ -109,11 +108,11 @@ class Refs:
     ) -> Ref:
         """Move a ref to what `update` makes of the snapshot it points to now (None: there is none yet).
 
-        `update` is called again when somebody else was faster, so that no move is lost; with `generation` (0: there is
-        no such ref) the move is made from there, or not at all. A snapshot that `update` leaves as it is moves nothing,
-        so that a move may be repeated. A snapshot that cannot be read counts as the one before it, and a ref as none.
+        `update` is called again if another writer was faster, so that no move is lost; with `generation` (0: there is
+        no such ref) the ref moves only from that generation. If `update` changes nothing, the ref does not move, so a
+        move may be repeated. An unreadable snapshot is replaced by the previous one, an unreadable ref by none.
 
-        Raises Conflict where the ref is of another generation, StorageUnavailable when others never stop moving it.
+        Raises Conflict if the ref has another generation, StorageUnavailable if others never stop moving it.
         """
         key = _ref_key(namespace, tag)
 
@@ -153,9 +152,9 @@ class Refs:
         *,
         drop: Callable[[Mapping[str, Any]], bool] = lambda entry: False,
     ) -> Ref:
-        """Let a tag's snapshot hold these cells beside those it has: see `snapshot_cell`.
+        """Add these cells to a tag's snapshot: see `snapshot_cell`.
 
-        A cell that is there stays unless the new one was submitted later, and unless `drop` says that it goes.
+        An existing cell stays unless the new one was submitted later, or `drop` removes it.
         """
         added = dict(snapshot_cell(namespace, cell) for cell in cells)
 
@@ -171,9 +170,9 @@ class Refs:
         return self.move(namespace, tag, update)
 
     def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> Ref:
-        """Let cells take the place of those that have the cache key before them.
+        """Replace the cells that still have the given cache keys.
 
-        Another one that is there stays, and so does one that was submitted later.
+        A cell with another key stays, and so does one that was submitted later.
 
         `cells` are pairs of that key and a cell: see `snapshot_cell`.
         """
@@ -195,10 +194,10 @@ class Refs:
     def point(
         self, namespace: str, tag: str, source: str, *, previous: bool = False, generation: int | None = None
     ) -> Ref:
-        """Let a tag point to what another points to now: how `prod` is promoted.
+        """Point a tag to what another tag points to now: this promotes `prod`.
 
-        With `previous` to what that one pointed to before its last move: how `prod` is rolled back. `generation` as in
-        `move`. Only what a ref has named can be pointed to, so that nothing gets a name that passed no gate.
+        With `previous`, to what that tag pointed to before its last move: this rolls `prod` back. `generation` as in
+        `move`. A tag can only point to what a ref has named, so that only cells that passed their gates get a name.
 
         Raises NotFound without such a source, ArtifactGone when its snapshot is missing, Conflict.
         """
@@ -212,9 +211,9 @@ class Refs:
         return self.move(namespace, tag, lambda now: wanted, generation=generation)
 
     def delete(self, namespace: str, tag: str, *, generation: int | None = None) -> None:
-        """Forget a tag; what it pointed to stays for as long as others name it. `generation` as in `move`.
+        """Delete a tag; its artifacts stay while others name them. `generation` as in `move`.
 
-        Raises NotFound, Conflict where it has moved on.
+        Raises NotFound, Conflict if it has moved meanwhile.
         """
         found = self._artifacts.get_object(_ref_key(namespace, tag))
         if found is None:
@@ -236,11 +235,11 @@ def _require_generation(tag: str, now: Ref | None, generation: int | None) -> No
 
 
 def snapshot_cell(namespace: str, cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a cell's name in a snapshot, and what a snapshot says of it.
+    """Return a cell's name in a snapshot, and its entry.
 
     `cell` has identifier, model, target, precision, shape, key, device (arch), toolchain and program
-    (`{"path", "digest", "size"}`); `sidecar` where the artifact is not of this namespace; `submitted`, when that
-    was done (Unix seconds), and `manifest`, the name of what was submitted.
+    (`{"path", "digest", "size"}`); `sidecar` if the artifact is of another namespace; `submitted`, the time of the
+    submission (Unix seconds), and `manifest`, the name of the manifest.
     """
     name = f"{cell['identifier']}@{cell['device']}@{cell['toolchain']}"
     sidecar = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
@@ -265,7 +264,7 @@ def _parse_ref(tag: str, found: Object) -> Ref:
 
 
 def _submitted(cell: Mapping[str, Any]) -> float:
-    return float(cell.get("submitted", 0.0))  # An older farm did not say.
+    return float(cell.get("submitted", 0.0))  # An older farm did not record it.
 
 
 def _ref_key(namespace: str, tag: str) -> str:

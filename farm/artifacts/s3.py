@@ -63,13 +63,13 @@ PART = 8 << 20
 """Bytes of one part of a multipart transfer."""
 
 PIECE = 256 << 10
-"""Bytes of a download that each of its threads holds at once."""
+"""Bytes that each thread of a download holds at once."""
 
 THREADS = 4
-"""Parts of one transfer on their way at once; an upload holds that many in memory."""
+"""Parts of one transfer that are sent at once; an upload holds this many in memory."""
 
 CLIENT_PART = 128 << 20
-"""Bytes of one part of a client's upload at least: what is sent again where it breaks off."""
+"""Fewest bytes of one part of a client's upload: this much is sent again after an interruption."""
 
 CLIENT_PARTS = 1000
 """Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB."""
@@ -78,30 +78,30 @@ MAX_PARTS = 10_000
 """S3's bound on the parts of one upload."""
 
 URL_SECONDS = 3600
-"""How long a presigned URL for an object is good."""
+"""How long a presigned URL for an object is valid."""
 
 UPLOAD_SECONDS = 43_200
-"""How long those for the parts of a large upload are: a slow line needs hours."""
+"""How long URLs for the parts of a large upload are valid: a slow line needs hours."""
 
 HINT = "`farm doctor` checks address, bucket and credentials"
 
 UNREACHABLE_SECONDS = 5.0
-"""How long a request is repeated at most while not even a connection is made: somebody may wait for the answer."""
+"""How long a request is repeated if no connection can be made: somebody may wait for the answer."""
 
 RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ConditionalRequestConflict", "OperationAborted"}
 )
-"""Answers after which the same request may succeed; the last two are a 409 beside another write."""
+"""Answers after which the same request may succeed; the last two are a 409 because of another write."""
 
 NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
-"""Codes that say nothing of the object, whatever their status."""
+"""Codes that say nothing about the object, whatever their status."""
 
 
 class S3Store:
-    """Where artifacts are kept: one bucket. One per process is enough: it is safe to use from several threads.
+    """The artifact store in one bucket. One per process is enough: it is thread-safe.
 
-    Every verb raises StorageUnavailable when the storage cannot be reached or refuses; what else it raises is said.
+    Every method raises StorageUnavailable if the storage cannot be reached or refuses; other errors are documented.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class S3Store:
             # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write
             # means.
             retries={"mode": "standard", "total_max_attempts": 1},
-            # Every blob is checked against its SHA-256, so a CRC beside it would only cost time.
+            # Every blob is checked against its SHA-256, so a CRC in addition would only cost time.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             max_pool_connections=32,
@@ -172,9 +172,8 @@ class S3Store:
     def put_blob_file(self, path: Path, *, digest: str | None = None) -> tuple[str, int]:
         """Upload a file as a blob and return its digest and size.
 
-        What was there under that name is overwritten: its bytes may be wrong. Ask `has_blob` first to save
-        the way. Raises UsageError when the file does not have the `digest` that was promised, or changes
-        meanwhile.
+        Overwrites an existing blob: its bytes may be wrong. Call `has_blob` first to save the upload.
+        Raises UsageError if the file does not have the expected `digest`, or changes meanwhile.
         """
         before = _identity(path)
         size = path.stat().st_size
@@ -189,7 +188,7 @@ class S3Store:
         self._require_digest(path, digest, actual)
         self._put_large_blob(actual, path, size)
         if _identity(path) != before:
-            # What went up may be neither the old nor the new content; under this name it must not stay.
+            # The uploaded bytes may be neither the old nor the new content; they must not stay under this name.
             self.verify_blob(actual, size)
             raise UsageError(f"{path} changed while it was uploaded")
         return actual, size
@@ -215,7 +214,7 @@ class S3Store:
         )
 
     def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
-        # Not with boto3's own transfers: these know no patience, and no lost answer to the last request.
+        # Not with boto3's own transfers: they do not repeat for long enough, nor handle a lost last answer.
         key = blob_key(digest)
         part_size = max(PART, -(-size // MAX_PARTS))
         upload = self._ask("write", key, lambda: self._s3.create_multipart_upload(Bucket=self._bucket, Key=key))[
@@ -253,17 +252,17 @@ class S3Store:
                 final={404},
             )
         except ClientError as error:
-            # The upload is gone also when an earlier try succeeded and only its answer was lost.
+            # The upload is also gone if an earlier try succeeded and only its answer was lost.
             if not done():
                 raise self._unavailable("write", key, error) from None
 
     def has_blob(self, digest: str, size: int | None = None) -> bool:
-        """Say whether a blob is there, in the right size if one is given. Its bytes are not read."""
+        """Return whether a blob exists, in the right size if one is given. Does not read its bytes."""
         found = self._head(blob_key(digest))
         return found is not None and (size is None or found.size == size)
 
     def verify_blob(self, digest: str, size: int | None = None) -> bool:
-        """Read a blob and say whether it is what its name says; put a damaged one into quarantine."""
+        """Read a blob and return whether its bytes match its name; put a damaged one into quarantine."""
 
         with suppress(ArtifactGone):
             self._read_checked(digest, size, self._hash)
@@ -277,7 +276,7 @@ class S3Store:
         return sha256.hexdigest()
 
     def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
-        """Download a blob to `path`: checked against its digest, and there as a whole or not at all.
+        """Download a blob to `path`, checked against its digest; the file is complete or missing.
 
         Raises ArtifactGone when it is missing or damaged (which also puts it into quarantine).
         """
@@ -304,7 +303,7 @@ class S3Store:
     def _read_checked(self, digest: str, size: int | None, read: Callable[[ListedObject], str]) -> None:
         """Read a blob by `read`, which returns the SHA-256 of what it got; raise ArtifactGone if it is wrong.
 
-        Bytes can be damaged on the way too, so they are read once more before the blob goes into quarantine.
+        Bytes can also be damaged in transit, so they are read once more before the blob goes into quarantine.
         """
         key, etag = blob_key(digest), ""
         for _ in range(2):
@@ -342,7 +341,7 @@ class S3Store:
         return sha256.hexdigest()
 
     def _read_part(self, entry: ListedObject, start: int, take: Callable[[StreamingBody], T]) -> T:
-        """Let `take` read the part from `start` on; once more if it breaks off."""
+        """Let `take` read the part from `start` on; again if the transfer is interrupted."""
         end = min(start + PART, entry.size)
 
         def read() -> T:
@@ -354,15 +353,15 @@ class S3Store:
         try:
             return self._ask("read", entry.key, read, final={404, 412})
         except ClientError as error:
-            # Overwritten or deleted since the look at it: no whole object can be had from here.
+            # Overwritten or deleted since the transfer began: the object cannot be read completely any more.
             raise self._unavailable("read", entry.key, error) from None
 
     def _quarantine(self, digest: str, etag: str) -> None:
-        """Move a damaged blob out of the way, so that lookups miss and the next put brings it back."""
+        """Move a damaged blob to quarantine, so that lookups miss and the next put restores it."""
         key = blob_key(digest)
         aside = QUARANTINE + key.removeprefix(BLOBS)
         source: CopySourceTypeDef = {"Bucket": self._bucket, "Key": key}
-        with suppress(Conflict, ClientError):  # Somebody else was faster, or brought the right bytes meanwhile.
+        with suppress(Conflict, ClientError):  # Somebody else was faster, or uploaded the right bytes meanwhile.
             self._ask("quarantine", key, lambda: self._s3.copy(source, self._bucket, aside), final={404})
             self.delete_object(key, if_match=etag)
         log.error("blob quarantined", digest=digest, key=aside)
@@ -370,10 +369,10 @@ class S3Store:
     # --- artifacts ------------------------------------------------------------------------------------------
 
     def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
-        """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt the one that was first.
+        """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
-        A broken one in its place (unreadable, or its blobs missing) is replaced.
-        Raises UsageError when this sidecar is not valid or its own blobs are not there.
+        Replaces a broken sidecar (unreadable, or with missing blobs).
+        Raises UsageError if this sidecar is not valid or its own blobs are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
         key = sidecar_key(namespace, ours.key)
@@ -400,7 +399,7 @@ class S3Store:
         return until_moved(self._place(key), attempt)
 
     def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
-        """Return the first whole artifact of a cache key, asking the namespaces in order."""
+        """Return the first complete artifact of a cache key, in the order of the namespaces."""
         for namespace in namespaces:
             found = self.get_object(sidecar_key(namespace, key))
             if found and (artifact := self._whole(namespace, key, found)):
@@ -408,7 +407,7 @@ class S3Store:
         return None
 
     def _whole(self, namespace: str, key: str, found: Object) -> Artifact | None:
-        """The artifact of a sidecar, unless that is unreadable, misplaced or without its blobs."""
+        """Return the artifact of a sidecar, unless the sidecar is unreadable, misplaced or lacks blobs."""
         try:
             sidecar = sidecars.read(found.data)
         except ValueError:
@@ -451,7 +450,7 @@ class S3Store:
                 ),
                 final={404, 412} if condition else (),
             )["ETag"]
-        # The server may have done it before, in a try whose answer was lost.
+        # An earlier try may have succeeded, with its answer lost.
         found = self.get_object(key)
         if found and found.data == data:
             return found.etag
@@ -504,7 +503,7 @@ class S3Store:
             "Prefix": prefix,
             "Delimiter": delimiter,
         }
-        # Each page is asked for until it comes: boto3's paginator ends for good at the first failure.
+        # Each page is repeated until it comes: boto3's paginator ends at the first failure.
         while True:
             page = self._ask("list", prefix, partial(self._s3.list_objects_v2, **request))
             yield page

@@ -1,4 +1,4 @@
-"""Storage: the few verbs by which rooms reach object storage, and what they answer with."""
+"""Storage: the operations on object storage, and their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A document as it was read: `etag` is what a later put or delete may be made conditional on."""
+    """A document as it was read; a later put or delete may be conditional on its `etag`."""
 
     key: str
     data: bytes
@@ -29,7 +29,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A whole artifact: a readable sidecar whose blobs are all there, in the right size."""
+    """A complete artifact: a readable sidecar whose blobs all exist, in the right size."""
 
     namespace: str
     key: str
@@ -39,7 +39,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What publishing came to. `adopted`: another attempt was first, and `sidecar` is its."""
+    """Result of publishing. `adopted`: another attempt was first, and `sidecar` is its sidecar."""
 
     sidecar: Mapping[str, Any]
     adopted: bool
@@ -56,7 +56,7 @@ class PresignedPut:
 
 
 class ArtifactStore(Protocol):
-    """What a room needs of a store to keep documents and small blobs in it; `S3Store` says what each verb promises."""
+    """The part of a store that keeps documents and small blobs; `S3Store` documents each method."""
 
     def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
         """Upload bytes as a blob."""

@@ -1,7 +1,7 @@
-"""Tokens: who may call the API, in which namespace, in which role, and how much he may have under way.
+"""Tokens: who may call the API, in which namespace and role, and with how many unfinished cells.
 
 The farm keeps a token's SHA-256 only, as the name of a small document in object storage. The administrator's own token
-is a setting, so that a farm whose storage is lost still has somebody who may repair it.
+is a setting, so that somebody can still repair a farm whose storage is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.errors import Conflict, NotFound
 
 PREFIX = "config/tokens/"
 REMEMBERED = 5.0
-"""Seconds for which a token that was looked up is trusted; a revoked one is refused everywhere after that."""
+"""Seconds for which a looked-up token is trusted; after that a revoked token is refused everywhere."""
 
 
 class Role(IntEnum):
@@ -34,7 +34,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as the farm knows it. `max_cells` is how many unfinished cells its builds may have; 0 is no bound."""
+    """A token as the farm knows it. `max_cells` limits the unfinished cells of its builds; 0 is no limit."""
 
     name: str
     role: Role
@@ -43,7 +43,7 @@ class Token:
     created: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Return the token as JSON; its secret is nowhere in it."""
+        """Return the token as JSON, without its secret."""
         return {**asdict(self), "role": self.role.name.lower()}
 
 
@@ -56,7 +56,7 @@ class Tokens:
         self._remembered: dict[str, tuple[float, Token | None]] = {}
 
     def find(self, secret: str) -> Token | None:
-        """Return the token that has this secret; None where there is none, or it was revoked."""
+        """Return the token with this secret; None if there is none, or it was revoked."""
         key = _key(secret)
         now = time.monotonic()
         with self._lock:
@@ -66,14 +66,14 @@ class Tokens:
         found = self._artifacts.get_object(key)
         token = _read(found.data) if found else None
         with self._lock:
-            # Wrong secrets are not remembered: nobody shall fill the memory with them.
+            # Wrong secrets are not cached, so that nobody can fill the memory with them.
             self._remembered = {name: kept for name, kept in self._remembered.items() if kept[0] > now}
             if token:
                 self._remembered[key] = (now + REMEMBERED, token)
         return token
 
     def create(self, name: str, role: Role, namespace: str, *, max_cells: int = 0) -> str:
-        """Make a token and return its secret, which is told this once. Raises Conflict where the name is taken."""
+        """Make a token and return its secret, which is shown only once. Raises Conflict if the name is taken."""
         if any(token.name == name for _, token in self._all()):
             raise Conflict(f"a token {name} exists already", hint="revoke it first, or choose another name")
         secret = f"farm_{secrets.token_urlsafe(32)}"
@@ -86,7 +86,7 @@ class Tokens:
         return sorted((token for _, token in self._all()), key=lambda token: token.name)
 
     def revoke(self, name: str) -> None:
-        """Delete a token: it is refused from now on here, within seconds everywhere. Raises NotFound."""
+        """Delete a token: it is refused here from now on, and everywhere within seconds. Raises NotFound."""
         keys = [key for key, token in self._all() if token.name == name]
         if not keys:
             raise NotFound(f"no token {name}", hint="`farm token ls` lists them")

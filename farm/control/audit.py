@@ -1,6 +1,6 @@
-"""Audit: do the store, object storage and the sidecars agree? Says of each finding what to do.
+"""Audit: checks that the store, object storage and the sidecars agree. Each finding says what to do.
 
-Runs beside a working farm: what is under way is looked at in one step (a build, a job) or is given time (blobs).
+Runs while the farm works: a build or job is read in one step, and young blobs are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDED = {"succeeded", "failed", "cancelled"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be: where (an object's key, a build, a job), what, and what to do."""
+    """One disagreement: where (an object's key, a build, a job), what, and what to do."""
 
     where: str
     problem: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 class Auditor:
-    """Looks through one farm. `counts` says afterwards how much was looked at."""
+    """Checks one farm. Afterwards `counts` says how much was checked."""
 
     def __init__(self, store: Store, artifacts: S3Store, *, deep: bool = False) -> None:
         """With `deep`, every blob of an artifact is read and hashed."""
@@ -53,7 +53,7 @@ class Auditor:
         self.counts: dict[str, int] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Yield everything that is wrong, in the store first."""
+        """Yield all findings, those in the store first."""
         yield from self._in_store()
         blobs = list(self._artifacts.list_entries(BLOBS))
         sizes = {entry.key.rpartition("/")[2]: entry.size for entry in blobs}
@@ -89,7 +89,7 @@ class Auditor:
         yield from self._index_of(namespace, whole)
 
     def _problem_of(self, namespace: str, place: str, sizes: Mapping[str, int]) -> str | None:
-        """Say what is wrong with an artifact; None where retention has removed it since the listing."""
+        """Return what is wrong with an artifact; None if retention has removed it since the listing."""
         found = self._artifacts.get_object(place)
         if found is None:
             return None
@@ -118,7 +118,7 @@ class Auditor:
             return
         known = self._store.index.keys(namespace)
         for key in sorted(known - whole):
-            # Published since the listing, or not there at all.
+            # Published since the listing, or missing.
             if self._artifacts.lookup([namespace], key) is None:
                 yield Finding(
                     f"index of {namespace}",
@@ -170,11 +170,11 @@ class Auditor:
                 yield Finding(f"build {build_id}", "it was recorded, but the store does not have it", remedy)
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
-        """Whether a build was reported while we looked."""
+        """Whether a build was reported during the audit."""
         return self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json") is not None
 
     def _report(self, namespace: str, build_id: str) -> Iterator[Finding]:
-        """The ledger: what was accepted has finished, failed or been cancelled; what succeeded is there."""
+        """Check the ledger: every accepted cell has ended, and every succeeded cell has its artifact."""
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
         plan = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
         if found is None or plan is None:

@@ -1,4 +1,4 @@
-"""Endings: builds that ended get their reports, fail-fast builds are stopped."""
+"""Endings: writes the reports of ended builds, and stops fail-fast builds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FinishBuild = Callable[[str], None]
 
 
 def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
-    """Wait up to `seconds` for a build that ended or is to be stopped, and see to it."""
+    """Wait up to `seconds` for a build that ended or has to be stopped, and handle it."""
     build_id = store.wakeups.next_build(seconds)
     if build_id:
         settle(store, finish, build_id)
 
 
 def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
-    """End the live cells of a build that is being stopped; report one that ended."""
+    """Cancel the live cells of a build that has to be stopped; report a build that ended."""
     build = store.builds.get(build_id)
     if build and build["state"] == "open" and build_id in store.builds.to_stop():
         store.builds.stop(build_id)
@@ -31,11 +31,11 @@ def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
 
 
 def settle_left(store: Store, finish: FinishBuild) -> None:
-    """See to the builds whose turn was missed: object storage was away, or a process died with the wake-up."""
+    """Handle builds whose wake-up was missed: object storage was away, or a process died with it."""
     for build_id in [*store.builds.to_stop(), *store.builds.ended_unreported()]:
         try:
             settle(store, finish, build_id)
         except FarmFault:
             raise
-        except Exception:  # One build that cannot be reported must not keep the others.
+        except Exception:  # One build that cannot be reported must not stop the others.
             log.exception("build not settled", build=build_id)

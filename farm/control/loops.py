@@ -1,4 +1,4 @@
-"""The loops of the control plane: each runs one kind of function again and again, in a thread of its own."""
+"""The loops of the control plane: each calls one kind of function repeatedly, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from farm.store import Store
 log = get_logger(__name__)
 
 SWEEP_SECONDS = 1.0
-"""Between two looks at what should have happened by itself."""
+"""Seconds between two checks of what should have happened by itself."""
 
 FIRST_TIDYING = 60.0
-"""Seconds until object storage is looked after for the first time: a farm that just starts has better things to do."""
+"""Seconds until the first upkeep of object storage, so that it does not slow a farm's start."""
 
 FIRST_COLLECTION = 3600.0
-"""Seconds until garbage is looked for the first time."""
+"""Seconds until the first garbage collection."""
 
 SETTLERS = 4
 """Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
@@ -44,11 +44,11 @@ loop alone falls behind while many builds are submitted.
 
 LEADER_SECONDS = 10.0
 WAIT_SECONDS = 0.5
-"""How long one call waits for a wake-up, so how long a loop takes to notice that it is to stop."""
+"""Seconds that one call waits for a wake-up, and so the time that a loop needs to stop."""
 
 
 class ControlPlane:
-    """Dispatches, reaps, reconciles, ends and forgets, until it is told to stop."""
+    """Dispatches, reaps, reconciles, finishes and cleans up, until it has to stop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ControlPlane:
         self._collecting = Schedule(retention.COLLECTIONS, first=FIRST_COLLECTION)
 
     def run(self, stop: threading.Event) -> None:
-        """Run all loops until `stop` is set. A server that is away is waited for."""
+        """Run all loops until `stop` is set. Waits for servers that are away."""
         every = min(SWEEP_SECONDS, self._settings.lease_seconds / 12)
         settle = partial(settle_next, self._store, self._finish, WAIT_SECONDS)
         loops: list[tuple[str, Callable[[], object]]] = [
@@ -126,7 +126,7 @@ class ControlPlane:
             self._forgetting.done()
 
     def _repair(self, stop: threading.Event) -> None:
-        """Apart from the sweep, since these need object storage too."""
+        """Separate from the sweep, because these also need object storage."""
         if self._store.leader.lead(self._name, LEADER_SECONDS):
             self._resumer.check()
             settle_left(self._store, self._finish)
@@ -136,13 +136,13 @@ class ControlPlane:
         stop.wait(SWEEP_SECONDS)
 
     def _merge_tuning(self, stop: threading.Event) -> None:
-        """In a loop of its own, since a large database takes a while."""
+        """In a loop of its own, because a large database takes long."""
         stop.wait(MERGE_INTERVAL)
         if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
             self._merge()
 
     def _collect_garbage(self, stop: threading.Event) -> None:
-        """In a loop of its own, since it reads every document."""
+        """In a loop of its own, because it reads every document."""
         stop.wait(SWEEP_SECONDS)
         if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS) and self._collecting.is_due():
             self._collect()
@@ -170,7 +170,7 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
 
 
 def _each(*steps: Callable[[], object]) -> None:
-    """Take every step: one with a mistake keeps no other. Raises FarmFault at once, since a server is away for all."""
+    """Take every step: a failed step does not stop the others. Raises FarmFault at once: it affects all steps."""
     for step in steps:
         try:
             step()
@@ -181,7 +181,7 @@ def _each(*steps: Callable[[], object]) -> None:
 
 
 def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> None:
-    """Call `step` until `stop` is set; nothing that it raises ends the loop."""
+    """Call `step` until `stop` is set; no exception ends the loop."""
     healthy = True
     while not stop.is_set():
         try:

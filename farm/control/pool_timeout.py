@@ -1,4 +1,4 @@
-"""Pool timeout: a job does not wait for ever for a pool that nobody serves."""
+"""Pool timeout: a job does not wait for ever for a pool that no worker serves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ log = get_logger(__name__)
 
 
 def fail_unserved(store: Store, seconds: float) -> int:
-    """Fail jobs that waited longer than this for a pool of which no live worker took jobs; return how many.
+    """Fail jobs that waited longer than this for a pool whose live workers took none; return their number.
 
-    It has no worker, or they are fenced, rest, drain, or die at start. A worker that waits for object storage does not
-    count as one of these. The kind is `toolchain_mismatch`.
+    The pool has no worker, or they are fenced, resting, draining, or die at start. A worker that waits for object
+    storage is not one of these. The kind is `toolchain_mismatch`.
     """
     total = 0
     for pool in store.workers.pool_names():

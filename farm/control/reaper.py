@@ -1,4 +1,4 @@
-"""Reaper: takes jobs back from workers that fell silent, and offers them again when their delay has passed."""
+"""Reaper: takes jobs back from silent workers, and queues them again when their delay has passed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ log = get_logger(__name__)
 def reap(store: Store, reaper: str) -> None:
     """Expire leases and promote delayed jobs.
 
-    To be called several times in each lease: a reaper that was silent for half of one expires nothing for a whole
-    lease, so that workers which could not reach the store either get the time to renew.
+    Call it several times per lease: a reaper that was silent for half a lease expires nothing for a whole
+    lease, so that workers that could not reach the store either have time to renew.
     """
     for job_id in store.jobs.expire_leases(reaper):
         log.warning("attempt lost", job=job_id)

@@ -1,4 +1,4 @@
-"""Reconciler: what the store believes and what the broker holds, made one again."""
+"""Reconciler: makes the store and the broker agree again."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from farm.store import Store
 log = get_logger(__name__)
 
 STRAY_SECONDS = 3.0
-"""A message that left its queue is claimed within milliseconds; after this it went with a worker, or with the queue."""
+"""A message that left its queue is claimed within milliseconds; after these seconds it is lost."""
 
 LATE_LOTS_SECONDS = 60.0
-"""After this, the lots that a build still misses will not come by themselves."""
+"""After these seconds, the missing cells of a build will not come by themselves."""
 
 Queued = Callable[[str], set[tuple[str, int]]]
 """Returns the attempts whose messages lie in a pool's queue."""
 
 
 def send_strays(store: Store, send: Send, queued: Queued) -> int:
-    """Send again what was handed out and is neither claimed nor in the broker's queue; return how much that was.
+    """Send jobs again that were handed out and are neither claimed nor in the broker's queue; return their number.
 
-    A message too many does no harm: the second claim of an attempt is answered `stale`.
+    An extra message does no harm: the answer to a second claim of an attempt is `stale`.
     """
     count = 0
     for pool in store.workers.pool_names():
@@ -38,7 +38,7 @@ def send_strays(store: Store, send: Send, queued: Queued) -> int:
 
 
 class Resumer:
-    """Calls `resume` when the store may miss builds: at first, when its epoch is new, when lots stay away."""
+    """Calls `resume` if the store may lack builds: at the start, after a new epoch, or if cells are missing."""
 
     def __init__(self, store: Store, resume: Callable[[], None]) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Resumer:
         self._epoch = ""
 
     def check(self) -> None:
-        """Compare the epoch with the last one seen, and resume where that is called for."""
+        """Compare the epoch with the last one, and resume if needed."""
         epoch = self._store.epoch()
         if epoch != self._epoch or self._store.builds.incomplete(LATE_LOTS_SECONDS):
             self._resume()

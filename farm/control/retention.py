@@ -1,4 +1,4 @@
-"""Retention: drops the names that expired records leave behind, and keeps object storage tidy."""
+"""Retention: drops names of expired records, and cleans up object storage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from farm.store import Store
 log = get_logger(__name__)
 
 INTERVAL = 600.0
-"""Seconds between two runs: after a loss of Redis, only the sidecars of so long have to be read one by one."""
+"""Seconds between two runs: after a loss of Redis, only sidecars younger than this are read one by one."""
 
 COLLECTIONS = 86_400.0
-"""Seconds between two collections of garbage: each reads all documents."""
+"""Seconds between two garbage collections: each reads all documents."""
 
 UPLOADS_KEPT = timedelta(days=1)
-"""How long a multipart upload may go on."""
+"""How long a multipart upload may take."""
 
 
 def forget_expired(store: Store) -> None:
@@ -29,7 +29,7 @@ def forget_expired(store: Store) -> None:
 
 
 def tidy_storage(store: Store, artifacts: S3Store) -> None:
-    """End uploads that were given up, and bring every namespace's index up to date with object storage.
+    """Abort abandoned uploads, and update every namespace's index from object storage.
 
     The index's checkpoint is what makes planning fast again after Redis was lost.
     """
@@ -41,7 +41,7 @@ def tidy_storage(store: Store, artifacts: S3Store) -> None:
 
 
 def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) -> None:
-    """Collect the blobs that nothing names, as `farm gc` does; unless `delete`, only say how many there are."""
+    """Collect garbage like `farm gc`; without `delete`, only log how much there is."""
     found = collect(artifacts, plans_kept=plans_kept, dry_run=not delete)
     size = sum(entry.size for entry in found.deleted)
     if delete:

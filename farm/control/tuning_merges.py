@@ -1,4 +1,4 @@
-"""Tuning: brings what attempts committed into the heads of the tuning databases."""
+"""Tuning: merges the deltas of attempts into the heads of the tuning databases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from farm.tuning.database import databases
 log = get_logger(__name__)
 
 INTERVAL = 60.0
-"""Seconds between two looks. Restoring reads deltas too, so a merge that comes late costs only time."""
+"""Seconds between two checks. Restoring reads deltas too, so a late merge costs only time."""
 
 
 def merge_tuning(artifacts: ArtifactStore) -> int:
-    """Merge where enough has gathered; return how many databases that were. One that cannot be keeps no other."""
+    """Merge databases with enough deltas; return their number. A failure does not stop the others."""
     merged = 0
     for database in databases(artifacts, artifacts.list_folders("ns/")):
         try:
