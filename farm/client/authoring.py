@@ -19,7 +19,7 @@ _PICTURE, _SEQUENCE = 224, 128
 
 
 def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
-    """Return every problem of a manifest that shows without a server; none where it is fine.
+    """Return every problem of a manifest that shows without a server; none if it is fine.
 
     With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
     the user's code is left out.

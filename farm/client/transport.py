@@ -93,7 +93,7 @@ class Transport:
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.
 
-        Raises what it refuses with, FarmFault where it cannot be reached after all tries, UsageError for a longer one.
+        Raises what it refuses with, FarmFault if it cannot be reached after all tries, UsageError for a longer one.
         """
         import httpx
 

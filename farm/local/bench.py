@@ -39,7 +39,7 @@ class Contestant:
     request: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
-    """The interpreter that runs it (empty: this one), in processes of its own; None where its compiler decides."""
+    """The interpreter that runs it (empty: this one), in processes of its own; None if its compiler decides."""
 
     @property
     def batch(self) -> int:
@@ -168,7 +168,7 @@ class Measured:
 def measure(contestants: Sequence[Contestant], children: Children, seconds: float) -> list[Measured]:
     """Measure each contestant in a fresh process, then all in turns, for about `seconds` each.
 
-    Raises StepEnded where one does not load or run.
+    Raises StepEnded if one does not load or run.
     """
     alone = [_ask([contestant], children, first=FIRST_RUNS, rounds=0, seconds=0.0) for contestant in contestants]
     slowest = max(answer["programs"][0]["first"][-1] for answer in alone)

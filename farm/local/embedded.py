@@ -288,7 +288,7 @@ def _completed(settings: Settings, told: Mapping[str, str]) -> Settings:
 
 
 def _asked(settings: Settings, path: str) -> Any:
-    """The farm's answer to a GET; None where it does not answer, or not with JSON."""
+    """The farm's answer to a GET; None if it does not answer, or not with JSON."""
     token = settings.api_token.get_secret_value()
     request = urllib.request.Request(settings.api_url + path, headers={"Authorization": f"Bearer {token}"})  # noqa: S310
     try:

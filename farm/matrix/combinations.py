@@ -109,7 +109,7 @@ class Combination:
     model: ModelEntry
     slug: str
     toolchain: str
-    """The start of its toolchain's id; empty where the manifest leaves the choice to the farm."""
+    """The start of its toolchain's id; empty if the manifest leaves the choice to the farm."""
     suffix: str
     """The toolchain again where it is not the only one of the target."""
     precision: str
@@ -253,7 +253,7 @@ class Combinations:
         return [((*place, position), self._slug(text)) for position, text in enumerate(texts)]
 
     def _toolchains(self, slug: str) -> list[tuple[Path, str]]:
-        """Return the entries of `toolchains` that a target's compiler can have; one empty where the farm chooses."""
+        """Return the entries of `toolchains` that a target's compiler can have; one empty if the farm chooses."""
         possible = COMPILERS[self.choices[slug].target.compiler].toolchains
         named: list[tuple[Path, str]] = [
             (("toolchains", position), prefix)

@@ -22,7 +22,7 @@ _TRUE = frozenset({"1", "enable", "enabled", "yes", "true"})
 
 
 def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[str, str]) -> str:
-    """Return why a target cannot have a program of these inputs, and what to do; empty where it can."""
+    """Return why a target cannot have a program of these inputs, and what to do; empty if it can."""
     spans = [_spans(tensor) for tensor in inputs]
     if target.compiler != "migraphx" or not any(spans):
         return ""

@@ -40,7 +40,7 @@ class CellInputs:
         self._shapes: dict[tuple[int, str], Shape | None] = {}
 
     def at(self, combination: Combination) -> Shape | None:
-        """Return a model's inputs at a cell's sizes; None where they do not work out or the model is not known."""
+        """Return a model's inputs at a cell's sizes; None if they do not work out or the model is not known."""
         where = (combination.index, combination.label)
         if where not in self._shapes:
             self._shapes[where] = self._resolve(combination)
@@ -110,7 +110,7 @@ class CellInputs:
         return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
 
     def _inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
-        """Return a model's inputs with the manifest's shapes; None where that fails or the model is not known."""
+        """Return a model's inputs with the manifest's shapes; None if that fails or the model is not known."""
         if index not in self._symbolic:
             entry = self._manifest.models[index]
             shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}

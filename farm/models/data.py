@@ -103,7 +103,7 @@ def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[
 
 
 def _samples(data: FrozenData, tensor: Input) -> int:
-    """Return how many samples the array of an input holds. Raises DataError where it does not fit."""
+    """Return how many samples the array of an input holds. Raises DataError if it does not fit."""
     name = tensor.name
     if name not in data.arrays:
         there = ", ".join(sorted(data.arrays)) or "none"
@@ -130,7 +130,7 @@ def _samples(data: FrozenData, tensor: Input) -> int:
 
 
 def _count(found: tuple[int, ...], tensor: Input) -> int | None:
-    """Return how many samples an array of this shape holds, or None where it does not fit."""
+    """Return how many samples an array of this shape holds, or None if it does not fit."""
     if tensor.batch_axis is not None:
         axis = tensor.batch_axis
         same_rank = len(found) == len(tensor.shape)
@@ -342,7 +342,7 @@ class _Onnx:
 
 
 def _axis(tensor: Tensor | None, parts: int) -> tuple[int, int] | None:
-    """Return the axis on which parts are joined and the rank of one sample; None where there is one part."""
+    """Return the axis on which parts are joined and the rank of one sample; None if there is one part."""
     if parts == 1:
         return None
     if tensor is None or tensor.shape is None:

@@ -13,7 +13,7 @@ from farm.errors import UsageError
 from farm.spec import model_digest
 
 Dimension = int | str | None
-"""A number, a name or sum of names, or None where the model does not say."""
+"""A number, a name or sum of names, or None if the model does not say."""
 
 _CHUNK = 1 << 20
 
@@ -36,7 +36,7 @@ class UnreadableModel(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output: numpy's name of its dtype, and its shape (None where the rank is unknown)."""
+    """An input or output: numpy's name of its dtype, and its shape (None if the rank is unknown)."""
 
     name: str
     dtype: str

@@ -153,7 +153,7 @@ def resolve_inputs(
 
 
 def _resolve(dimension: Dimension, sizes: Mapping[str, Extent]) -> tuple[Extent | None, frozenset[str]]:
-    """Return a dimension's size, or None where a name has none, and the names that it is made of."""
+    """Return a dimension's size, or None if a name has none, and the names that it is made of."""
     if not isinstance(dimension, str):
         return dimension, frozenset()
     if dimension in sizes:

@@ -32,7 +32,7 @@ def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str
 
     `x` and `y` are the names of the axes with their units. Series without points are left out.
 
-    Raises UsageError where matplotlib is not installed.
+    Raises UsageError if matplotlib is not installed.
     """
     figure, axes = _figure(title, x, y)
     drawn = {name: sorted(points) for name, points in series.items() if points}
@@ -49,7 +49,7 @@ def totals(path: Path | None, *, title: str, y: str, series: Mapping[str, Mappin
 
     One day has to be there at least.
 
-    Raises UsageError where matplotlib is not installed.
+    Raises UsageError if matplotlib is not installed.
     """
     figure, axes = _figure(title, "day (UTC)", y)
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -74,7 +74,7 @@ def shares(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str
 
     The legend names the number of values, their median and the largest. As `curves` otherwise.
 
-    Raises UsageError where matplotlib is not installed.
+    Raises UsageError if matplotlib is not installed.
     """
     figure, axes = _figure(title, x, y)
     for name, values in series.items():

@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
 def distribution(seconds: Sequence[float], batch: int = 1) -> dict[str, Any]:
     """Return the latency distribution of runs in seconds, and the throughput in samples a second at the median.
 
-    Raises ValueError where there are no runs.
+    Raises ValueError if there are no runs.
     """
     import numpy as np
 
@@ -59,7 +59,7 @@ def distribution(seconds: Sequence[float], batch: int = 1) -> dict[str, Any]:
 def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:
     """Compare a program with another that took turns with it, round by round.
 
-    Raises ValueError where they have different numbers of rounds, or none.
+    Raises ValueError if they have different numbers of rounds, or none.
     """
     import numpy as np
 

@@ -16,7 +16,7 @@ def sweeps_of(cells: Iterable[Mapping[str, Any]]) -> list[Document]:
 
     Each has `model`, `target`, `precision`, `sizes` (but the batch), `metric`, `max_latency` (seconds or None),
     `points` by batch (`{"identifier", "batch", "latency", "throughput", "shared"}`; seconds, samples a second) and
-    `best`, the identifier of the optimum among the cells that passed, None where there is none. `weak` is whether a
+    `best`, the identifier of the optimum among the cells that passed, None if there is none. `weak` is whether a
     point was not measured alone, so that another batch may really be the best.
     """
     groups: dict[tuple[str, ...], Document] = {}
@@ -68,7 +68,7 @@ def title(sweep: Mapping[str, Any]) -> str:
 def draw(sweeps: Sequence[Mapping[str, Any]], name: str) -> bytes:
     """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency where that is all they ask for.
 
-    Raises UsageError where matplotlib is not installed.
+    Raises UsageError if matplotlib is not installed.
     """
     from farm.results.pictures import curves
 

@@ -179,7 +179,7 @@ class Compiler:
     tuning_binds: bool = False
     """Whether what tuning chooses depends on the CPU family."""
     find_enforce: str = ""
-    """The variable that `tuning.miopen_find_enforce` sets; empty where there is none."""
+    """The variable that `tuning.miopen_find_enforce` sets; empty if there is none."""
     env: Mapping[str, Variable] = field(default_factory=dict)
     """Environment variables that a manifest may set, by name or pattern; they are part of the cache key."""
     refused_env: Mapping[str, str] = field(default_factory=dict)
@@ -197,11 +197,11 @@ class Compiler:
     debugging: Debugging = Debugging()
 
     def device(self, name: str) -> DeviceKind | None:
-        """Return the kind that a device (`gfx942`, `cpu`) is of, or None where it is not served."""
+        """Return the kind that a device (`gfx942`, `cpu`) is of, or None if it is not served."""
         return next((kind for kind in self.devices if fnmatchcase(name, kind.pattern)), None)
 
     def precisions(self, device: str) -> tuple[str, ...]:
-        """Return the precisions that can be asked of a device; none where it is not served."""
+        """Return the precisions that can be asked of a device; none if it is not served."""
         kind = self.device(device)
         return kind.precisions if kind else ()
 

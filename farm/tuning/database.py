@@ -151,7 +151,7 @@ class TuningDatabase:
         return f"{self.pool}/{self.device}/{self.mode}"
 
     def head(self) -> Head | None:
-        """Return where the head points; None where nothing was merged yet. Raises ArtifactGone for a damaged one."""
+        """Return where the head points; None if nothing was merged yet. Raises ArtifactGone for a damaged one."""
         found = self._artifacts.get_object(f"{self._prefix}head.json")
         if found is None:
             return None
@@ -168,7 +168,7 @@ class TuningDatabase:
             raise self._unreadable(f"head {found.key}", text.told(error)) from None
 
     def check(self) -> Head | None:
-        """Return what `head` does; raises ArtifactGone where the snapshot that it names is of no use either."""
+        """Return what `head` does; raises ArtifactGone if the snapshot that it names is of no use either."""
         head = self.head()
         if head and not self._artifacts.has_blob(head.snapshot, head.size):
             raise self._unreadable(f"snapshot {head.snapshot}", "it is gone, or cut")
@@ -224,7 +224,7 @@ class TuningDatabase:
     def merge(self) -> Merged:
         """Bring all deltas into the head. May be killed and repeated at any step, and run beside itself.
 
-        Raises StorageUnavailable when others never stop moving the head, ArtifactGone where head or snapshot is
+        Raises StorageUnavailable when others never stop moving the head, ArtifactGone if head or snapshot is
         damaged.
         """
         return self._move(lambda snapshot: snapshot)
@@ -275,7 +275,7 @@ class TuningDatabase:
         return deltas, unreadable
 
     def _merged(self, seen: frozenset[str] = frozenset()) -> tuple[Head | None, Snapshot]:
-        """Return head and snapshot; an empty one where there is none, or it was seen."""
+        """Return head and snapshot; an empty one if there is none, or it was seen."""
         for turn in range(2):
             head = self.head()
             if head is None or head.snapshot in seen:
@@ -310,7 +310,7 @@ class TuningDatabase:
         return until_moved(f"{self._prefix}head.json", attempt)
 
     def _put_head(self, head: Head | None, snapshot: Snapshot) -> int:
-        """Let the head point to a snapshot, and return its generation. Raises Conflict where somebody moved it."""
+        """Let the head point to a snapshot, and return its generation. Raises Conflict if somebody moved it."""
         data = text.pack(snapshot)
         digest = hashlib.sha256(data).hexdigest()
         if head and head.snapshot == digest:

@@ -119,7 +119,7 @@ class MIOpenName:
 
 
 def miopen_name(name: str) -> MIOpenName | None:
-    """Return what a file's name says; None where it is not the name of a user find-db or perf-db in text form."""
+    """Return what a file's name says; None if it is not the name of a user find-db or perf-db in text form."""
     match = _MIOPEN_NAME.fullmatch(name)
     return MIOpenName(_KINDS[match["kind"]], match["base"], match["version"] or "") if match else None
 
@@ -184,7 +184,7 @@ def _read(paths: Iterable[Path], source: RecordSource, *, of_child: bool = False
 
 def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBLEM_CACHE) -> None:
     """Write a snapshot as the files that MIGraphX and MIOpen read. What has no record gets no file: MIGraphX fails on
-    an empty problem cache and makes one where there is none.
+    an empty problem cache and makes one if there is none.
 
     `problem_cache` is its name; by its ending MIGraphX knows JSON from SQLite.
     """

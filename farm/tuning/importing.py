@@ -30,7 +30,7 @@ def fitting(offered: Snapshot, known: Snapshot, device: Device, toolchain: str, 
     Which version of MIOpen that has, its own jobs have shown; else `miopen` says (`HIP.3_5_1_4dddc24`, from the files'
     names), or what was imported before, or the files, which must be of one then. The form of its problem cache is known
     from MIGraphX's version, else from its own jobs alone: on a file of the wrong form they would all fail. Raises
-    UsageError where the files are of several versions and nothing says which.
+    UsageError if the files are of several versions and nothing says which.
     """
     arch = device.arch.partition(":")[0]
     of_jobs = [place for place, table in known.tables.items() if any(source.job for _, source in table.values())]
@@ -66,7 +66,7 @@ _PLAIN, _KEYED = "in the form of ROCm 7.2 and older", "keyed by device"
 
 
 def _form_of(toolchain: str) -> str | None:
-    """Return the form that a toolchain reads; None where its version does not say.
+    """Return the form that a toolchain reads; None if its version does not say.
 
     MIGraphX 2.15 (ROCm 7.2) names no device. 2.16 is the number of development before and after the change.
     """

@@ -241,7 +241,7 @@ def _rank(store: RecordStore, entry: Measured) -> tuple[float, str, str, RecordS
 
 
 def best_time(record: str) -> float:
-    """Return the lowest time of a find-db record in ms; infinity where none can be read."""
+    """Return the lowest time of a find-db record in ms; infinity if none can be read."""
     times = [float("inf")]
     for item in record.split(";"):
         # Records of find-db 1.0 name the solver before its time.

@@ -198,7 +198,7 @@ class Search:
             self._gather_logs()
 
     def ask(self, request: Mapping[str, Any], *, read: Sequence[Path], write: Sequence[Path]) -> dict[str, Any] | None:
-        """Ask for the whole in a child that tunes what is left; None where the budget is over, before or meanwhile.
+        """Ask for the whole in a child that tunes what is left; None if the budget is over, before or meanwhile.
 
         All that is known by now is in `folder` then. Raises StepEnded.
         """
@@ -256,7 +256,7 @@ class Search:
     def save(self) -> None:
         """Commit what could not be at the end of the tuning; to be called when the attempt has nothing else to do.
 
-        Raises what the patient database raises, and StepEnded where the attempt is cancelled: then nobody may wait.
+        Raises what the patient database raises, and StepEnded if the attempt is cancelled: then nobody may wait.
         """
         if self._unsaved:
             if self.children.cancelled.is_set():
@@ -275,7 +275,7 @@ class Search:
         return entry is not None
 
     def _cut(self, model: Path, inputs: Sequence[Path]) -> list[dict[str, Any]]:
-        """Return the model's slices; none where it cannot be cut, which is then tuned as a whole."""
+        """Return the model's slices; none if it cannot be cut, which is then tuned as a whole."""
         if self.order["model"]["format"] != "onnx":
             return []
         folder = self._slices
@@ -347,7 +347,7 @@ class Search:
         self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
 
     def _judge(self, piece: SearchedSlice, ended: StepEnded) -> None:
-        """Count a slice that was not tuned to its end. Raises StepEnded where the whole cannot go on."""
+        """Count a slice that was not tuned to its end. Raises StepEnded if the whole cannot go on."""
         if self._was_cut(ended):
             self._leave(piece)
         elif ended.failure is not None and ended.failure.kind in REFUSED:
