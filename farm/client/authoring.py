@@ -15,7 +15,7 @@ from farm.models.shapes import BATCH
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _PICTURE, _SEQUENCE = 224, 128
-"""Sizes to begin with where a model leaves one open."""
+"""Initial sizes for a model's open dimensions."""
 
 
 def lint(path: str | Path, *, models: bool = True) -> list[Problem]:

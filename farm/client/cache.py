@@ -29,9 +29,9 @@ def default_cache() -> Path:
 
 
 def adopt(made: Path, place: Path, whole: Path) -> None:
-    """Give a finished folder its place in the cache, of which `whole` is a file that is there when all is.
+    """Move a finished folder to its place in the cache. `whole` is a file that exists only in a complete folder.
 
-    Where somebody else was faster his folder stays: it was made of the same. Raises OSError.
+    If another process was faster, its folder stays: the content is the same. Raises OSError.
     """
     if place.exists() and not whole.is_file():
         place.rename(made.with_name(f"{made.name}.broken"))
@@ -43,7 +43,7 @@ def adopt(made: Path, place: Path, whole: Path) -> None:
 
 
 def note_use(cache: Path, files: Iterable[Path]) -> None:
-    """Note that files, of which some are in the cache, are used now: they stay for a day."""
+    """Record that files are used now: those in the cache stay for a day."""
     for entry in {_entry(cache, file) for file in files if file.is_relative_to(cache)}:
         with suppress(OSError):  # A cache that is only read keeps its times.
             os.utime(entry)

@@ -176,7 +176,7 @@ class FarmClient:
     # --- builds -------------------------------------------------------------------------------------------------
 
     def health(self) -> Document:
-        """Say that the farm answers. Raises FarmFault if it does not."""
+        """Check that the farm answers. Raises FarmFault if it does not."""
         return self._transport.get("/v1/health")
 
     def plan(self, frozen: Frozen) -> Document:
@@ -210,7 +210,7 @@ class FarmClient:
     def upload(self, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
         """Bring blobs (by digest) to object storage; return the bytes sent.
 
-        Left out are blobs that are there already, and of large ones the parts that an earlier try has brought.
+        Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
         """
         sizes = {digest: path.stat().st_size for digest, path in files.items()}
         uploads: list[Document] = []
@@ -253,7 +253,7 @@ class FarmClient:
         """Return in what two builds differ: `{"left", "right", "same", "cells"}`, the builds and two sorts of cells.
 
         `same` counts those that ended alike with one cache key. The others are `{"identifier", "left", "right",
-        "changes"}`: the cells (None if a build has none), and what of the key changed, where both are published.
+        "changes"}`: the cells (None if a build has none), and the changes of the key, if both are published.
         """
         from farm.spec import CompileSpec, changes
 
@@ -395,7 +395,7 @@ class FarmClient:
         return self._transport.items("/v1/workers")
 
     def drain(self, worker: str) -> None:
-        """Have a worker finish what it runs, and stop. Raises NotFound."""
+        """Stop a worker when its running attempts have ended. Raises NotFound."""
         self._transport.request("POST", f"/v1/workers/{_named('worker', worker)}/drain")
 
     def unfence(self, node: str) -> None:
@@ -440,7 +440,7 @@ class FarmClient:
     # --- tuning -------------------------------------------------------------------------------------------------
 
     def tuning(self) -> list[Document]:
-        """Return the tuning databases, also those that are still empty. A database's name is `POOL/DEVICE/MODE`."""
+        """Return the tuning databases, including empty ones. A database's name is `POOL/DEVICE/MODE`."""
         return self._transport.items("/v1/tuning")
 
     def tuning_snapshot(self, database: str) -> bytes:
@@ -529,7 +529,7 @@ class FarmClient:
     def delete_tag(self, tag: str, *, generation: int | None = None) -> None:
         """Forget a ref; the artifacts that it names stay. Raises as `tag`."""
         self.ref(tag)
-        with contextlib.suppress(NotFound):  # Gone meanwhile: by us, where the answer to the first request was lost.
+        with contextlib.suppress(NotFound):  # Deleted meanwhile, perhaps by our first request, whose answer was lost.
             self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
 
     def ls(self, ref: str = "latest") -> list[Document]:
@@ -559,7 +559,7 @@ class FarmClient:
         `sample` one input with its right outputs beside the program. Only with `force` it writes over what no fetch has
         written.
 
-        Raises NotFound if nothing matches, UsageError if several do or where the folder holds another artifact,
+        Raises NotFound if nothing matches, UsageError if several do or the folder holds another artifact,
         ArtifactGone if the bytes are not those that the ref names.
         """
         candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref)
@@ -613,7 +613,7 @@ class FarmClient:
         return self._transport.download(blob, folder)
 
     def bring(self, file: Mapping[str, Any], place: Path) -> None:
-        """Write a file that a work order names to `place`, in a folder that is there."""
+        """Write a file that a work order names to `place`; its folder exists."""
         self.download({**file, "path": file["digest"]}, place.parent).replace(place)
 
     def _sidecar_of(self, cell: Document) -> Document:

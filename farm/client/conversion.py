@@ -1,4 +1,4 @@
-"""Conversions: models that no compiler reads, turned into ONNX or a frozen graph where they are submitted.
+"""Conversions: the client turns models that no compiler reads into ONNX or a frozen graph.
 
 A conversion has a key of its own (converter, versions, options, source) under which its outcome is kept, and goes into
 the model's reference as a record. The cell's model is the converted file: what counts for the cache key is its digest.

@@ -39,7 +39,7 @@ class MemberInput(_FamilyPart):
 
 
 class Member(_FamilyPart):
-    """A program of the family; `program` and `sidecar` are paths beside the index.
+    """A program of the family; `program` and `sidecar` are paths relative to the index.
 
     `sizes` are those of the named dimensions, `{"min", "max", "optimals"}` of a range, which was measured at several
     `points`. `latency` is the median in seconds, `throughput` samples a second, null where nothing was measured.

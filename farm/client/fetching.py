@@ -33,7 +33,7 @@ LARGEST_KERNELS = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What `fetch` wrote: the program, its sidecar, and the log where it was asked for."""
+    """What `fetch` wrote: the program, its sidecar, and the log if it was requested."""
 
     folder: Path
     program: Path
@@ -41,11 +41,11 @@ class Fetched:
     log: Path | None
     artifact: Document
     texts: tuple[Path, ...] = ()
-    """The program's text before and after compilation, where the log was asked for and a manifest's `debug` kept it."""
+    """The program's text before and after compilation, if the log was requested and a manifest's `debug` kept it."""
     kernels: Path | None = None
-    """The folder of MIOpen's kernel binaries, where they were asked for and the artifact has some."""
+    """The folder of MIOpen's kernel binaries, if they were requested and the artifact has some."""
     sample: Path | None = None
-    """One input with its right outputs, an `.npz` with arrays by their names, where it was asked for."""
+    """One input with its expected outputs, an `.npz` with arrays by their names, if it was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def write_family(
 
 
 def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
-    """Unpack kernel binaries into `folder/kernels`, under their bare names: an archive says where nothing goes.
+    """Unpack kernel binaries into `folder/kernels`, under their bare names: paths in the archive are ignored.
 
     Raises UsageError if something else is there, ArtifactGone for an archive that is damaged or too large.
     """

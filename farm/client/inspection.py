@@ -1,4 +1,4 @@
-"""What is in a compiled program's file, read without its compiler, and where its sidecar says something else."""
+"""The content of a compiled program's file, read without its compiler, and its disagreements with the sidecar."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def faults(program: Mapping[str, Any]) -> list[str]:
 
 
 def disagreements(sidecar: Mapping[str, Any], program: Mapping[str, Any] | None, path: Path) -> list[str]:
-    """Return where a program's file (None if it cannot be read) is not what its sidecar says, one sentence each."""
+    """Return how a program's file (None if it cannot be read) differs from its sidecar, one sentence each."""
     blob = sidecar["blobs"]["program"]
     found = []
     if (size := path.stat().st_size) != blob["size"]:

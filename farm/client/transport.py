@@ -194,14 +194,14 @@ class Transport:
 
 
 def file_name(name: object) -> str:
-    """Return what the farm names a file, where that is one: it becomes part of a path here."""
+    """Return the farm's name of a file if it is a valid file name: it becomes part of a path here."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
         raise ArtifactGone(f"the farm names a file {name!r}, which the client refuses")
     return str(name)
 
 
 def gone(name: str, how: str) -> ArtifactGone:
-    """Return what to raise where stored bytes are not there, or not right."""
+    """Return the error for stored bytes that are missing or wrong."""
     return ArtifactGone(f"{name} {how}", hint="submit the manifest again: damaged programs are compiled again")
 
 

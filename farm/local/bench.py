@@ -20,7 +20,7 @@ from farm.targets.compilers import COMPILERS
 FIRST_RUNS = 10
 ROUNDS = 40
 PROCESS_ROUNDS = 10
-"""Rounds where every turn is a process of its own, which loads its program first."""
+"""Rounds if every turn is a process of its own, which loads its program first."""
 PATIENCE = 120.0
 """Seconds that the fewest telling rounds may take beyond the time asked for; slower programs get one round."""
 
@@ -78,7 +78,7 @@ def at_points(contestant: Contestant) -> list[Contestant]:
 
 
 def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Contestant:
-    """Return an artifact's program as a contestant; it runs on the sample beside it, where there is one."""
+    """Return an artifact's program as a contestant; it runs on the sample in its folder, if there is one."""
     spec = sidecar["spec"]
     arch = str(spec["device"]["arch"]).partition(":")[0]
     device = "cuda" if arch.startswith("sm_") else arch

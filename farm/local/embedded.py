@@ -44,7 +44,7 @@ ROOT = Path(__file__).parent.parent.parent
 RESTART_DELAY = 10.0
 """Seconds to which the pause before restarting a child that keeps dying grows."""
 CALM = 60.0
-"""Seconds without a death after which a child's pauses begin anew."""
+"""Seconds without a death after which a child's pauses start again from the shortest."""
 
 Say = Callable[[str], None]
 """Told, in a few words, what is being waited for."""
@@ -110,7 +110,7 @@ class EmbeddedFarm:
         return self.settings
 
     def _look_for_parts(self) -> None:
-        """Refuse before anything is made where something to start is not installed."""
+        """Refuse early if a server that has to be started is not installed."""
         if not self.settings.redis_url.get_secret_value():
             valkey_binary()
         if not (self.settings.s3_endpoint or self.settings.s3_bucket):
@@ -243,7 +243,7 @@ class EmbeddedFarm:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who presses Ctrl-C wants it to end.
+        # Ctrl-C means that the farm has to end.
         self.stop(wait_for_others=not isinstance(error, KeyboardInterrupt))
 
     def _take(self, name: str, mode: int) -> bool:

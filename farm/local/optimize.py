@@ -42,7 +42,7 @@ from farm.tuning.database import ForOneRun
 from farm.tuning.tuner import Tuner
 
 SAVED_MODELS = Path("saved_models")
-"""Where programs go that were given no folder."""
+"""The default folder of programs."""
 UNLIMITED = AttemptLimits(time=0, memory=0)
 
 _FORMATS = {".onnx": "onnx", ".pb": "tf", ".pt2": "torch", ".pt": "torch", ".ts": "torch"}
@@ -460,7 +460,7 @@ def _blob(found: FrozenInputs, reference: Mapping[str, Any] | None) -> Path | No
     return found.files[str(reference["digest"])] if reference else None
 
 
-# --- where it goes ------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def destination(wanted: Wanted, extension: str) -> Path:

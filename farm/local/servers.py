@@ -228,7 +228,7 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
         url = f"http://{HOST}:{ports['s3.port']}"
 
         def made() -> bool:
-            """Whether the bucket is there: S3 is answered before that."""
+            """Whether the bucket exists: the server answers S3 requests before that."""
             try:
                 S3Store(
                     bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0

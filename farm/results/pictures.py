@@ -1,4 +1,4 @@
-"""Pictures of what was measured, as SVG: for where people would rather look than read.
+"""Pictures of measurements, as SVG.
 
 Drawn by matplotlib (the extra `pictures`), which is only imported when something is drawn.
 """

@@ -60,7 +60,7 @@ def _best(group: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def title(sweep: Mapping[str, Any]) -> str:
-    """Return a sweep's name for people: `resnet50 migraphx/mi300x fp16`, with the other sizes where there are some."""
+    """Return a sweep's name for people: `resnet50 migraphx/mi300x fp16`, with the other sizes if there are any."""
     sizes = [f"{name}={size}" for name, size in sweep["sizes"].items()]
     return " ".join([sweep["model"], sweep["target"], sweep["precision"], *sizes])
 

@@ -67,11 +67,11 @@ class Collector:
 
     @property
     def slices(self) -> Table:
-        """The slices that are known to be tuned, by whomever."""
+        """The slices that are known to be tuned, by any job."""
         return self._known.tables.get((RecordStore.SLICES, ""), {})
 
     def seconds(self, operations: int) -> float:
-        """Return what so many operations took when they were tuned: on average, in the slices that are known."""
+        """Return the time that this number of operations took to tune, by the average of the known slices."""
         slices = [json.loads(value) for value, _ in self.slices.values()]
         known = sum(each["operations"] for each in slices)
         return operations * sum(each["seconds"] for each in slices) / known if known else 0.0
@@ -86,13 +86,13 @@ class Collector:
             self._known = self._known.join(Snapshot(news.snapshot.tables))
 
     def prepare(self, folder: Path) -> None:
-        """Bring all that is known by now into a folder in which no child is at work; makes it where it is missing."""
+        """Write everything that is known into a folder that no child uses; make the folder if it is missing."""
         if folder not in self._folders or self._known.minus(self._folders[folder]):
             self._write(folder)
 
     def tidy(self, folder: Path) -> None:
-        """Write a folder anew where a child left something broken or undecided, on which the next would trip, or took
-        something with it: who is killed while he writes a file again leaves the beginning of it, or no file.
+        """Write a folder again if a child left broken or undecided records, which the next child would trip over, or
+        lost some: a child that is killed while it rewrites a file leaves a part of it, or no file.
         """
         found = read_folder(folder, self._source)
         if found.dropped.nulls or found.dropped.broken or self._folders[folder].minus(found.snapshot):

@@ -98,7 +98,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge came to. `unreadable` deltas are left where they are."""
+    """Result of a merge. `unreadable` deltas stay."""
 
     generation: int
     deltas: int
@@ -107,7 +107,7 @@ class Merged:
 
 
 class Learning(Protocol):
-    """Where an attempt's tuning begins, and where it goes."""
+    """Where an attempt's tuning reads its records, and where it commits new ones."""
 
     def restore(self, folder: Path) -> Restored:
         """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read."""
@@ -132,7 +132,7 @@ class ForOneRun:
         return Restored(Snapshot(), 0, 0, seen)
 
     def commit(self, delta: Snapshot) -> str:
-        """What was learnt stays in the private folder, where later steps of this run find it."""
+        """Keep what was learnt in the private folder, for later steps of this run."""
         return ""
 
 
@@ -183,7 +183,7 @@ class TuningDatabase:
         )
 
     def exists(self) -> bool:
-        """Whether anything is there, be it readable or not."""
+        """Whether the database has any object, readable or not."""
         return any(True for _ in self._artifacts.list_objects(self._prefix))
 
     def read(self, seen: frozenset[str] = frozenset()) -> Restored:
@@ -222,7 +222,7 @@ class TuningDatabase:
         return name
 
     def merge(self) -> Merged:
-        """Bring all deltas into the head. May be killed and repeated at any step, and run beside itself.
+        """Merge all deltas into the head. May be killed and repeated at any step, and run twice at the same time.
 
         Raises StorageUnavailable when others never stop moving the head, ArtifactGone if head or snapshot is
         damaged.
@@ -310,7 +310,7 @@ class TuningDatabase:
         return until_moved(f"{self._prefix}head.json", attempt)
 
     def _put_head(self, head: Head | None, snapshot: Snapshot) -> int:
-        """Let the head point to a snapshot, and return its generation. Raises Conflict if somebody moved it."""
+        """Point the head to a snapshot, and return its generation. Raises Conflict if somebody moved it."""
         data = text.pack(snapshot)
         digest = hashlib.sha256(data).hexdigest()
         if head and head.snapshot == digest:

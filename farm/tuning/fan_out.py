@@ -1,4 +1,4 @@
-"""Fan-out: the pieces of one attempt's work, done in its own slot and, at the same time, in spare ones beside it."""
+"""Fan-out: runs the pieces of one attempt's work in its own slot and in spare slots at the same time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FanOut(Generic[Piece]):
         self._returned: list[Piece] = []
         """Pieces that failed in a borrowed slot."""
         self._borrowed = 0
-        """Slots that are at work beside the own one."""
+        """Borrowed slots that work at the moment."""
 
     @property
     def slots(self) -> int:

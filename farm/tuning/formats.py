@@ -92,7 +92,7 @@ class Dropped:
         self.parts |= other.parts
 
     def broke(self, name: str, where: str) -> None:
-        """Count something broken in a file; where the first is stays."""
+        """Count a damage in a file; keep the place of the first."""
         self.broken += 1
         self.parts.setdefault(name, where)
 
@@ -451,7 +451,7 @@ def _is_crowded(data: bytes, before: Dropped) -> bool:
 
 
 def check_place(place: Place) -> str:
-    """Say what is wrong with the place of a table that came from outside; nothing where all is right."""
+    """Return what is wrong with the place of a foreign table; empty if nothing is."""
     store, file = place
     if store in OBJECTS:
         return "" if not file else f"{store} has one table, not one for {file!r}"
@@ -462,7 +462,7 @@ def check_place(place: Place) -> str:
 
 
 def check_record(store: RecordStore, key: str, value: str) -> str:
-    """Say what is wrong with a record that came from outside; nothing where all is right."""
+    """Return what is wrong with a foreign record; empty if nothing is."""
     if store is RecordStore.PROBLEM_CACHE:
         parts = _parsed(key), _parsed(value)
         whole = isinstance(parts[0], dict) and parts[0].keys() == {"name", "problem"} and parts[1] is not None

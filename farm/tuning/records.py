@@ -14,7 +14,7 @@ FOLD_AFTER = timedelta(days=7)
 
 
 class RecordStore(StrEnum):
-    """Where a record belongs, and so by which rule it is merged."""
+    """The store of a record, which decides how it is merged."""
 
     PROBLEM_CACHE = "problem_cache"
     """MIGraphX's problem cache. Key: canonical JSON of `{"name", "problem"}`; value: canonical JSON of the solution."""
@@ -257,7 +257,7 @@ def best_time(record: str) -> float:
 
 
 def _join_logs(*logs: Log) -> Log:
-    """Join logs, of which one at most is folded: deltas carry sessions only."""
+    """Join logs; at most one of them is folded, because deltas contain only sessions."""
     folded = max(logs, key=lambda log: log.folded)
     sessions: dict[str, Session] = {}
     for log in logs:

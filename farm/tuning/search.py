@@ -246,7 +246,7 @@ class Search:
             self._collector.copy(folder)
 
     def _finish(self) -> None:
-        """Commit the rest; where storage is away, `save` does so later."""
+        """Commit the rest; if storage is away, `save` does so later."""
         try:
             self._collector.finish(self.work)
         except FarmFault as error:
@@ -268,7 +268,7 @@ class Search:
         return slice_key(self.spec, signature, self.steps.threads)
 
     def _is_known(self, piece: SearchedSlice) -> bool:
-        """Say whether the database has a slice by now; count it where it does."""
+        """Return whether the database has a slice by now; count it if it does."""
         entry = self._collector.slices.get(piece.key)
         if entry:
             self.work += TuningWork(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
@@ -435,7 +435,7 @@ class Search:
 
     @contextmanager
     def _patiently(self) -> Iterator[None]:
-        """Go on where storage is away: that costs nothing yet, the next call does the same again."""
+        """Continue if storage is away: nothing is lost yet, and the next call tries again."""
         try:
             yield
         except FarmFault as error:

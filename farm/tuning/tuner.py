@@ -5,7 +5,7 @@
     compile the whole model from what is known; what that still tunes is committed too
 
 An attempt that dies leaves its finished slices behind, and the next one, wherever it runs, begins with those in hand.
-The untuned program is measured beside the tuned one, and the faster is made.
+The untuned and the tuned program are measured in turns, and the faster one is published.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 ROUNDS = 10
 """In which the tuned program and the untuned one take turns."""
 NOISE = 0.05
-"""How much two processes may differ that run the same program: their memory lies elsewhere, and they take no turns."""
+"""How much two processes with the same program may differ: their memory layout differs, and they take no turns."""
 
 
 _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
@@ -226,7 +226,7 @@ class Tuner:
         return sorted(path for path in found if _KERNELS.fullmatch(path.name) and is_plain(path.lstat()))
 
     def report(self, *, published: bool) -> dict[str, Any]:
-        """Return what the sidecar says of the tuning; `published` is whether it is the tuned program."""
+        """Return the sidecar's entry for the tuning; `published` is whether the tuned program is published."""
         work = self.search.work
         return {
             "mode": self.spec["tuning"]["mode"],
