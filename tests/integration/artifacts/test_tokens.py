@@ -261,7 +261,7 @@ def test_no_secret_is_kept(farm: Farm, client: FarmClient) -> None:
             "created": client.tokens()[0]["created"],
         }
     ]
-    with pytest.raises(Conflict, match="a token ci already"):
+    with pytest.raises(Conflict, match="a token ci exists already"):
         client.create_token("ci", "reader", "main")
 
 
