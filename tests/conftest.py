@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.session
+import hypothesis
 import pytest
 
 import farm
@@ -29,6 +30,9 @@ pytest_plugins = ["tests.support.api_farm", "tests.chaos.plugin"]
 def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long an example takes is the machine's matter, not a test's.
+    hypothesis.settings.register_profile("farm", deadline=None)
+    hypothesis.settings.load_profile("farm")
     # As pip does where it installs: hundreds of processes that tests start import these sources.
     compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
     # Each store in each test has a session of botocore, which would read the description of S3 again: 0.1 s.

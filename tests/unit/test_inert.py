@@ -137,7 +137,7 @@ def printed() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE)
 def test_nothing_that_is_printed_is_obeyed(path: str, text: str) -> None:
     with printed() as both:
@@ -146,7 +146,7 @@ def test_nothing_that_is_printed_is_obeyed(path: str, text: str) -> None:
     both.getvalue().encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=HOSTILE)
 def test_text_stays_inert_when_its_colours_are_taken_off(text: str) -> None:
     shown = inert(text, colours=True)
@@ -155,7 +155,7 @@ def test_text_stays_inert_when_its_colours_are_taken_off(text: str) -> None:
     assert "\n" not in one_line(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=HOSTILE)
 def test_json_says_the_same(text: str) -> None:
     document = json.dumps({"said": text}, indent=2, ensure_ascii=False)
@@ -164,7 +164,7 @@ def test_json_says_the_same(text: str) -> None:
     assert OBEYED.search(shown) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=HOSTILE)
 def test_a_command_of_ours_carries_no_other(text: str) -> None:
     for line in github_lines([problem(text)]):

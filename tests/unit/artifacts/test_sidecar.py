@@ -97,6 +97,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         },
         "load": 0.5,
         "shared": True,
+        "fallback": {},
         "processes": {"count": 2, "memory": 500},
         "peak_memory": 500_000_000,
         "quantized": {"Conv": 53},

@@ -187,7 +187,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(path=PLACES, value=VALUES)
 def test_schema_and_parser_agree_on_anything(path: tuple[str | int, ...], value: Any) -> None:
     document = changed(path, value)
