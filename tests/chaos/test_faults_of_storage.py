@@ -361,7 +361,13 @@ def test_workers_die_while_their_programs_wait(
             go.unlink(missing_ok=True)
             (worker,) = farm.workers("n1", slots=fault.count.jobs)
             build = farm.submit(client, fault.count.jobs)
-            wait_until(lambda build=build: len(farm.compilers()) >= fault.count.jobs, 120, "all compile")
+            wait_until(
+                lambda build=build: (
+                    Counter(cell["phase"] for cell in farm.running(build)) == {"compiling": fault.count.jobs}
+                ),
+                120,
+                "all compile",
+            )
             weed.stop()
             go.touch()
             wait_until(lambda: farm.raw.zcard("{farm}:kept") == fault.count.jobs, 60, "all programs wait")
