@@ -58,12 +58,15 @@ def _imports_from(folder: Path) -> Iterator[None]:
     """Let modules be imported from a folder; forget them after, since another manifest has others of that name."""
     known = set(sys.modules)
     place = str(folder.resolve())
+    # Bytecode is taken for current if its source has the same second and size: an edit could be missed.
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, place)
     importlib.invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(place)
+        sys.dont_write_bytecode = writes_no_bytecode
         for name in set(sys.modules) - known:
             if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{place}/"):
                 del sys.modules[name]

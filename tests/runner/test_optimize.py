@@ -184,7 +184,7 @@ def test_an_input_file_gives_the_shape_and_is_what_it_is_run_on(run: Run, net: P
 @pytest.mark.parametrize(
     ("arguments", "told", "hint"),
     [
-        (["--fp16", "--bf16"], "--fp16 --bf16 do not go together", "onnxruntime/cpu has"),
+        (["--fp16", "--bf16"], "--fp16 --bf16 cannot be combined", "onnxruntime/cpu has"),
         (["--fp8"], "onnxruntime/cpu has no --fp8", "has native, fp32"),
         (["--int8"], "--int8 needs calibration data", "--calibration FILE.npz with an array for `x`"),
         (["--fp16", "--calibration", "x.npz"], "--calibration has no use at precision fp16", "leave it out"),

@@ -442,7 +442,7 @@ def test_uploads_of_other_applications_in_the_bucket_are_left_alone(
 
 def test_a_document_can_be_created_only_once(store: S3Store) -> None:
     store.put_object("config/a.json", b"1", create=True)
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="exists already"):
         store.put_object("config/a.json", b"2", create=True)
     found = store.get_object("config/a.json")
     assert found and found.data == b"1"
@@ -451,7 +451,7 @@ def test_a_document_can_be_created_only_once(store: S3Store) -> None:
 def test_a_document_is_replaced_only_where_it_is_what_was_read(store: S3Store) -> None:
     first = store.put_object("config/a.json", b"1")
     second = store.put_object("config/a.json", b"2", if_match=first)
-    with pytest.raises(Conflict, match="moved on"):
+    with pytest.raises(Conflict, match="was changed meanwhile"):
         store.put_object("config/a.json", b"3", if_match=first)
     with pytest.raises(Conflict):
         store.put_object("config/none.json", b"3", if_match=first)

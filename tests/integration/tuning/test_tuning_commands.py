@@ -68,7 +68,7 @@ def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
     out, err = capsys.readouterr()
     assert out == f"2 records fit, 2 of them new to {QUICK}\n"
     assert "left out: 1 never decided, 1 broken" in err
-    assert f"{FIND} is damaged (line 2 has no end): what is whole in it counts" in err
+    assert f"{FIND} is damaged (line 2 has no end): its complete records are used" in err
     assert "own/gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
     assert "refused gfx942130.ukdb: kernel binaries are no tuning" in err
     assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
