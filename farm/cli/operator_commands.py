@@ -130,7 +130,7 @@ def worker(
 
     Runs until SIGTERM or Ctrl-C; then running attempts may go on for `grace_seconds`, and the rest is given back.
     """
-    from farm.local.servers import own_folder
+    from farm.local.servers import own_data_folder
     from farm.logging import configure
     from farm.node.machine import Machine
     from farm.node.slot_shares import share_out
@@ -144,7 +144,7 @@ def worker(
     settings = load_settings(**overrides)
     configure(settings)
     # An older farm, or systemd, may have left it open to others; it holds models, programs and sockets of tenants.
-    own_folder(settings.data_dir.resolve())
+    own_data_folder(settings.data_dir.resolve())
     machine = Machine()
     found = survey(settings, machine)
     kinds = share_out(found.pools, found.gpus, settings, machine)

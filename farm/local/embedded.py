@@ -26,7 +26,8 @@ from farm.local.servers import (
     START_SECONDS,
     Server,
     free_ports,
-    own_folder,
+    own_data_folder,
+    require_own_data,
     start_valkey,
     start_weed,
     started,
@@ -88,7 +89,7 @@ class EmbeddedFarm:
             self.joined = True
             return self.settings
         self._look_for_parts()
-        folder = own_folder(self.settings.data_dir.resolve())
+        folder = own_data_folder(self.settings.data_dir.resolve())
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         deadline = time.monotonic() + START_SECONDS
         while not self._take("lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -259,9 +260,10 @@ class EmbeddedFarm:
 
 
 def _credentials(folder: Path) -> dict[str, str]:
-    """The folder's own credentials, made once: data written with them can be read after a restart.
+    """Return the folder's own credentials, made once: data written with them can be read after a restart.
 
-    Those that others could read, or that came with a copy of the folder, are made again.
+    Credentials that others could read, or that came with a copy of the folder, do not count. Data without credentials
+    came with the folder, too. Raises UsageError for such data.
     """
     path = folder / "credentials.json"
     names = ("redis_password", "s3_access_key", "s3_secret_key", "api_token")
@@ -272,6 +274,8 @@ def _credentials(folder: Path) -> dict[str, str]:
         pass
     except OSError as error:
         log.warning("making new credentials", file=str(path), reason=error.strerror)
+    if not known:
+        require_own_data(folder)
     if missing := [name for name in names if name not in known]:
         known |= {name: secrets.token_hex(20) for name in missing}
         write_private(path, json.dumps(known, indent=1))

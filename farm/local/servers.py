@@ -394,6 +394,30 @@ def own_folder(folder: Path) -> Path:
         raise UsageError(f"cannot keep data in {folder}: {error.strerror}", hint="set another data_dir") from None
 
 
+def own_data_folder(folder: Path) -> Path:
+    """Do as `own_folder` for a `data_dir`, from which a worker publishes what lies in its outbox. Raises UsageError.
+
+    A worker closes its folder before it writes an outbox, so an outbox in an open folder came with a copy or a clone.
+    """
+    if (folder / "outbox").exists() and folder.lstat().st_mode & 0o077:
+        raise _foreign_data(folder, ["outbox"])
+    return own_folder(folder)
+
+
+def require_own_data(folder: Path) -> None:
+    """Refuse data of Valkey or SeaweedFS without credentials of this user's: it came with the folder.
+
+    Raises UsageError.
+    """
+    if there := [name for name in ("s3", "valkey") if (folder / name).exists()]:
+        raise _foreign_data(folder, there)
+
+
+def _foreign_data(folder: Path, names: Sequence[str]) -> UsageError:
+    text = f"no farm of yours wrote {' and '.join(names)} in {folder}"
+    return UsageError(text, hint="remove what you did not make, or set another data_dir")
+
+
 def _private(path: str, flags: int) -> int:
     """Open a file for this user alone; it is no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

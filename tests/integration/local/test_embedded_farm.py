@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,9 +21,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from farm.artifacts.s3 import S3Store
+from farm.cli import main
 from farm.client.client import FarmClient
 from farm.errors import NotAllowed, StoreUnavailable, UsageError
 from farm.local.embedded import EmbeddedFarm
+from farm.local.servers import write_private
 from farm.settings import Settings, load_settings
 from tests.support.helpers import wait_until
 from tests.support.neighbours import as_neighbour, needs_root
@@ -198,10 +201,21 @@ def test_its_worker_has_no_token_of_the_api(first: tuple[EmbeddedFarm, Settings]
     """It starts compilers of strangers: what leads one of them to its environment leads to no administrator."""
     farm, settings = first
     (worker,) = (psutil.Process(server.pid) for server in farm._servers if server.name == "worker")
-    wait_until(lambda: any("celery" in process.cmdline() for process in worker.children(recursive=True)))
+    held: dict[int, dict[str, str]] = {}
+
+    def celery_runs() -> bool:
+        """Whether it does by now, with the environment of all that were looked at on the way."""
+        commands: list[str] = []
+        for process in (worker, *worker.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # one that asked for an engine's version ends at any time
+                held[process.pid] = process.environ()
+                commands += process.cmdline()
+        return "celery" in commands
+
+    wait_until(celery_runs)
     token = settings.api_token.get_secret_value()
-    held = {process.pid: process.environ() for process in (worker, *worker.children(recursive=True))}
     assert token
+    assert worker.pid in held
     assert [pid for pid, environ in held.items() if token in " ".join(environ.values())] == []
     assert {environ["FARM_API_TOKEN"] for environ in held.values() if "FARM_API_TOKEN" in environ} == {""}
 
@@ -336,7 +350,30 @@ def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) ->
         assert "known" not in told and settings.api_token.get_secret_value() in told
 
 
+@pytest.mark.parametrize("name", ["s3", "valkey", "outbox"])
+def test_data_that_came_with_a_clone_is_not_taken_in(tmp_path: Path, name: str) -> None:
+    """Its parcels would be published, and its objects served, as if this user had made them."""
+    tmp_path.chmod(0o755)
+    (tmp_path / name / "there").mkdir(parents=True)
+    (tmp_path / "credentials.json").write_text(json.dumps(dict.fromkeys(("redis_password", "s3_secret_key"), "known")))
+    with pytest.raises(UsageError, match=f"no farm of yours wrote {name} in"):
+        EmbeddedFarm(settings_for(tmp_path)).start()
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["there"]
+
+
+def test_a_worker_publishes_nothing_of_an_outbox_that_came_with_a_clone(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "clone" / "outbox" / "parcel").mkdir(parents=True)
+    (tmp_path / "clone").chmod(0o755)
+    for setting, value in {**settings.environment(), "FARM_DATA_DIR": str(tmp_path / "clone")}.items():
+        monkeypatch.setenv(setting, value)
+    assert main(["worker"]) == 2
+    assert "no farm of yours wrote outbox" in capsys.readouterr().err
+
+
 def test_a_part_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    write_private(tmp_path / "credentials.json", json.dumps({"redis_password": secrets.token_hex(8)}))
     (tmp_path / "valkey").mkdir()
     (tmp_path / "valkey" / "appendonlydir").write_text("not a folder")
     before = set(psutil.Process().children(recursive=True))
