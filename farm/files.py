@@ -1,4 +1,4 @@
-"""Files that come whole or not at all, and folders that others filled: read without being led astray, and removed."""
+"""Atomic writes, and safe reading and removal of what others left: no links followed, sizes bounded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PIECE = 1 << 20
 
 
 def write_anew(path: Path, text: str) -> None:
-    """Write a file in a folder in which somebody else wrote: what he left in its place, a folder too, goes unfollowed.
+    """Write a file in a folder in which others write, and replace whatever they left in its place, even a folder.
 
-    A reader sees what was there before, or all of the new file. Raises OSError.
+    No link is followed. A reader sees what was there before, or all of the new file. Raises OSError.
     """
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
@@ -44,14 +44,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 class NotPlain(OSError):
-    """What somebody else left is missing, no regular file with one name, reached by a link, or larger than agreed."""
+    """A file that others left is missing, is not a regular file with one name, lies behind a link or is too large."""
 
 
 def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryIO:
-    """Open a regular file with one name, of at most `limit` bytes, that somebody else may exchange at any moment.
+    """Open a regular file with one name, of at most `limit` bytes, that others may replace at any moment.
 
-    No link is followed below `within` (else: in place of the file), and a pipe does not make the reader wait. Who reads
-    must still stop at the limit: the file may grow. Raises NotPlain, OSError.
+    No link is followed below `within` (default: the file's folder), and a pipe does not make the reader wait. The
+    caller must still stop reading at the limit: the file may grow. Raises NotPlain, OSError.
     """
     folder = path.parent if within is None else within
     *folders, name = path.relative_to(folder).parts
@@ -76,7 +76,7 @@ def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryI
 
 
 def _inside(folder: int, name: str, flags: int) -> int:
-    """Open an entry of a folder, which is closed."""
+    """Open an entry of a folder, and close the folder."""
     try:
         return os.open(name, flags, dir_fd=folder)
     finally:
@@ -84,7 +84,7 @@ def _inside(folder: int, name: str, flags: int) -> int:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return the bytes of a regular file that somebody else may exchange at any moment: see `open_plain`.
+    """Return the bytes of a regular file that others may replace at any moment: see `open_plain`.
 
     Raises NotPlain, with EFBIG for one of more than `limit` bytes and ENOENT for one that is not there; OSError.
     """
@@ -96,9 +96,9 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def take(path: Path, target: Path, limit: int, *, within: Path | None = None) -> tuple[str, int]:
-    """Copy a file that somebody else left (see `open_plain`) to a new one; return the SHA-256 and size of the copy.
+    """Copy a file that others left (see `open_plain`) to a new one; return the SHA-256 and size of the copy.
 
-    Every byte is read once: what is hashed is what is copied. Where it fails there is no `target`, or part of one.
+    Every byte is read once: what is hashed is what is copied. If it fails, there is no `target`, or a part of it.
     Raises NotPlain for what was left, OSError for the target.
     """
     sha256, size = hashlib.sha256(), 0
@@ -113,9 +113,9 @@ def take(path: Path, target: Path, limit: int, *, within: Path | None = None) ->
 
 
 def read_private(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file that this user wrote for himself, at most `limit`.
+    """Return the bytes, at most `limit`, of a file that only this user can read.
 
-    A folder that somebody else made may hold a file of the same name: as copies have them, others may read it.
+    A folder that came with a copy or a clone may hold a file of the same name, but others may read that one.
     Raises FileNotFoundError, PermissionError for a file that is another user's or open to others, NotPlain, OSError.
     """
     path.lstat()
@@ -127,7 +127,7 @@ def read_private(path: Path, limit: int) -> bytes:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that its owner alone can enter; one that is there already is closed to others. Return it.
+    """Make a folder that only its owner can enter, or close an existing one to others. Return it.
 
     Raises OSError, PermissionError for a link and for a folder of another user, who could open it again.
     """

@@ -19,19 +19,19 @@ _UNSEEN = (
 _CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
 """All of these, but tab and newline."""
 _COMMAND = re.compile(r"^([^\S\n]*:)(?=:)|(#)(?=#[a-z]*\[)", re.MULTILINE | re.IGNORECASE)
-"""How a line begins that GitHub takes from a job's output as a command; what it, Azure and TeamCity take anywhere."""
+"""How a command for GitHub begins a line; what GitHub, Azure and TeamCity take for a command anywhere."""
 
 
 def inert(text: str, *, colours: bool = False, command: bool = False) -> str:
-    """Return text that neither drives a terminal nor commands a CI server, whoever wrote it, also without its colours.
+    """Return text that neither drives a terminal nor commands a CI server, even if a reader removes its colours.
 
-    `colours` lets the farm's own styles through. A `command` is one of ours: the text begins with it.
+    `colours` keeps the farm's own styles. With `command`, the text begins with a command of the farm's own.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts = _COLOUR.split(text) if colours else [text]
     styles = [*_COLOUR.findall(text), ""] if colours else [""]
     parts = [_CONTROL.sub(" ", _SEQUENCE.sub("", part)) for part in parts]
-    # Commands are looked for as if there were no colours, since whoever reads the output may take them off first.
+    # Commands are searched without the colours, since a CI server may remove colours first.
     breaks = [found.end() for found in _COMMAND.finditer("".join(parts))]
     if command and breaks[:1] == [1]:
         del breaks[0]

@@ -59,7 +59,7 @@ def configure(settings: Settings) -> None:
 class Folding(logging.Filter):
     """Writes of a warning or error that comes again and again so many a minute, and says how many were left out.
 
-    Whoever can make a server complain could fill its disk with complaints.
+    A client that causes warnings could otherwise fill the server's disk with them.
     """
 
     def __init__(self, most: int = 100, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -23,7 +23,7 @@ _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authoriza
 
 
 SMALL_BODY = 16 << 10
-"""Bytes of a body that is read before anybody asks whose it is."""
+"""Bytes of a body that the API reads before it checks the token."""
 
 
 class Unauthenticated(NotAllowed):
@@ -94,15 +94,15 @@ def authenticate(
 
 
 class TokenFirst:
-    """Middleware that reads no large body of somebody without a token: it would lie in memory before he is asked."""
+    """Middleware that checks the token before it reads a large body, which would fill memory until then."""
 
     def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
-        """`farm` returns the farm whose tokens count."""
+        """`farm` returns the farm that knows the tokens."""
         self._app = app
         self._farm = farm
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 in place of reading, and hand on the rest."""
+        """Answer 401 without reading the body, or pass the request on."""
         refused = None
         if scope["type"] == "http" and _is_large(headers := Headers(scope=scope)):
             scheme, _, shown = headers.get("authorization", "").partition(" ")
@@ -117,7 +117,7 @@ class TokenFirst:
 
 
 def _is_large(headers: Headers) -> bool:
-    """Whether a body is longer than the little that anybody may send; of one in chunks nobody knows."""
+    """Whether a body is, or may be, larger than `SMALL_BODY`: the length of a chunked body is unknown."""
     length = headers.get("content-length", "0")
     return "transfer-encoding" in headers or not length.isdecimal() or int(length) > SMALL_BODY
 

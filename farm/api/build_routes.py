@@ -30,7 +30,7 @@ WATCHERS = 256
 """Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
 
 STREAMS = 256
-"""Builds that one token follows at once: each takes a connection for as long as its build lasts."""
+"""Builds that one token may follow at once: each takes a connection for as long as its build lasts."""
 
 BuildReference = Annotated[
     str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
@@ -163,7 +163,7 @@ async def events(
     state; `event: end` carries the build when its report is written, and is the last.
     """
     streams: Counter[str] = request.app.state.streams
-    # Counted by its own generator, which ends with it; here is only who can still be told.
+    # The generator counts the stream, but once it runs it can no longer answer with an error.
     if streams[caller.name] >= STREAMS:
         raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="follow fewer of them at once")
     stream = _stream(farm, caller, build_id, last_event_id, request.app.state.watchers, streams)

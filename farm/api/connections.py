@@ -1,8 +1,8 @@
-"""Connections: how long one may take to say what it wants, and how many there are at once.
+"""Connections: how long a client may take to send a request and to read its answer, and how many connections there are.
 
-Who has no token can still connect and say nothing, or one byte a minute. So a connection has seconds for its header
-and for its whole request, and who asks has to take what is answered. Where there are too many, the one that has waited
-longest without a request goes first: those that are being answered, and whoever comes with a request, do not notice.
+A client without a token can still connect and send nothing, or one byte a minute. So there is a time limit for the
+header, for the whole request and for reading the answer. If there are too many connections, the one that has been idle
+longest is closed. Connections with a running request are not affected.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST = 4096
 """Connections at once at most, whatever the system allows."""
 
 LEAST = 16 << 10
-"""Bytes of an answer that who waits for it takes in `answer_seconds`, however bad his line is."""
+"""Bytes of a waiting answer that a client has to read within `answer_seconds`, even on a slow line."""
 
 OTHER_FILES = 256
-"""Descriptors that a server needs beside its connections: to Redis and object storage, log, library files."""
+"""Descriptors that a server needs for the rest: Redis, object storage, its log, library files."""
 
 
 class _Stage(Enum):
@@ -39,23 +39,23 @@ class BoundedConnection(H11Protocol):
 
     most: ClassVar[int] = MOST
     header_seconds: ClassVar[float] = 10.0
-    """For all of a request's header, from the connection or its first byte on."""
+    """For the whole header of a request, from the connection or the first byte on."""
     body_seconds: ClassVar[float] = 120.0
-    """For all of a request's body."""
+    """For the whole body of a request."""
     answer_seconds: ClassVar[float] = 60.0
-    """Without taking anything of an answer, where so much of one lies here that no more is written."""
+    """For the client to read `LEAST` bytes of an answer, if so much of it waits that nothing more is written."""
     handshake_seconds: ClassVar[float] = 10.0
-    """For TLS to be agreed upon, before anything of this class sees the connection."""
+    """For the TLS handshake, before this class sees the connection."""
 
     _stage: _Stage | None = None
     _timer: asyncio.TimerHandle | None = None
     _taking: asyncio.TimerHandle | None = None
-    """Looks whether anything of an answer was taken."""
+    """Checks whether the client has read enough of an answer."""
     _since = 0.0
-    """When its stage began, on the clock of the event loop."""
+    """When the current stage began, by the clock of the event loop."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection; one too many costs the idle one that is oldest, or itself."""
+        """Accept a connection. If there are too many, close the one that has been idle longest, or else the new one."""
         super().connection_made(transport)
         self._enter(_Stage.HEADER)
         if len(self.connections) > self.most:
@@ -66,7 +66,7 @@ class BoundedConnection(H11Protocol):
             self.connections.discard(oldest)
 
     def data_received(self, data: bytes) -> None:
-        """Take what comes, and note how far the request is."""
+        """Read data, and note how much of the request has arrived."""
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             self._enter(_Stage.HEADER)
@@ -74,18 +74,18 @@ class BoundedConnection(H11Protocol):
             self._enter_request()
 
     def on_response_complete(self) -> None:
-        """Go on with the request that came together with the one that is answered now."""
+        """Start the timer of a request that came together with the one just answered."""
         super().on_response_complete()
         if self.cycle is not None and not self.cycle.response_complete:
             self._enter_request()
 
     def pause_writing(self) -> None:
-        """Write no more until what is there is taken; who takes nothing of it loses the connection."""
+        """Stop writing until the client has read what waits; close the connection if it reads too little."""
         super().pause_writing()
         self._await_taking()
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Write again."""
         self._stop_awaiting()
         super().resume_writing()
 
@@ -97,7 +97,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is being answered, or the answer waits for who asked."""
+        """Whether no request is being answered, or the client does not read its answer."""
         return (
             self._taking is not None
             or self._stage is not _Stage.ANSWER
@@ -142,7 +142,7 @@ class BoundedConnection(H11Protocol):
 
 
 def bounded() -> type[BoundedConnection]:
-    """Return the kind of connection that this process can hold, with as many descriptors as the system lets it have."""
+    """Raise the limit of descriptors as far as allowed, and return the class of connections bounded by it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -65,7 +65,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     the store or object storage is not fit for the farm.
     """
     configure(farm.settings)
-    # Whoever reaches a proxy reaches what is behind it, under the proxy's name.
+    # A proxy passes on requests from anywhere, under its own name.
     app = create_app(farm, loopback=listening.is_loopback and not listening.proxy)
     listening.check()
     config = server_config(app, bounded(), listening)

@@ -1,7 +1,7 @@
-"""Sites: a server answers under its own names, and no page of another site, whatever token it has.
+"""Sites: a server answers under its own names only, and answers no page of another site, even with a token.
 
-A browser lets any page send requests to a server on its user's machine, or under a name that the page's owner gave that
-machine's address (DNS rebinding). A server without a token would obey.
+A browser lets any page send requests to a server on its user's machine, also under a name that the page's owner gave
+to that machine's address (DNS rebinding). A server without a token would obey.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farm.api.problems import refusal
 from farm.errors import NotAllowed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine's own address, which no other machine reaches."""
+"""Names of the loopback address, which no other machine can reach."""
 
 _HINT = "the operator lists further names in the setting `api_hosts`"
 
@@ -24,12 +24,12 @@ class OwnSite:
     """Middleware that refuses requests to another host, and from pages of another site."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        """`hosts` are the names to answer under; without any, all names are taken."""
+        """`hosts` are the names to answer under; if there are none, any name is accepted."""
         self._app = app
         self._hosts = frozenset(name.lower() for name in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with Problem Details what is refused, and hand on the rest."""
+        """Refuse a request with Problem Details, or pass it on."""
         wrong = self._wrong(Headers(scope=scope)) if scope["type"] == "http" else None
         await (refusal(wrong) if wrong else self._app)(scope, receive, send)
 
@@ -42,7 +42,7 @@ class OwnSite:
             _, _, site = origin.partition("://")
             if not site or (site != host and _name(site) not in self._hosts - frozenset(LOOPBACK)):
                 return NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
-        # A page's pictures and scripts come without an Origin; somebody who follows a link is welcome.
+        # Requests for a page's pictures and scripts have no Origin. Following a link to this server is allowed.
         elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return NotAllowed("a page of another site may not send requests here", hint=_HINT)
         return None

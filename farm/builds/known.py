@@ -23,7 +23,7 @@ class KnownArtifacts:
     def require_index(self, namespace: str) -> None:
         """Refill the index from object storage where Redis has lost it."""
         for source in readable(namespace):
-            # One fills it for all who ask meanwhile: reading every sidecar of a large farm takes a while.
+            # One thread fills it for all: reading every sidecar of a large farm takes a while.
             with self._filling:
                 if not self._store.index.complete(source):
                     self._store.index.fill(source, rebuild(self._artifacts, source))

@@ -1,9 +1,9 @@
-"""Answers: what a child may say at its end, by action (`farm/runner/protocol.py`). The one place where it is read.
+"""Answers: what a child may answer, by action (`farm/runner/protocol.py`). All answers are checked here, once.
 
-A child that a hostile model has taken over answers whatever it likes, and what it says goes on into work orders, the
-job store, sidecars and paths. So each field is checked here: its type, its length and count, and its names, which are
-those of the model's inputs and outputs where the request knows them. What no action answers is left out. Pure, and of
-the standard library alone: `farm reproduce` copies it.
+A child that a hostile model controls can answer anything, and answers go into work orders, the job store, sidecars and
+paths. So each field is checked: its type, its length and count, and its names, which must be those of the model's
+inputs and outputs if the request has them. Unknown fields are dropped. Pure, and only on the standard library, since
+`farm reproduce` copies it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LONGEST_NAME = 1024
 """Characters of a name of an input, an output or a file."""
 
 LONGEST_WORD = 256
-"""Characters of what is a word of the farm or of a compiler: a dtype, an operator, a version."""
+"""Characters of a word of the farm or of a compiler: a dtype, an operator, a version."""
 
 LONGEST_SENTENCE = 4000
-"""Characters of what is said for people."""
+"""Characters of a message for people."""
 
 MOST_NAMES = 10_000
 """Entries of one list or mapping, as many as a submission may have."""
@@ -35,11 +35,11 @@ LARGEST = 2**63 - 1
 _HALF = re.compile("[\ud800-\udfff]")
 
 Reader = Callable[[Any], Any]
-"""Takes a value of an answer and returns it as it may be used. Raises WrongAnswer."""
+"""Checks a value of an answer and returns it. Raises WrongAnswer."""
 
 
 class WrongAnswer(Exception):
-    """What a child said is no answer to what it was asked; the text goes on after "the compiler's answer"."""
+    """An answer is not valid for its request; the text continues "the compiler's answer"."""
 
 
 def read_answer(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def read_answer(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[s
 
 
 def _check_against(request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-    """Accept no names that the model does not have, and no file that was not asked for."""
+    """Refuse names that the model does not have, and files outside the folder of the request."""
     action = request.get("action")
     if action in ("compile", "reference"):
         known = (request.get("model") or {}).get("names") or ()
@@ -74,7 +74,7 @@ _SLICE = re.compile(r"slice-[0-9]{4,9}\.onnx")
 
 
 def _require_known(what: str, names: Any, known: Collection[str]) -> None:
-    """Where nothing is known (a work order of an older release), nothing is refused."""
+    """Refuse unknown names. If no names are known (a work order of an older release), accept all."""
     foreign = [name for name in names if known and name not in known]
     if foreign:
         raise WrongAnswer(f"has an {what} that the model does not have: {foreign[0][:100]!r}")
@@ -87,7 +87,7 @@ def _text(longest: int, pattern: str = "") -> Reader:
     def read(value: Any) -> str:
         if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
             raise WrongAnswer(f"has no text of at most {longest} characters, as it has to be")
-        if _HALF.search(value):  # JSON can say it, and nobody who is asked for it later can encode it.
+        if _HALF.search(value):  # JSON can carry it, but UTF-8 cannot.
             raise WrongAnswer("has half a character")
         return value
 
@@ -179,7 +179,7 @@ def _object(required: Mapping[str, Reader], optional: Mapping[str, Reader] | Non
                 try:
                     found[name] = reader(value[name])
                 except WrongAnswer as wrong:
-                    # Whoever reads it sees the field in which it is, not the whole way there.
+                    # The message names the innermost field only.
                     raise (wrong if "'" in str(wrong) else WrongAnswer(f"{wrong} in {name!r}")) from None
         return found
 
@@ -246,7 +246,7 @@ _placement = _object(
 
 
 def _probe(value: Any) -> Any:
-    """What can be used says what it is."""
+    """A compiler that is available also describes itself."""
     found = _object({"available": _flag}, _compiler)(value)
     return {**found, **_object(_usable)(value)} if found["available"] else found
 

@@ -47,7 +47,7 @@ _PHASES = frozenset(Phase)
 _LONGEST_DETAIL = 4000
 """Characters with which a child says how far it is; the store keeps the last of them."""
 _MOST_PHASES = 1000
-"""Changes of its phase that a child may tell: each is an event of its build."""
+"""Phase changes that a child may report: each is an event of its build."""
 _PATIENCE = 10.0
 """Seconds that the guard gets to say its last word, beyond those that processes may take to die."""
 _MARK = "FARM_CHILD"
@@ -210,7 +210,7 @@ def run_child(
 
 
 def _cut(log: int, limit: int) -> None:
-    """Shorten a log that its child made longer before anybody saw it: who holds a file need not write all of it."""
+    """Cut a log that its child stretched: a process that holds a file can make it long without writing it."""
     if limit and os.fstat(log).st_size > limit:
         os.ftruncate(log, limit)
 
@@ -511,7 +511,7 @@ class _ChildProcess:
 
 
 def _is_deep(message: Any) -> bool:
-    """Whether lists and objects of a message lie deeper in each other than whoever walks through them expects."""
+    """Whether the lists and objects of a message are nested deeper than `_DEEPEST_MESSAGE`."""
     level = [message] if isinstance(message, dict | list) else []
     for _ in range(_DEEPEST_MESSAGE):
         level = [

@@ -144,8 +144,8 @@ class FreeSlots:
         if not slot.lock:
             return True, None
         path = self._folder / f"farm-{slot.lock}.lock"
-        # Another user's file in a shared folder may be opened, but not in a way that could create it; no link of his is
-        # followed, and no pipe of his waited for.
+        # A file of another user in a shared folder may be opened but not created; no link is followed, and a pipe does
+        # not make the worker wait.
         plain = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         lock = os.open(path, plain | (0 if os.path.lexists(path) else os.O_CREAT), 0o644)
         try:

@@ -23,7 +23,7 @@ TRIES = 8
 """How often a file is copied that is damaged, or was trimmed meanwhile."""
 
 LARGEST = 1 << 62
-"""Bytes of a file in the cache: whoever put it there has bounded it."""
+"""Bytes of a file in the cache; the limit of its kind was checked when it was put there."""
 
 
 class NodeCache:
@@ -56,7 +56,7 @@ class NodeCache:
         return placed
 
     def copy(self, digest: str, target: Path) -> None:
-        """Copy one blob to `target`, which is that blob or is not there; a file that is damaged here is brought anew.
+        """Copy one blob to `target`, whole or not at all; a damaged file of the cache is downloaded again.
 
         Raises ArtifactGone where that does not help, and what the download raises.
         """
@@ -71,7 +71,7 @@ class NodeCache:
             # Damaged, or another slot trimmed the cache between the two steps.
             with suppress(FileNotFoundError):
                 path.unlink()
-                log.error("a file of the node's cache was damaged, bringing it anew", file=str(path))
+                log.error("a file of the node's cache was damaged, downloading it again", file=str(path))
         raise ArtifactGone(f"blob {digest} is not what its name says", hint="`farm doctor` looks at the node's disk")
 
     def get(self, digest: str) -> Path:

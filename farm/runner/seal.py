@@ -44,9 +44,9 @@ _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 # By architecture: AUDIT_ARCH_…, the numbers of socket, prctl and prlimit64, and those of what is refused:
 # io_uring_setup (whose rings open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches
 # others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and
-# are no files, so that nobody could tell whose they are; setxattr, lsetxattr, fsetxattr and setxattrat, whose lists
-# of rights open a file to others. At last those of what is said to be done and is not, since compilers end where they
-# cannot do it to a file of their own: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown and fchownat.
+# cannot be traced to an attempt; setxattr, lsetxattr, fsetxattr and setxattrat, since access lists open a file to
+# others. The last numbers are answered with success without effect, since compilers fail if they cannot do this to
+# their own files: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown and fchownat.
 _ARCHITECTURES = {
     "x86_64": (
         0xC000003E,
@@ -196,7 +196,7 @@ def _forbid_calls(*, local_sockets: bool) -> None:
     for number, value, right, wrong in (
         (socket, _AF_UNIX if local_sockets else 0xFFFFFFFF, allow, refuse),
         (prctl, _PR_SET_DUMPABLE, refuse, allow),  # The guard must be able to look at the child.
-        (prlimit, _SELF, allow, refuse),  # Its own limits alone: who lowers another's ends it.
+        (prlimit, _SELF, allow, refuse),  # Only its own limits: lower ones could end another process.
     ):
         program += [(equal, 0, 4, number), first_argument, (equal, 0, 1, value), (answer, 0, 0, right)]
         program += [(answer, 0, 0, wrong)]
