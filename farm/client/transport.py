@@ -35,6 +35,12 @@ CHUNK = 1 << 20
 LARGEST_ANSWER = 256 << 20
 """Bytes of a farm's answer, unpacked, that are read at most."""
 
+LONGEST_LINE = 16 << 20
+"""Bytes of one line of an answer that comes line by line, and of one event."""
+
+SMALL_ANSWER = 1 << 20
+"""Bytes of what object storage says about an upload, or about an error."""
+
 
 @cache
 def _trusted() -> ssl.SSLContext:
@@ -113,22 +119,26 @@ class Transport:
         )
 
     def events(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
-        """Yield name, id and data of server-sent events until the server ends the stream."""
+        """Yield name, id and data of server-sent events until the server ends the stream.
+
+        Raises UsageError for an event that is too long.
+        """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
         with self.lines(path, timeout=silence, headers=headers) as lines:
             yield from _events(lines)
 
     @contextlib.contextmanager
     def lines(self, path: str, *, timeout: float, **options: Any) -> Iterator[Iterator[str]]:
-        """Open an answer that comes line by line, with at most `timeout` seconds of silence."""
+        """Open an answer that comes line by line, with at most `timeout` seconds of silence.
+
+        Raises UsageError for a line that is too long, also while the lines are read.
+        """
         import httpx
 
         try:
             with self._api.stream("GET", path, timeout=httpx.Timeout(10.0, read=timeout), **options) as response:
-                if response.is_error:
-                    response.read()
-                _checked(response)
-                yield response.iter_lines()
+                _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
+                yield _lines(response)
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
@@ -151,7 +161,8 @@ class Transport:
                         count(len(chunk))
 
             try:
-                response = self._storage.put(put["url"], content=chunks(), headers=headers)
+                with self._storage.stream("PUT", put["url"], content=chunks(), headers=headers) as answer:
+                    response = _read(answer, SMALL_ANSWER)
             except (httpx.TransportError, httpx.LocalProtocolError) as error:
                 count(-sent)
                 raise StorageUnavailable(f"cannot upload {path.name}: {error or type(error).__name__}") from None
@@ -183,8 +194,7 @@ class Transport:
                     if response.status_code == 404:
                         raise gone(name, "is no longer in object storage")
                     if response.is_error:
-                        response.read()
-                        raise _storage_answer(response, f"cannot download {name}")
+                        raise _storage_answer(_read(response, SMALL_ANSWER), f"cannot download {name}")
                     _copy_checked(response.iter_bytes(CHUNK), file, blob, name)
             except httpx.TransportError as error:
                 raise StorageUnavailable(f"cannot download {name}: {error or type(error).__name__}") from None
@@ -225,11 +235,31 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     data = bytearray()
     for chunk in response.iter_bytes(CHUNK):
         data += chunk
-        if len(data) > limit:
-            raise UsageError(f"{response.url} answers more than {limit >> 20} MiB", hint="is a farm at that address?")
+        _require_short(len(data), limit, response)
     packing = ("content-encoding", "content-length", "transfer-encoding")
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in packing]
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
+
+
+def _require_short(size: int, limit: int, response: httpx.Response) -> None:
+    if size > limit:
+        raise UsageError(f"{response.url} answers more than {limit >> 20} MiB", hint="is a farm at that address?")
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """Yield an answer's lines without their ends; httpx would wait for the end of a line however long it is."""
+    rest = bytearray()
+    for chunk in response.iter_bytes():
+        *lines, last = chunk.split(b"\n")
+        for line in lines:
+            rest += line
+            _require_short(len(rest), LONGEST_LINE, response)
+            yield rest.removesuffix(b"\r").decode(errors="replace")
+            rest.clear()
+        rest += last
+        _require_short(len(rest), LONGEST_LINE, response)
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
@@ -278,11 +308,12 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
     """Parse server-sent events: fields until an empty line make one event; comments keep the line alive."""
     name, identifier = "message", ""
     data: list[str] = []
+    size = 0
     for line in lines:
         if not line:
             if data:
                 yield name, identifier, "\n".join(data)
-            name, data = "message", []
+            name, data, size = "message", [], 0
             continue
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -293,6 +324,9 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
                 identifier = value
             case "data":
                 data.append(value)
+                size += len(line)
+                if size > LONGEST_LINE:
+                    raise UsageError(f"an event of this farm has more than {LONGEST_LINE >> 20} MiB")
 
 
 def _copy_checked(chunks: Iterator[bytes], file: Any, blob: Mapping[str, Any], name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -44,3 +45,49 @@ def test_a_packed_answer_is_as_before() -> None:
     found = asked(httpx.Response(200, content=gzip.compress(b'{"items": []}'), headers={"Content-Encoding": "gzip"}))
     assert found.json() == {"items": []}
     assert found.url == "http://farm.example/v1/builds"
+
+
+def channel(content: Iterator[bytes]) -> Transport:
+    answer = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+    return Transport("http://farm.example", "", namespace="", timeout=5, transport=answer)
+
+
+def repeated(taken: list[int], piece: bytes) -> Iterator[bytes]:
+    for _ in endless(taken):
+        yield piece
+
+
+@pytest.mark.parametrize(
+    ("piece", "said"),
+    [(b"data: " + b"x" * (1 << 20), "answers more than 4 MiB"), (b"data: " + b"x" * (1 << 20) + b"\n", "an event of")],
+    ids=["a line", "an event"],
+)
+def test_an_event_is_read_to_its_limit(piece: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LONGEST_LINE", 4 << 20)
+    taken: list[int] = []
+    with pytest.raises(UsageError, match=said):
+        next(channel(repeated(taken, piece)).events("/v1/builds/b/events", None, 5))
+    assert len(taken) <= 6
+
+
+def test_lines_are_cut_at_their_ends_alone() -> None:
+    """However the bytes come; a separator that only Unicode knows, or half a character, ends no line."""
+    text = "one\r\ntwo \u2028 é\n\nlast"
+    pieces = [text.encode()[at : at + 1] for at in range(len(text.encode()))]
+    with channel(iter(pieces)).lines("/v1/audit", timeout=5) as lines:
+        assert list(lines) == ["one", "two \u2028 é", "", "last"]
+
+
+def test_what_storage_says_is_read_to_its_limit(tmp_path: Path) -> None:
+    """A farm names the addresses to which its clients upload, and from which they download."""
+    (tmp_path / "blob").write_bytes(b"blob")
+    taken: list[int] = []
+    for status in (200, 400, 500):
+        client = channel(iter(()))
+        client._storage = httpx.Client(
+            transport=httpx.MockTransport(lambda _, status=status: httpx.Response(status, content=endless(taken)))
+        )
+        put = {"url": "http://storage.example/blob", "headers": {}, "start": 0, "size": 4}
+        with pytest.raises(UsageError, match="answers more than 1 MiB"):
+            client.put(put, tmp_path / "blob", lambda _: None)
+    assert len(taken) <= 6
