@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import anyio
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 
 import farm as package
@@ -25,18 +24,16 @@ from farm.api import (
     upkeep_routes,
     worker_routes,
 )
-from farm.api.auth import FarmDep, TokenFirst
-from farm.api.sites import LOOPBACK, OwnSite
+from farm.api.auth import TokenFirst
+from farm.api.health_check import HealthCheck
+from farm.api.sites import OwnSite
 from farm.app import Farm
-from farm.errors import FarmFault, UsageError
+from farm.errors import UsageError
 from farm.manifest import manifest_schema
 from farm.settings import load_settings
 
 BODY_LIMIT = 32 * 2**20
 """Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
-
-HEALTH_SECONDS = 2.0
-"""What each server gets to answer when the farm's health is asked for."""
 
 router = APIRouter(tags=["farm"])
 
@@ -70,6 +67,10 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.state.watchers = anyio.CapacityLimiter(build_routes.WATCHERS)
     app.state.streams = Counter()
     app.state.imports = anyio.CapacityLimiter(1)
+    app.state.health = (
+        HealthCheck("the job store", lambda: _ask_store(app.state.farm)),
+        HealthCheck("object storage", lambda: _ask_storage(app.state.farm)),
+    )
     problems.install(app)
     for room in (
         router,
@@ -86,8 +87,16 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
     app.add_middleware(TokenFirst, farm=lambda: app.state.farm)
     hosts = farm.settings.api_hosts
-    app.add_middleware(OwnSite, hosts=(*hosts, *LOOPBACK) if hosts or loopback else ())
+    app.add_middleware(OwnSite, hosts=hosts, named=bool(hosts) or loopback)
     return app
+
+
+def _ask_store(farm: Farm) -> None:
+    farm.store.check()
+
+
+def _ask_storage(farm: Farm) -> None:
+    farm.artifacts.with_patience(0.0).get_object("config/health")
 
 
 def openapi() -> dict[str, Any]:
@@ -106,26 +115,11 @@ class _Application(FastAPI):
 
 
 @router.get("/health", response_model=schemas.HealthView)
-async def health(farm: FarmDep) -> schemas.HealthView:
+async def health(request: Request) -> schemas.HealthView:
     """Say that the farm answers, and its store and object storage too; needs no token. 503 where one does not."""
-
-    def job_store() -> None:
-        farm.store.check()
-
-    def object_storage() -> None:
-        farm.artifacts.with_patience(0.0).get_object("config/health")
-
-    await _answers("the job store", job_store)
-    await _answers("object storage", object_storage)
+    for look in request.app.state.health:
+        await look.answers()
     return schemas.HealthView(status="ok", version=package.__version__, store="ok", storage="ok")
-
-
-async def _answers(what: str, ask: Callable[[], object]) -> None:
-    """Ask a server; it is away where it takes longer than whoever asks for health would wait."""
-    with anyio.move_on_after(HEALTH_SECONDS) as scope:
-        await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
-    if scope.cancelled_caught:
-        raise FarmFault(f"{what} did not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
 
 
 @router.get("/schema/manifest")

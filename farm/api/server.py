@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from farm.api.application import create_app
 from farm.api.connections import BoundedConnection, bounded
-from farm.api.sites import LOOPBACK
+from farm.api.sites import is_loopback
 from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import UsageError
@@ -42,7 +42,7 @@ class Listening(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host in LOOPBACK
+        return is_loopback(self.host)
 
     def check(self) -> None:
         """Refuse to send tokens through a network as they are. Raises UsageError."""

@@ -6,6 +6,7 @@ to that machine's address (DNS rebinding). A server without a token would obey.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -14,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from farm.api.problems import refusal
 from farm.errors import NotAllowed
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of the loopback address, which no other machine can reach."""
+LOCALHOST = "localhost"
+"""The name of the loopback addresses, which no other machine can reach."""
 
 _HINT = "the operator lists further names in the setting `api_hosts`"
 
@@ -23,10 +24,11 @@ _HINT = "the operator lists further names in the setting `api_hosts`"
 class OwnSite:
     """Middleware that refuses requests to another host, and from pages of another site."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        """`hosts` are the names to answer under; if there are none, any name is accepted."""
+    def __init__(self, app: ASGIApp, hosts: Collection[str], *, named: bool) -> None:
+        """`hosts` are the names to answer under beside those of loopback; without `named`, any name is accepted."""
         self._app = app
-        self._hosts = frozenset(name.lower() for name in hosts)
+        self._hosts = frozenset(map(_name, hosts))
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request with Problem Details, or pass it on."""
@@ -35,12 +37,12 @@ class OwnSite:
 
     def _wrong(self, headers: Headers) -> NotAllowed | None:
         host = headers.get("host", "").lower()
-        if self._hosts and _name(host) not in self._hosts:
+        if self._named and not (_name(host) in self._hosts or is_loopback(_name(host))):
             return NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
         origin = headers.get("origin", "").lower()
         if origin:
             _, _, site = origin.partition("://")
-            if not site or (site != host and _name(site) not in self._hosts - frozenset(LOOPBACK)):
+            if not site or (site != host and (_name(site) not in self._hosts or is_loopback(_name(site)))):
                 return NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
         # Requests for a page's pictures and scripts have no Origin. Following a link to this server is allowed.
         elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
@@ -48,8 +50,17 @@ class OwnSite:
         return None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, a name or an address without a port, is this machine and cannot be reached from another one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == LOCALHOST
+
+
 def _name(host: str) -> str:
-    """Return a host without its port: `[::1]:8000` is `::1`."""
+    """Return a host without its port and without the dot that ends a whole name: `[::1]:8000` is `::1`."""
+    host = host.lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    return host.partition(":")[0].removesuffix(".")

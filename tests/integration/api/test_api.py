@@ -7,8 +7,10 @@ import json
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,19 @@ def test_health_says_which_server_is_away(settings: Settings) -> None:
         answer = httpx.get(f"{url}/v1/health", timeout=30)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert answer.json()["type"] == "urn:farm:error:StorageAway"
+
+
+def test_who_asks_for_health_takes_no_thread_of_his_own(settings: Settings) -> None:
+    """A server that hangs would keep one for each who asks, without a token, until nobody is served."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        away = settings.model_copy(update={"redis_url": SecretStr(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")})
+        with serving(create_app(Farm(away), loopback=True)) as url:
+            before = set(threading.enumerate())
+            with ThreadPoolExecutor(20) as callers:
+                answers = list(callers.map(lambda _: httpx.get(f"{url}/v1/health", timeout=60), range(60)))
+            assert {answer.status_code for answer in answers} == {503}
+            # As many as wrote answers at once, which serve others now, and one that waits for the store.
+            assert len(set(threading.enumerate()) - before) <= 20 + 1
 
 
 def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

@@ -173,8 +173,14 @@ def test_no_large_body_is_read_of_who_has_no_token(url: str, how: str, token: st
 
 # --- names and pages ------------------------------------------------------------------------------------------------
 
-OWN = ["localhost:{port}", "127.0.0.1:{port}", "LOCALHOST:{port}", "[::1]:{port}"]
-FOREIGN = ["evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1"]
+OWN = [
+    *("localhost:{port}", "127.0.0.1:{port}", "LOCALHOST:{port}", "[::1]:{port}"),
+    *("localhost.:{port}", "localhost.", "127.0.1.1:{port}"),
+]
+FOREIGN = [
+    *("evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1"),
+    *("evil.example.", "localhost..:{port}", "127.0.0.1x", "[::2]:{port}"),
+]
 
 
 @pytest.fixture
@@ -184,7 +190,7 @@ def tokenless(settings: Settings) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("host", [*OWN, "farm.example", "farm.example:{port}"])
+@pytest.mark.parametrize("host", [*OWN, "farm.example", "farm.example:{port}", "farm.example.:{port}"])
 def test_a_server_answers_under_its_own_names(tokenless: str, host: str) -> None:
     host = host.format(port=urlsplit(tokenless).port)
     assert httpx.get(f"{tokenless}/v1/builds", headers={"Host": host}, timeout=60).status_code == 200
@@ -205,7 +211,11 @@ def test_a_server_answers_under_no_other_name(tokenless: str, host: str) -> None
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://localhost:1", "https://127.0.0.1", "file://"]
+    "origin",
+    [
+        *("http://evil.example", "null", "http://localhost:1", "https://127.0.0.1", "file://"),
+        *("http://localhost.:1", "http://127.0.1.1:1"),
+    ],
 )
 def test_a_page_of_another_site_is_refused(tokenless: str, method: str, origin: str) -> None:
     refused = httpx.request(method, f"{tokenless}/v1/pools/any/pause", headers={"Origin": origin}, timeout=60)
@@ -249,7 +259,7 @@ def test_a_network_gets_no_plain_http() -> None:
     with pytest.raises(UsageError, match="no TLS") as refused:
         Listening("0.0.0.0", 0).check()
     assert "--behind-proxy" in refused.value.hint
-    for host in ("127.0.0.1", "localhost", "::1"):
+    for host in ("127.0.0.1", "127.0.1.1", "localhost", "::1"):
         Listening(host, 0).check()
     Listening("0.0.0.0", 0, proxy=True).check()
 
