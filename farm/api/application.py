@@ -24,16 +24,13 @@ from farm.api import (
     upkeep_routes,
     worker_routes,
 )
-from farm.api.auth import TokenFirst
+from farm.api.auth import LARGEST_BODY, LargeBodies
 from farm.api.health_check import HealthCheck
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import UsageError
 from farm.manifest import manifest_schema
 from farm.settings import load_settings
-
-BODY_LIMIT = 32 * 2**20
-"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
 
 router = APIRouter(tags=["farm"])
 
@@ -61,7 +58,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         # The interactive pages load scripts from elsewhere; a farm often has no way there.
         docs_url=None,
         redoc_url=None,
-        max_body_size=BODY_LIMIT,
+        max_body_size=LARGEST_BODY,
     )
     app.state.farm = farm
     app.state.watchers = anyio.CapacityLimiter(build_routes.WATCHERS)
@@ -85,7 +82,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     ):
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
-    app.add_middleware(TokenFirst, farm=lambda: app.state.farm)
+    app.add_middleware(LargeBodies, farm=lambda: app.state.farm)
     hosts = farm.settings.api_hosts
     app.add_middleware(OwnSite, hosts=hosts, named=bool(hosts) or loopback)
     return app

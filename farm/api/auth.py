@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from farm.api.problems import refusal
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import FarmError, NotAllowed
+from farm.errors import FarmError, FarmFault, NotAllowed
 from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
@@ -24,6 +25,15 @@ _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authoriza
 
 SMALL_BODY = 16 << 10
 """Bytes of a body that the API reads before it checks the token."""
+
+LARGEST_BODY = 32 << 20
+"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
+
+BODIES_OF_ONE = 64 << 20
+"""Bytes of large bodies that one token may send at once."""
+
+BODIES_OF_ALL = 256 << 20
+"""Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
 
 
 class Unauthenticated(NotAllowed):
@@ -93,33 +103,53 @@ def authenticate(
     return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
 
 
-class TokenFirst:
-    """Middleware that checks the token before it reads a large body, which would fill memory until then."""
+class LargeBodies:
+    """Middleware that checks the token before it reads a large body, and bounds how many of them are in memory."""
 
     def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
         """`farm` returns the farm that knows the tokens."""
         self._app = app
         self._farm = farm
+        self._sizes: Counter[tuple[str, str]] = Counter()
+        """Bytes of the large bodies that are in memory or on their way, by namespace and name of the token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 without reading the body, or pass the request on."""
-        refused = None
-        if scope["type"] == "http" and _is_large(headers := Headers(scope=scope)):
-            scheme, _, shown = headers.get("authorization", "").partition(" ")
-            credentials = HTTPAuthorizationCredentials(
-                scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
-            )
-            try:
-                await run_in_threadpool(authenticate, self._farm(), credentials)
-            except FarmError as error:
-                refused = refusal(error)
-        await (refused or self._app)(scope, receive, send)
+        """Answer 401 or 503 without reading the body, or pass the request on."""
+        size = _size(Headers(scope=scope)) if scope["type"] == "http" else 0
+        if size <= SMALL_BODY:
+            await self._app(scope, receive, send)
+            return
+        try:
+            owner = await self._admitted(Headers(scope=scope), size)
+        except FarmError as error:
+            await refusal(error)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._sizes[owner] -= size
+            self._sizes += Counter()  # Forgets those who have none.
+
+    async def _admitted(self, headers: Headers, size: int) -> tuple[str, str]:
+        """Count a body, and return whose it is. Raises Unauthenticated, FarmFault if there are too many."""
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        credentials = HTTPAuthorizationCredentials(
+            scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
+        )
+        caller = await run_in_threadpool(authenticate, self._farm(), credentials)
+        owner = caller.namespace, caller.name
+        if self._sizes[owner] + size > BODIES_OF_ONE or self._sizes.total() + size > BODIES_OF_ALL:
+            raise FarmFault("too many large requests at once", hint="send them one after the other")
+        self._sizes[owner] += size
+        return owner
 
 
-def _is_large(headers: Headers) -> bool:
-    """Whether a body is, or may be, larger than `SMALL_BODY`: the length of a chunked body is unknown."""
+def _size(headers: Headers) -> int:
+    """Return how many bytes a body may have; the length of a chunked body is unknown."""
     length = headers.get("content-length", "0")
-    return "transfer-encoding" in headers or not length.isdecimal() or int(length) > SMALL_BODY
+    if "transfer-encoding" in headers or not length.isdecimal():
+        return LARGEST_BODY
+    return min(int(length), LARGEST_BODY)
 
 
 def require(role: Role) -> Callable[[Caller], Caller]:

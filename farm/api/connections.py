@@ -2,7 +2,7 @@
 
 A client without a token can still connect and send nothing, or one byte a minute. So there is a time limit for the
 header, for the whole request and for reading the answer. If there are too many connections, the one that has been idle
-longest is closed. Connections with a running request are not affected.
+longest is closed. Connections with a running request are not affected. A connection counts from its TLS handshake on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class BoundedConnection(H11Protocol):
     answer_seconds: ClassVar[float] = 60.0
     """For the client to read `LEAST` bytes of an answer, if so much of it waits that nothing more is written."""
     handshake_seconds: ClassVar[float] = 10.0
-    """For the TLS handshake, before this class sees the connection."""
+    """For the TLS handshake."""
+    _handshakes: ClassVar[set[asyncio.Task[Any]]] = set()
+    """Connections whose TLS handshake is not done: asyncio accepts each in a task that ends with the handshake."""
 
     _stage: _Stage | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -54,14 +56,30 @@ class BoundedConnection(H11Protocol):
     _since = 0.0
     """When the current stage began, by the clock of the event loop."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Accept a connection. Raises ConnectionAbortedError, which closes it, if too many are in a handshake."""
+        super().__init__(*arguments, **named)
+        if self.config.is_ssl and (task := asyncio.current_task()):
+            if len(self._handshakes) >= self.most // 2:
+                log.warning("too many TLS handshakes, closing a new connection", handshakes=len(self._handshakes))
+                raise ConnectionAbortedError("too many TLS handshakes")
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+            self._make_room(None)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection. If there are too many, close the one that has been idle longest, or else the new one."""
+        """Begin. If there are too many connections, close the one that has been idle longest, or else this one."""
         super().connection_made(transport)
         self._enter(_Stage.HEADER)
-        if len(self.connections) > self.most:
-            others = (each for each in self.connections if isinstance(each, BoundedConnection) and each._is_idle)
-            oldest = min(others, key=lambda each: each._since, default=self)
-            log.warning("too many connections, closing an idle one", connections=len(self.connections))
+        self._make_room(self)
+
+    def _make_room(self, new: BoundedConnection | None) -> None:
+        count = len(self.connections) + len(self._handshakes)
+        if count <= self.most:
+            return
+        others = (each for each in self.connections if isinstance(each, BoundedConnection) and each._is_idle)
+        if oldest := min(others, key=lambda each: each._since, default=new):
+            log.warning("too many connections, closing an idle one", connections=count)
             oldest.transport.abort()
             self.connections.discard(oldest)
 
@@ -148,5 +166,5 @@ def bounded() -> type[BoundedConnection]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     room = MOST if soft == resource.RLIM_INFINITY else min(MOST, max(soft - OTHER_FILES, soft // 2))
-    members: dict[str, Any] = {"most": room, "__doc__": BoundedConnection.__doc__}
+    members: dict[str, Any] = {"most": room, "_handshakes": set(), "__doc__": BoundedConnection.__doc__}
     return type("BoundedConnection", (BoundedConnection,), members)

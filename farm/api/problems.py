@@ -40,8 +40,15 @@ def problem(error: FarmError) -> dict[str, Any]:
 
 
 def refusal(error: FarmError) -> JSONResponse:
-    """Return the answer to a request that does not even reach the app."""
-    return _answer(problem(error))
+    """Return the answer that refuses a request."""
+    headers = {}
+    if isinstance(error, FarmFault):
+        headers["Retry-After"] = "2"
+    if isinstance(error, QuotaExceeded):
+        headers["Retry-After"] = "60"
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _answer(problem(error), headers)
 
 
 def install(app: FastAPI) -> None:
@@ -49,14 +56,7 @@ def install(app: FastAPI) -> None:
 
     def farm_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FarmError)
-        headers = {}
-        if isinstance(error, FarmFault):
-            headers["Retry-After"] = "2"
-        if isinstance(error, QuotaExceeded):
-            headers["Retry-After"] = "60"
-        if error.http_status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return _answer(problem(error), headers)
+        return refusal(error)
 
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from farm.api import build_routes
+from farm.api import auth, build_routes
 from farm.api.application import create_app
 from farm.api.connections import BoundedConnection, bounded
 from farm.api.server import Listening
@@ -26,6 +27,7 @@ from farm.errors import UsageError
 from farm.logging import Folding
 from farm.settings import Settings
 from tests.support.api_farm import serving
+from tests.support.helpers import wait_until
 
 
 class Hasty(BoundedConnection):
@@ -171,6 +173,45 @@ def test_no_large_body_is_read_of_who_has_no_token(url: str, how: str, token: st
         assert answer.readline().startswith(b"HTTP/1.1 401")
 
 
+def test_large_bodies_at_once_are_bounded(
+    farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one token, and of all: each body lies in memory until it is answered."""
+    size = 20_000
+    monkeypatch.setattr(auth, "BODIES_OF_ONE", 2 * size)
+    monkeypatch.setattr(auth, "BODIES_OF_ALL", 3 * size)
+    mine, others = farm.settings.api_token.get_secret_value(), client.create_token("other", "submitter", "main")
+    with ExitStack() as held:
+
+        def begun(token: str, body: bytes = b"") -> tuple[socket.socket, BinaryIO]:
+            connection = held.enter_context(connected(url))
+            head = f"POST /v1/blobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+            expected = f"Expect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+            connection.sendall((head + expected).encode() + body)
+            return connection, held.enter_context(connection.makefile("rb"))
+
+        def status(answer: BinaryIO) -> int:
+            return int(answer.readline().split()[1])
+
+        first, second = begun(mine), begun(mine)
+        assert [status(first[1]), status(second[1])] == [100, 100]  # The server waits for their bodies.
+        refused = begun(mine)[1]
+        assert status(refused) == 503
+        assert any(line.lower() == b"retry-after: 2\r\n" for line in refused)
+        third = begun(others)
+        assert status(third[1]) == 100
+        assert status(begun(others)[1]) == 503
+        # Who has been answered, or is gone, counts no more.
+        first[0].sendall(b'{"blobs": []}'.ljust(size))
+        assert first[1].readline().strip() == b""
+        assert status(first[1]) == 200
+        assert status(begun(mine)[1]) == 100
+        assert status(begun(others)[1]) == 503
+        third[1].close()
+        third[0].close()
+        wait_until(lambda: status(begun(others)[1]) == 100)
+
+
 # --- names and pages ------------------------------------------------------------------------------------------------
 
 OWN = [
@@ -280,6 +321,25 @@ def test_tls(settings: Settings, certificate: tuple[Path, Path]) -> None:
             httpx.get(f"{url}/v1/builds", timeout=60)
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"http{url.removeprefix('https')}/v1/builds", timeout=60)
+
+
+def test_handshakes_that_do_not_end_do_not_stop_the_api(settings: Settings, certificate: tuple[Path, Path]) -> None:
+    """Each holds a descriptor, before there is a connection."""
+    listening = Listening("127.0.0.1", 0, *certificate)
+    with serving(create_app(Farm(settings), loopback=True), Crowded, listening) as url, ExitStack() as held:
+        trusted = ssl.create_default_context(cafile=str(certificate[0]))
+        begun = [held.enter_context(connected(url)) for _ in range(2 * Crowded.most)]
+        assert all(is_closed(connection) for connection in begun[Crowded.most // 2 :])
+        begun[0].close()
+        answered = wait_until(lambda: _answer(url, trusted))
+        assert answered.status_code == 200
+
+
+def _answer(url: str, trusted: ssl.SSLContext) -> httpx.Response | None:
+    try:
+        return httpx.get(f"{url}/v1/builds", verify=trusted, timeout=60)
+    except httpx.TransportError:
+        return None
 
 
 # --- what is said about it ------------------------------------------------------------------------------------------
