@@ -382,7 +382,6 @@ ONNXRUNTIME = Compiler(
             (NATIVE, "fp32", "fp16", "bf16", "int8", "int4"),
             tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
         ),
-        # bf16 weights are widened on the card, as on the CPU: few of ONNX Runtime's CUDA kernels take bfloat16.
         DeviceKind("cuda", (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"), maker="nvidia"),
     ),
     tuning_binds=True,
@@ -440,6 +439,8 @@ ONNXRUNTIME = Compiler(
     # The onnx version is part of the toolchain id.
     toolchains=("onnxruntime",),
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
+    # Weights are kept in bf16 and widened when the program is loaded.
+    emulated={"bf16": ("*",)},
 )
 
 _STORES = {

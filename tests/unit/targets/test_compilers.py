@@ -184,6 +184,12 @@ def test_what_a_device_computes_in_a_wider_type_is_known(device: str, precision:
     assert MIGRAPHX.emulates(device, precision) == parts
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_onnx_runtime_widens_weights_of_bf16(device: str) -> None:
+    assert ONNXRUNTIME.emulates(device, "bf16") == ("bf16",)
+    assert {part for each in ONNXRUNTIME.precisions(device) for part in ONNXRUNTIME.emulates(device, each)} == {"bf16"}
+
+
 # --- the runner ------------------------------------------------------------------------------------------------
 
 
