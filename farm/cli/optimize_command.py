@@ -94,7 +94,8 @@ def optimize(
     Makes one size, on one GPU, and keeps no tuning results: use `farm run` for int4, ranges of sizes, all GPUs at once
     and tuning databases.
     """
-    from farm.local.optimize import Wanted, destination, make, plan, report, store
+    from farm.local.optimize import destination, make, report, store
+    from farm.local.single_cell import Wanted, plan
 
     flags = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
     options: dict[str, bool | str] = {}

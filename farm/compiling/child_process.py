@@ -7,47 +7,32 @@ their environment once, hold the interpreter for minutes, and can abort or hang 
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
+from farm.compiling.conversation import ChildError, Conversation, GuardEnd, OnMessage
 from farm.compiling.outputs import MOST, sweep
 from farm.files import remove_tree
-from farm.jobs.state import Phase
 from farm.targets.compilers import Maker
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
 
-OnMessage = Callable[[Mapping[str, Any]], None]
-"""Takes `{"phase", "progress", "detail"}`, in the thread that called `run_child`."""
-
 _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
-LONGEST_MESSAGE = 1 << 20
-"""Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
-_DEEPEST_MESSAGE = 32
-"""Levels of lists and objects in a message; answers have six or so."""
-_PHASES = frozenset(Phase)
-_LONGEST_DETAIL = 4000
-"""Characters with which a child says how far it is; the store keeps the last of them."""
-_MOST_PHASES = 1000
-"""Phase changes that a child may report: each is an event of its build."""
 _PATIENCE = 10.0
 """Seconds that the guard gets to say its last word, beyond those that processes may take to die."""
 _MARK = "FARM_CHILD"
@@ -144,7 +129,7 @@ class ChildEnd:
     result: dict[str, Any] | None = None
     wrong: str = ""
     """What is wrong with its answer, by which it ended as NONSENSE; empty where it was no message at all."""
-    error: dict[str, str] | None = None
+    error: ChildError | None = None
     exit_code: int | None = None
     signal: int | None = None
     seconds: float = 0.0
@@ -193,18 +178,29 @@ def run_child(
     try:
         with limited(limits.memory, limits.processes) as group, log_path.open("ab") as log:
             sealed = _sealed(seal, scratch, request)
-            whole = {**request, "seal": sealed, "group": dict(group)}
-            whole["folders"] = sealed["write"] if sealed else [str(scratch)]
-            run = _ChildProcess(whole, scratch, limits, on_message, cancelled)
+            whole = {
+                **request,
+                "seal": sealed,
+                "group": dict(group),
+                "folders": sealed["write"] if sealed else [str(scratch)],
+                "memory": limits.memory,
+                "processes": limits.processes,
+                "disk": max(limits.disk - limits.written, 1) if limits.disk else 0,
+                "files": limits.files,
+                "dying": limits.dying,
+            }
             start = log.tell()
-            run.start([python or sys.executable, str(script)], environment or {}, log.fileno())
-            try:
-                run.follow()
-            finally:
-                run.end()
-                _cut(log.fileno(), start + limits.log if limits.log else 0)
-                run.left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
-        return run.outcome(_tail(log_path, start))
+            watch = Watch(limits, log.fileno(), cancelled)
+            with closing(Conversation(request, watch, on_message)) as conversation:
+                command = [python or sys.executable, str(script)]
+                child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation)
+                try:
+                    by = child.follow(watch)
+                finally:
+                    child.end()
+                    _cut(log.fileno(), start + limits.log if limits.log else 0)
+                    left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
+        return child.outcome(by, watch, left, _tail(log_path, start))
     finally:
         remove_tree(scratch)
 
@@ -277,252 +273,158 @@ def child_environment(
     return environment | dict(extra or {})
 
 
-class _ChildProcess:
-    """One child from start to end."""
+class ChildProcess:
+    """One child: started, followed until it ends or has to be ended, and cleared away."""
 
     def __init__(
         self,
+        command: Sequence[str],
         request: Mapping[str, Any],
         scratch: Path,
-        limits: ChildLimits,
-        on_message: OnMessage | None,
-        cancelled: threading.Event | None,
+        environment: Mapping[str, str],
+        log: int,
+        conversation: Conversation,
     ) -> None:
-        self.request = {
-            **request,
-            "memory": limits.memory,
-            "processes": limits.processes,
-            "disk": max(limits.disk - limits.written, 1) if limits.disk else 0,
-            "files": limits.files,
-            "dying": limits.dying,
-        }
-        self.scratch = scratch
-        self.limits = limits
-        self.on_message = on_message
-        self.cancelled = cancelled
-        self.token = secrets.token_hex(16)
-        self.by = EndedBy.ITSELF
-        self.nonsense = False
-        self.wrong = ""
-        self.turns = 0
-        self.result: dict[str, Any] | None = None
-        self.error: dict[str, str] | None = None
-        self.ended: dict[str, Any] | None = None
-        self.answered = math.inf
-        self.stuck: list[int] = []
-        self.phase = ""
-        self.phases: dict[str, float] = {}
-        self.cpu = 0.0
-        self.memory = 0
-        self.left: Sequence[str] = ()
-
-    def start(self, command: list[str], environment: Mapping[str, str], log: int) -> None:
-        path = self.scratch / "request.json"
-        path.write_text(json.dumps(self.request))
-        messages, message_end = os.pipe()
-        words, word_end = os.pipe()
-        self.pipes = {messages: bytearray(), words: bytearray()}
-        self.words = words
-        self.log = log
-        self.log_start = self.log_size = os.fstat(log).st_size
-        self.oom_kills = 0 if self.request["group"] else _oom_kills()
-        self.started = self.moved = self.phase_since = time.monotonic()
+        """Raises OSError if the child cannot be started."""
+        self._conversation = conversation
+        self._dying = float(request["dying"])
+        self._grouped = bool(request["group"])
+        self._oom_kills = 0 if self._grouped else _oom_kills()
+        self._token = secrets.token_hex(16)
+        self._seconds = 0.0
+        self._stuck: list[int] = []
+        self._started = time.monotonic()
+        path = scratch / "request.json"
         try:
-            self.process = subprocess.Popen(
-                [*command, str(path), str(message_end), str(word_end)],
+            path.write_text(json.dumps(request))
+            self._process = subprocess.Popen(
+                [*command, str(path), *map(str, conversation.ends)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self.scratch,
+                cwd=scratch,
                 env=child_environment(
-                    self.scratch,
-                    threads=int(self.request.get("threads") or 1),
-                    gpu=str(self.request.get("gpu") or ""),
-                    maker=self.request.get("maker") or "amd",
-                    search=os.pathsep.join(self.request.get("search") or ()),
-                    extra={**environment, _MARK: self.token},
+                    scratch,
+                    threads=int(request.get("threads") or 1),
+                    gpu=str(request.get("gpu") or ""),
+                    maker=request.get("maker") or "amd",
+                    search=os.pathsep.join(request.get("search") or ()),
+                    extra={**environment, _MARK: self._token},
                 ),
-                pass_fds=(message_end, word_end),
+                pass_fds=conversation.ends,
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(messages)
-            os.close(words)
-            raise
         finally:
-            os.close(message_end)
-            os.close(word_end)
+            for end in conversation.ends:
+                os.close(end)
 
-    def follow(self) -> None:
-        """Read until the guard has said its last word, or the child has to be ended."""
-        with selectors.DefaultSelector() as selector:
-            for pipe in self.pipes:
-                selector.register(pipe, selectors.EVENT_READ)
-            while self.words in selector.get_map():
-                self.read(selector, self.pause())
-                self.by = EndedBy.NONSENSE if self.nonsense else self.verdict()
-                if self.by is not EndedBy.ITSELF or time.monotonic() - self.answered > self.limits.dying:
-                    return
-
-    def read(self, selector: selectors.BaseSelector, timeout: float) -> None:
-        for key, _ in selector.select(timeout):
-            data = os.read(key.fd, 1 << 16)
-            if not data:
-                selector.unregister(key.fd)
-            buffer = self.pipes[key.fd]
-            buffer += data
-            if b"\n" not in data:
-                self.nonsense |= len(buffer) > LONGEST_MESSAGE
-                continue
-            *lines, rest = buffer.split(b"\n")
-            buffer[:] = rest
-            for line in lines:
-                self.hear(key.fd, line)
-
-    def hear(self, pipe: int, line: bytearray) -> None:
-        if len(line) > LONGEST_MESSAGE:
-            self.nonsense = True
-            return
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            self.nonsense = True
-            return
-        if pipe != self.words and _is_deep(message):
-            self.nonsense = True
-        else:
-            # The child does not hold the guard's pipe, so it cannot say how it ended, or what it uses.
-            self.guard_says(message) if pipe == self.words else self.child_says(message)
-
-    def guard_says(self, message: Any) -> None:
-        match message:
-            case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
-                self.memory = max(self.memory, memory)
-                # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
-                # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
-                idle = 0.01 + 1.1 * self.limits.waiting
-                if cpu - self.cpu > idle * (time.monotonic() - self.moved):
-                    self.moved, self.cpu = time.monotonic(), cpu
-            case {"ended": dict(ended)}:
-                self.ended = ended
-
-    def child_says(self, message: Any) -> None:
-        match message:
-            case {"result": dict(result)}:
-                self.answered = time.monotonic()
-                try:
-                    self.result = read_answer(self.request, result)
-                except WrongAnswer as wrong:
-                    self.wrong, self.nonsense = str(wrong), True
-            case {"error": {"kind": str(), "message": str(), "detail": str()} as error}:
-                self.error, self.answered = error, time.monotonic()
-            case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
-                phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
-            ):
-                self.moved = time.monotonic()
-                self.turns += phase != self.phase
-                self.nonsense |= self.turns > _MOST_PHASES
-                self.enter(phase)
-                if self.on_message:
-                    self.on_message(message)
-            case _:
-                self.nonsense = True
-
-    def enter(self, phase: str) -> None:
-        now = time.monotonic()
-        if self.phase:
-            self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.phase_since
-        self.phase, self.phase_since = phase, now
-
-    def pause(self) -> float:
-        if self.limits.time:
-            return max(0.0, min(_LOOK_SECONDS, self.started + self.limits.time - time.monotonic()))
-        return _LOOK_SECONDS
-
-    def verdict(self) -> EndedBy:
-        """Return who ends the child now; ITSELF lets it go on."""
-        now = time.monotonic()
-        if self.ended:
-            by = _KILLED.get(self.ended["killed"], EndedBy.ITSELF)
-            return EndedBy.ITSELF if by is EndedBy.MEMORY_LIMIT and not self.limits.memory else by
-        size = os.fstat(self.log).st_size
-        if size != self.log_size:
-            self.log_size, self.moved = size, now
-        if self.cancelled and self.cancelled.is_set():
-            return EndedBy.CANCELLED
-        if self.limits.time and now - self.started >= self.limits.time:
-            return EndedBy.TIME_LIMIT
-        if self.limits.hang and now - self.moved >= self.limits.hang:
-            return EndedBy.HANG
-        if self.limits.log and size - self.log_start > self.limits.log:
-            return EndedBy.LOG_LIMIT
+    def follow(self, watch: Watch) -> EndedBy:
+        """Read until the guard has said its last word, or the child has to be ended; return who ends it."""
+        conversation = self._conversation
+        while not conversation.is_over:
+            conversation.read(watch.pause())
+            by = EndedBy.NONSENSE if conversation.is_nonsense else watch.verdict(conversation.ended)
+            if by is not EndedBy.ITSELF or conversation.silence > self._dying:
+                return by
         return EndedBy.ITSELF
 
     def end(self) -> None:
-        """Close the guard's pipe and wait until it has cleared up; where it cannot, do it in its place."""
-        if self.process.stdin:
-            self.process.stdin.close()
-        deadline = time.monotonic() + self.limits.dying + _PATIENCE
-        with selectors.DefaultSelector() as selector:
-            for pipe in self.pipes:
-                selector.register(pipe, selectors.EVENT_READ)
-            while self.words in selector.get_map() and time.monotonic() < deadline:
-                self.drain(selector, deadline - time.monotonic())
-        for pipe in self.pipes:
-            os.close(pipe)
-        if self.ended is None:
-            self.process.kill()
-            self.stuck = _kill_marked(self.token, self.process.pid, self.limits.dying)
+        """Close the guard's pipe and wait until it has cleared up. If it does not, kill what is left."""
+        conversation = self._conversation
+        if self._process.stdin:
+            self._process.stdin.close()
+        conversation.mute()
+        deadline = time.monotonic() + self._dying + _PATIENCE
+        # What still comes is read, so that nobody blocks on a full pipe.
+        while not conversation.is_over and (left := deadline - time.monotonic()) > 0:
+            conversation.read(left)
+        if conversation.ended is None:
+            self._process.kill()
+            self._stuck = _kill_marked(self._token, self._process.pid, self._dying)
         else:
-            self.stuck = self.ended["stuck"]
+            self._stuck = conversation.ended["stuck"]
         try:
-            self.process.wait(_PATIENCE)
+            self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self.stuck.append(self.process.pid)
-        self.enter("")
-        self.seconds = time.monotonic() - self.started
+            self._stuck.append(self._process.pid)
+        conversation.phases.enter("")
+        self._seconds = time.monotonic() - self._started
 
-    def drain(self, selector: selectors.BaseSelector, timeout: float) -> None:
-        """Read what still comes, so that nobody blocks on a full pipe; progress is no longer told."""
-        self.on_message = None
-        self.read(selector, timeout)
-
-    def outcome(self, log_tail: str) -> ChildEnd:
-        ended = self.ended or {}
-        killed, out_of_memory = bool(ended.get("killed")), ended.get("killed") == "memory"
+    def outcome(self, by: EndedBy, watch: Watch, left: Sequence[str], log_tail: str) -> ChildEnd:
+        """Return how the child ended; `left` is what was removed from its folders."""
+        conversation = self._conversation
+        ended = conversation.ended or GuardEnd(exit=None, signal=int(signal.SIGKILL), killed="", memory=0, stuck=[])
         return ChildEnd(
-            by=EndedBy.STRAY_FILES if self.left and self.by is EndedBy.ITSELF else self.by,
-            left=self.left,
-            limits=self.limits,
-            result=self.result,
-            wrong=self.wrong,
-            error=self.error,
-            exit_code=ended.get("exit"),
-            signal=ended.get("signal") or (int(signal.SIGKILL) if killed or not ended else None),
-            seconds=self.seconds,
-            memory=max(self.memory, ended.get("memory", 0)),
-            # Of the machine's count nobody knows whom it is about: another child may have gone over its limit.
-            oom_killer=out_of_memory if self.request["group"] else _oom_kills() > self.oom_kills,
-            phase=max(self.phases, key=lambda name: list(self.phases).index(name), default=""),
-            phases={name: round(seconds, 3) for name, seconds in self.phases.items()},
+            by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
+            left=left,
+            limits=watch.limits,
+            result=conversation.result,
+            wrong=conversation.wrong,
+            error=conversation.error,
+            exit_code=ended["exit"],
+            signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
+            seconds=self._seconds,
+            memory=max(watch.memory, ended["memory"]),
+            # The machine's count does not say which child: another one may have gone over its limit.
+            oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
+            phase=conversation.phases.last,
+            phases={name: round(seconds, 3) for name, seconds in conversation.phases.seconds.items()},
             log_tail=log_tail,
-            stuck=tuple(self.stuck),
+            stuck=tuple(self._stuck),
         )
 
 
-def _is_deep(message: Any) -> bool:
-    """Whether the lists and objects of a message are nested deeper than `_DEEPEST_MESSAGE`."""
-    level = [message] if isinstance(message, dict | list) else []
-    for _ in range(_DEEPEST_MESSAGE):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+class Watch:
+    """Looks whether a child keeps to its limits, and when it last showed a sign of life."""
+
+    def __init__(self, limits: ChildLimits, log: int, cancelled: threading.Event | None) -> None:
+        """`log` is the file descriptor of the child's log."""
+        self.limits = limits
+        self.memory = 0
+        """The most bytes that all processes of the child have held together."""
+        self._log = log
+        self._log_start = self._log_size = os.fstat(log).st_size
+        self._cancelled = cancelled
+        self._started = self._moved = time.monotonic()
+        self._cpu = 0.0
+
+    def alive(self) -> None:
+        """Note a sign of life."""
+        self._moved = time.monotonic()
+
+    def use(self, cpu: float, memory: int) -> None:
+        """Note what the child has used: seconds of CPU time since its start, and bytes at the moment."""
+        self.memory = max(self.memory, memory)
+        # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
+        # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
+        idle = 0.01 + 1.1 * self.limits.waiting
+        if cpu - self._cpu > idle * (time.monotonic() - self._moved):
+            self._moved, self._cpu = time.monotonic(), cpu
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        if self.limits.time:
+            return max(0.0, min(_LOOK_SECONDS, self._started + self.limits.time - time.monotonic()))
+        return _LOOK_SECONDS
+
+    def verdict(self, ended: GuardEnd | None) -> EndedBy:
+        """Return who ends the child now; ITSELF lets it go on. `ended` is the guard's last word, if it was said."""
+        now = time.monotonic()
+        if ended:
+            by = _KILLED.get(ended["killed"], EndedBy.ITSELF)
+            return EndedBy.ITSELF if by is EndedBy.MEMORY_LIMIT and not self.limits.memory else by
+        size = os.fstat(self._log).st_size
+        if size != self._log_size:
+            self._log_size, self._moved = size, now
+        if self._cancelled and self._cancelled.is_set():
+            return EndedBy.CANCELLED
+        if self.limits.time and now - self._started >= self.limits.time:
+            return EndedBy.TIME_LIMIT
+        if self.limits.hang and now - self._moved >= self.limits.hang:
+            return EndedBy.HANG
+        if self.limits.log and size - self._log_start > self.limits.log:
+            return EndedBy.LOG_LIMIT
+        return EndedBy.ITSELF
 
 
 def _tail(path: Path, start: int) -> str:

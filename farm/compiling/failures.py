@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from farm.compiling.child_process import ChildEnd, EndedBy
+from farm.compiling.conversation import ChildError
 from farm.jobs.state import FailureKind
 
 
@@ -182,7 +183,7 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
     return Failure(kind, sentence + _during(end), detail)
 
 
-def _from_error(error: Mapping[str, str], detail: str) -> Failure:
+def _from_error(error: ChildError, detail: str) -> Failure:
     message = error["message"] or "the compiler failed without a message"
     detail = error["detail"] or detail
     stated = error["kind"]

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, StepEnded, StepSettings
+from farm.compiling.pipeline import InputFiles, Pipeline
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps
@@ -229,16 +230,9 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         if not here["available"]:
             raise WrongPython(f"{here['reason']}; the attempt had {spec['toolchain']}")
         found["toolchain"] = here["toolchain"]
-        reference = places.get("reference")
-        if not reference:
-            reference = work / "reference" / "reference.npz"
-            with children.phase(Phase.VERIFYING):
-                steps.reference(places["model"], places.get("samples"), reference)
-        with children.phase(Phase.COMPILING):
-            compiled = steps.compile(places["model"], places.get("calibration"))
-        with children.phase(Phase.MEASURING):
-            evaluated = steps.evaluate(compiled, reference)
-        found |= {"program": str(steps.program), "record": steps.record(compiled, evaluated, shared=False)}
+        data = (places.get(name) for name in ("calibration", "samples", "reference"))
+        record = Pipeline(steps, InputFiles(places["model"], *data)).run()
+        found |= {"program": str(steps.program), "record": record}
     except StepEnded as ended:
         failure = ended.failure
         found["ended"] = failure._asdict() if failure else {"kind": "cancelled", "message": "", "detail": ""}

@@ -1,18 +1,18 @@
 """Steps: what is done to the model of one cell, from its work order: reference, check, compile, evaluate.
 
-Each runs in a sealed child that reads its inputs and writes to a folder of its own. The executor looks up, fetches and
-publishes around them; `farm optimize` takes them for one model, here. Knows no store.
+Each step runs in a sealed child that reads its inputs and writes to a folder of its own. `pipeline.py` calls them in
+order. Knows no store.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import farm
 from farm.compiling.children import Children, StepEnded
@@ -39,11 +39,21 @@ _REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, Failu
 """Ends of a reference's child that say nothing of the compiler, nor of the user's limits and samples."""
 
 
+class ReferenceCache(Protocol):
+    """Keeps reference outputs for attempts that need the same ones."""
+
+    def bring(self, used: str, path: Path) -> bool:
+        """Write to `path` what the reference named `used` made before; return whether there was something."""
+
+    def keep(self, used: str, path: Path) -> None:
+        """Keep what the reference named `used` has just made."""
+
+
 class Steps:
-    """One cell on its way through the children; every step raises StepEnded where its child does not answer."""
+    """The steps of one cell. Every step raises StepEnded if its child gives no answer."""
 
     def __init__(self, order: Mapping[str, Any], children: Children, *, keyed: bool = False) -> None:
-        """`keyed`: what is compiled is published under the order's key, so only who is what that says compiles."""
+        """`keyed`: the program is published under the order's cache key, so only the toolchain in that key compiles."""
         self.order = order
         self.children = children
         self.keyed = keyed
@@ -81,19 +91,21 @@ class Steps:
         steps.children = self.children.beside(slot, folder)
         return steps
 
-    def reference(
-        self, model: Path, samples: Path | None, path: Path, bring: Callable[[str], bool] = lambda used: False
-    ) -> str:
-        """Make the inputs and right outputs to compare with; checks the model, before any compiler opens it.
+    def reference(self, model: Path, samples: Path | None, cache: ReferenceCache | None = None) -> Path:
+        """Make the inputs and right outputs to compare with; check the model before any compiler opens it.
 
-        References are asked in order, until one can run the model; where none can, the samples' own expected outputs
-        are all there is (EXPECTED). `bring` may bring what a reference made before. Return whose they are.
+        References are asked in order, until one can run the model. If none can, only the samples' own expected outputs
+        are compared (EXPECTED). `cache` may have what a reference made before.
         """
+        path = self.children.folder / "reference" / "reference.npz"
+        path.parent.mkdir(exist_ok=True)
         references = references_of(self.order)
         for used in references or ("none",):
             try:
-                if not bring(used):
+                if not (cache and cache.bring(used, path)):
                     self._ask_reference(model, samples, path, used, seconds=self._patience if self.refused else 0.0)
+                    if cache:
+                        cache.keep(used, path)
             except StepEnded as ended:
                 if ended.failure is None or not self._may_ask_next(ended.failure):
                     raise
@@ -101,11 +113,11 @@ class Steps:
                 with self.children.log_path.open("a") as log:
                     log.write(f"reference {used} cannot be had: {ended.failure.kind}: {ended.failure.message}\n")
             else:
-                return used
+                return path
         first = self.refused[references[0]]
         why = f"no reference can run the model ({', '.join(references)}): {first}"
         self._ask_reference(model, samples, path, EXPECTED, unverified=why)
-        return EXPECTED
+        return path
 
     def _ask_reference(
         self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0

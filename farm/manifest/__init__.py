@@ -5,10 +5,12 @@ What the entries together mean (the matrix) is in `farm.matrix`.
 """
 
 from farm.manifest.entries import (
+    Conversion,
     Data,
     Debug,
     EnvFile,
     IncludeEntry,
+    InputEntry,
     Limits,
     Manifest,
     ModelEntry,
@@ -18,14 +20,16 @@ from farm.manifest.entries import (
     Tuning,
     Verify,
 )
-from farm.manifest.parsing import load_manifest, parse_manifest, read_manifest
+from farm.manifest.parsing import check_manifest, load_manifest, parse_manifest, read_manifest
 from farm.manifest.schema import manifest_schema
 
 __all__ = [
+    "Conversion",
     "Data",
     "Debug",
     "EnvFile",
     "IncludeEntry",
+    "InputEntry",
     "Limits",
     "Manifest",
     "ModelEntry",
@@ -34,6 +38,7 @@ __all__ = [
     "Source",
     "Tuning",
     "Verify",
+    "check_manifest",
     "load_manifest",
     "manifest_schema",
     "parse_manifest",

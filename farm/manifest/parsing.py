@@ -21,7 +21,7 @@ from farm.manifest.agreement import cross_checks
 from farm.manifest.entries import Manifest, ModelEntry, Source
 from farm.manifest.globs import freeze_globs
 from farm.manifest.values import NAME
-from farm.manifest.yaml import YamlDocument, read_document
+from farm.manifest.yaml import YamlDocument, read_document, unwritten_document
 
 
 def load_manifest(path: str | Path) -> Manifest:
@@ -56,6 +56,18 @@ def parse_manifest(text: str, file: str = "manifest") -> Manifest:
     """Read a manifest from its text; `file` names it in messages. Raises ManifestError."""
     manifest, problems = _build(read_document(text, file))
     return _required(manifest, problems)
+
+
+def check_manifest(manifest: Manifest, file: str) -> Manifest:
+    """Check a manifest that a program made of entries, as if it had been read; `file` names it in messages.
+
+    Raises ManifestError.
+    """
+    data = manifest.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+    document = unwritten_document(data, file)
+    if problems := list(cross_checks(document)):
+        raise ManifestError(problems)
+    return _with_globs(manifest, document)
 
 
 def _required(manifest: Manifest | None, problems: list[Problem]) -> Manifest:

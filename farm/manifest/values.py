@@ -136,7 +136,7 @@ def _size(value: Any) -> Extent:
 
 
 def _sizes(value: Any) -> tuple[Extent, ...]:
-    sizes = [_size(size) for size in (value if isinstance(value, list) else [value])]
+    sizes = [_size(size) for size in (value if isinstance(value, list | tuple) else [value])]
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):
@@ -147,7 +147,7 @@ def _sizes(value: Any) -> tuple[Extent, ...]:
 def _batch_sizes(value: Any) -> tuple[int, ...]:
     sizes = _sizes(value)
     numbers = tuple(size for size in sizes if isinstance(size, int) and size)
-    if not isinstance(value, list) or len(numbers) < len(sizes):
+    if not isinstance(value, list | tuple) or len(numbers) < len(sizes):
         raise ValueError("must be a list of whole numbers from 1 on, such as [1, 8]")
     return numbers
 

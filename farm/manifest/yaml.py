@@ -136,6 +136,18 @@ def read_document(content: str | bytes, file: str) -> YamlDocument:
     return _EventReader(text.removeprefix("\ufeff"), file).read()
 
 
+def unwritten_document(data: Any, file: str) -> YamlDocument:
+    """Return a document that a program made: plain data, of which everything stands on line 1."""
+    return YamlDocument(_unwritten(data), "", file)
+
+
+def _unwritten(data: Any) -> Node:
+    if isinstance(data, dict):
+        children = {key: _unwritten(value) for key, value in data.items()}
+        return Node(children, 1, 1, (0, 0), keys=dict.fromkeys(children, (1, 1)))
+    return Node([_unwritten(value) for value in data] if isinstance(data, list) else data, 1, 1, (0, 0))
+
+
 def _decode(content: bytes, file: str) -> str:
     try:
         return content.decode()

@@ -10,10 +10,9 @@ import random
 import threading
 import time
 import traceback
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +25,11 @@ from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded
 from farm.compiling.failures import Failure
-from farm.compiling.requests import EXPECTED, after_a_crash, reference_recipe
+from farm.compiling.pipeline import Company, InputFiles, Pipeline
+from farm.compiling.requests import after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
-from farm.files import NotPlain, open_plain, take
+from farm.files import NotPlain, open_plain
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
@@ -78,10 +78,7 @@ class Executor:
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
         try:
-            with (
-                self._work.place(f"{attempt.job_id}-{attempt.number}-") as folder,
-                ThreadPoolExecutor(1) as aside,
-            ):
+            with self._work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 environment = after_a_crash(attempt.previous)
                 look = partial(conditions, attempt.slot)
                 children = Children(
@@ -93,7 +90,6 @@ class Executor:
                     self._artifacts,
                     self._cache,
                     self._outbox,
-                    aside,
                     self._work,
                     self._settings.outbox_hours,
                 )
@@ -102,8 +98,67 @@ class Executor:
             return _disk_failed(error)
 
 
+class _StoredReferences:
+    """Reference outputs in object storage: made once for a model and its samples, and used by all its cells."""
+
+    def __init__(
+        self, attempt: Attempt, children: Children, patient: S3Store, impatient: S3Store, cache: NodeCache
+    ) -> None:
+        self._order = attempt.order
+        self._namespace = attempt.namespace
+        self._children = children
+        self._patient = patient
+        self._impatient = impatient
+        self._cache = cache
+        self._uploader = ThreadPoolExecutor(1)
+        self._uploading: Future[None] | None = None
+        self.file: dict[str, Any] | None = None
+        """Where object storage has the reference outputs of this attempt."""
+
+    def bring(self, used: str, path: Path) -> bool:
+        """Write to `path` what a reference made for another attempt; return whether there was something."""
+        key = digest_of(reference_recipe(self._order, used))
+        known = self._patient.get_object(reference_key(self._namespace, key))
+        if known:
+            document = json.loads(known.data)
+            digest = document["digest"]
+            try:
+                self._cache.copy(digest, path)
+                self.file = {"path": path.name, "digest": digest, "size": document["size"]}
+                return True
+            except ArtifactGone:
+                log.warning("reference is gone, making it again", digest=digest)
+        return False
+
+    def keep(self, used: str, path: Path) -> None:
+        """Begin to upload new reference outputs, while the compiler works."""
+        self._uploading = self._uploader.submit(self._upload, used, path)
+
+    def finish(self) -> None:
+        """Wait until the upload is done. Repeatable."""
+        if self._uploading:
+            self._uploading.result()
+
+    def close(self) -> None:
+        """Wait for the upload, however it ends, and end its thread."""
+        self._uploader.shutdown()
+
+    def _upload(self, used: str, path: Path) -> None:
+        """Upload reference outputs. If that fails, another attempt makes them again."""
+        recipe = reference_recipe(self._order, used)
+        try:
+            copy, digest, size = self._cache.add(path, self._children.largest, within=self._children.folder)
+            self._impatient.put_blob_file(copy, digest=digest)
+            kept = {"digest": digest, "size": size, "recipe": recipe}
+            self._impatient.put_object(reference_key(self._namespace, digest_of(recipe)), json.dumps(kept).encode())
+        except (StorageUnavailable, UsageError, OSError) as error:
+            log.warning("reference not kept", error=str(error))
+        else:
+            self.file = {"path": path.name, "digest": digest, "size": size}
+
+
 class _AttemptRun:
-    """One attempt under way: lookup, fetch, reference, compile, evaluate, publish."""
+    """One attempt under way: lookup, fetch, the pipeline, publish."""
 
     def __init__(
         self,
@@ -112,7 +167,6 @@ class _AttemptRun:
         artifacts: S3Store,
         cache: NodeCache,
         outbox: Outbox,
-        aside: ThreadPoolExecutor,
         work: WorkFolder,
         outbox_hours: float,
     ) -> None:
@@ -138,24 +192,21 @@ class _AttemptRun:
         """When it was last looked whether storage answers others."""
         self.answers: float | None = None
         """Since when it does, as far as is known."""
-        self.aside = aside
-        """For what need not be waited for while the compiler works."""
         self.work = work
-        self.reference: dict[str, Any] | None = None
-        """Where the storage has the reference outputs."""
-        self.keeping: Future[None] | None = None
+        self.references = _StoredReferences(attempt, children, self.artifacts, artifacts, self.cache)
         self.tuner: Tuner | None = None
         self.key = attempt.key
         """The artifact's: a tuning that its budget cut short has one of its own."""
-        self.kernels: Path | None = None
-        """The archive of MIOpen's kernel binaries, where the program takes some."""
 
     def outcome(self) -> Outcome:
-        """Take the steps in order, and say how the attempt ended."""
-        outcome = self._taken()
+        """Take the steps in order, and return how the attempt ended."""
+        try:
+            outcome = self._taken()
+        finally:
+            self.references.close()
         if self.tuner:
             try:
-                # Not before: it may wait for hours, and the program is safe now.
+                # Last, since it may wait for hours: the program is safe now.
                 self.tuner.search.save()
             except (FarmFault, StepEnded) as error:
                 log.warning("the tuning database is away at the end, what was learnt since is lost", error=str(error))
@@ -186,28 +237,15 @@ class _AttemptRun:
 
     def _make(self) -> Outcome:
         with self.children.phase(Phase.FETCHING):
-            model, calibration, samples = self._fetch()
+            inputs = self._fetch()
             self.steps.env_files = self._env_files()
-        if self.order.get("cross"):
-            return self._make_untried(model, calibration)
-        with self.children.phase(Phase.VERIFYING):
-            reference = self._reference(model, samples)
-        self.tuner = self._tuner()
+            self.tuner = self._tuner()
+        pipeline = Pipeline(self.steps, inputs, self.tuner, self.references, self._measuring)
+        record = pipeline.run()
         if self.tuner:
-            record = self._tuned(self.tuner, model, calibration, samples, reference)
-        else:
-            with self.children.phase(Phase.COMPILING):
-                compiled = self.steps.compile(model, calibration)
-            record = self._evaluated(compiled, reference)
+            self._describe_tuning(record, self.tuner)
         with self.children.phase(Phase.UPLOADING):
             return self._publish(record)
-
-    def _make_untried(self, model: Path, calibration: Path | None) -> Outcome:
-        """Compile for a GPU that is not here: nothing can load the program, so nothing is said of how it runs."""
-        with self.children.phase(Phase.COMPILING):
-            compiled = self.steps.compile(model, calibration)
-        with self.children.phase(Phase.UPLOADING):
-            return self._publish(self.steps.record(compiled, {"measurements": {}}, shared=False))
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -219,13 +257,13 @@ class _AttemptRun:
                 return Outcome.success(facts(found.sidecar), hit=True)
         return None
 
-    def _fetch(self) -> tuple[Path, Path | None, Path | None]:
+    def _fetch(self) -> InputFiles:
         model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
-        data = [
+        calibration, samples = (
             self.cache.place([self.order[name]], self.folder / name)[0] if self.order.get(name) else None
             for name in ("calibration", "samples")
-        ]
-        return model, data[0], data[1]
+        )
+        return InputFiles(model, calibration, samples)
 
     def _env_files(self) -> dict[str, str]:
         """Bring the files that environment variables name; return their paths by variable."""
@@ -235,44 +273,6 @@ class _AttemptRun:
             path.chmod(0o444)
             places[name] = str(path)
         return places
-
-    def _reference(self, model: Path, samples: Path | None) -> Path:
-        """Bring the inputs and right outputs to compare with: made once for a model and its samples, then a blob."""
-        path = self.folder / "reference" / "reference.npz"
-        path.parent.mkdir()
-        used = self.steps.reference(model, samples, path, lambda name: self._bring_reference(name, path))
-        if not self.reference and used != EXPECTED:
-            self.keeping = self.aside.submit(self._keep_reference, path, used)
-        return path
-
-    def _bring_reference(self, used: str, path: Path) -> bool:
-        """Bring what a reference made for another attempt; say whether there was something."""
-        key = digest_of(reference_recipe(self.order, used))
-        known = self.artifacts.get_object(reference_key(self.attempt.namespace, key))
-        if known:
-            document = json.loads(known.data)
-            digest = document["digest"]
-            try:
-                self.cache.copy(digest, path)
-                self.reference = {"path": path.name, "digest": digest, "size": document["size"]}
-                return True
-            except ArtifactGone:
-                log.warning("reference is gone, making it again", digest=digest)
-        return False
-
-    def _keep_reference(self, path: Path, used: str) -> None:
-        """Upload a reference for other attempts; one that cannot be kept is made again by who needs it."""
-        recipe = reference_recipe(self.order, used)
-        record = reference_key(self.attempt.namespace, digest_of(recipe))
-        try:
-            copy, digest, size = self.cache.add(path, self.children.largest, within=self.folder)
-            self.impatient.put_blob_file(copy, digest=digest)
-            kept = {"digest": digest, "size": size, "recipe": recipe}
-            self.impatient.put_object(record, json.dumps(kept).encode())
-        except (StorageUnavailable, UsageError, OSError) as error:
-            log.warning("reference not kept", error=str(error))
-        else:
-            self.reference = {"path": path.name, "digest": digest, "size": size}
 
     def _tuner(self) -> Tuner | None:
         """Return what tunes this cell; None where its mode is off."""
@@ -310,43 +310,20 @@ class _AttemptRun:
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
         return PublishedProgram(key, program, {"outputs": sidecar["outputs"], "session": sidecar["tuning"]["session"]})
 
-    def _tuned(
-        self, tuner: Tuner, model: Path, calibration: Path | None, samples: Path | None, reference: Path
-    ) -> dict[str, Any]:
-        """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning."""
+    @contextmanager
+    def _measuring(self) -> Iterator[Company]:
+        """Measure when the upload of the references has ended, and look for other attempts on the node."""
+        self.references.finish()
+        with self.work.company() as company:
+            yield company
 
-        def evaluate(compiled: Mapping[str, Any], tuned: Tuner | None) -> dict[str, Any]:
-            record = self._evaluated(compiled, reference, tuned)
-            kernels = tuned.kernels() if tuned else []
-            self.kernels = self._packed(kernels) if kernels else None
-            return record
-
-        record = tuner.make(model, calibration, samples, evaluate)
-        if self.kernels and tuner.measured:
+    def _describe_tuning(self, record: dict[str, Any], tuner: Tuner) -> None:
+        """Add to a program's record what only the farm knows of its tuning."""
+        if tuner.kernel_cache and tuner.measured:
             record["measurements"]["first_run_warm"] = tuner.first_run_warm()
         if tuner.search.cut:
             self.key = keys_of(self.order, self.attempt.key)[-1]
             record["spec"] = cut_short(self.order["spec"], self.order["budget"])
-        return record
-
-    def _packed(self, kernels: Sequence[Path]) -> Path:
-        return _packed(kernels, self.folder / "kernels.zip", within=self.folder, limit=self.children.largest)
-
-    def _evaluated(self, compiled: Mapping[str, Any], reference: Path, tuner: Tuner | None = None) -> dict[str, Any]:
-        """Evaluate the program and return what the sidecar says of it, also whether another attempt ran meanwhile."""
-        if self.keeping:
-            self.keeping.result()  # An upload beside it would slow down what is measured.
-        with self.children.phase(Phase.MEASURING):
-            before = self.work.at_work()
-            evaluated = self.steps.evaluate(
-                compiled,
-                reference,
-                tuner.measuring if tuner else None,
-                write=[tuner.proof] if tuner else (),
-            )
-            after = self.work.at_work()
-            shared = after != before or sum(count for count, _ in before.values()) > 1
-        return self.steps.record(compiled, evaluated, shared=shared)
 
     def _publish(self, record: Mapping[str, Any]) -> Outcome:
         attempt = self.attempt
@@ -403,13 +380,13 @@ class _AttemptRun:
     def _files(self) -> dict[str, Path]:
         """Return the files of the artifact by the names of their blobs. Raises OSError."""
         document = self.folder / "reproduce.json"
-        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.reference), indent=1))
+        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.references.file), indent=1))
         files = {
             "program": self.steps.program,
             "sample": self.steps.sample,
             **self.steps.texts,
             "reproduction": document,
-            "kernel_cache": self.kernels,
+            "kernel_cache": self.tuner.kernel_cache if self.tuner else None,
             "log": self.children.log_path,
         }
         needed = ("program", "log")
@@ -484,17 +461,6 @@ def _disk_failed(error: OSError) -> Outcome:
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is no plain file: {left}")
     kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
-
-
-def _packed(files: Sequence[Path], path: Path, *, within: Path, limit: int) -> Path:
-    """Put files that a child made into one archive, by their names."""
-    part = path.with_name("kernel")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            take(file, part, limit, within=within)
-            archive.write(part, file.name)
-            part.unlink()
-    return path
 
 
 def _outcome_of(ended: StepEnded) -> Outcome:

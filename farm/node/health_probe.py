@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from farm.compiling.children import Children, StepEnded
+from farm.compiling.pipeline import InputFiles, Pipeline
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
 from farm.errors import FarmError
@@ -105,15 +106,14 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     once = settings.model_copy(update={"measure_seconds": 1e-3})
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
     steps = Steps(cell.order, children, keyed=True)
+    pipeline = Pipeline(steps, InputFiles(model))
     if pool.untuned:
-        steps.compile(model, None)
+        pipeline.compile()
         return ""
-    reference = folder / "reference" / "reference.npz"
-    steps.reference(model, None, reference)
-    evaluated = steps.evaluate(steps.compile(model, None), reference)
+    record = pipeline.run()
     if steps.refused:
         return f"{pool.target}: {next(iter(steps.refused.values()))}"  # Every reference can run this model.
-    wrong = judge(evaluated["verification"], cell.gates["tolerance"])
+    wrong = judge(record["verification"], cell.gates["tolerance"])
     return f"{pool.target}: {wrong.message}" if wrong else ""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from farm.compiling.pipeline import Company
 from farm.files import remove_tree, replacing
 
 
@@ -46,6 +47,13 @@ class WorkFolder:
             yield folder
         finally:
             remove_tree(folder)
+
+    @contextmanager
+    def company(self) -> Iterator[Company]:
+        """Say, when the block has ended, whether other work ran on this node meanwhile."""
+        company, before = Company(), self.at_work()
+        yield company
+        company.shared = self.at_work() != before or sum(count for count, _ in before.values()) > 1
 
     def at_work(self) -> dict[str, tuple[int, int]]:
         """Return how many pieces of work each process of this node has, and when one last began or ended there (ns)."""

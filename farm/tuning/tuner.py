@@ -11,7 +11,8 @@ The untuned and the tuned program are measured in turns, and the faster one is p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from farm.compiling.children import StepEnded
 from farm.compiling.requests import bench_request, compile_request
 from farm.compiling.slots import FreeSlots
 from farm.compiling.steps import Steps, inputs_of, is_shared
-from farm.files import is_plain, remove_tree
+from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
@@ -47,9 +48,6 @@ class PublishedProgram(NamedTuple):
     key: str
     program: Path
     compiled: Mapping[str, Any]
-
-
-Evaluate = Callable[[Mapping[str, Any], "Tuner | None"], dict[str, Any]]
 
 
 class Tuner:
@@ -100,47 +98,56 @@ class Tuner:
         self._against: Comparison | None = None
         self._alone: Comparison | None = None
         self._written = 0
-
-    def make(self, model: Path, calibration: Path | None, samples: Path | None, evaluate: Evaluate) -> dict[str, Any]:
-        """Tune, and return what the sidecar says of the faster program: the tuned one, or that without tuning.
-
-        `evaluate` returns what it says of a program, from what its child said; it is given this tuner where the program
-        is the tuned one. Raises StepEnded; what was learnt until then is kept.
-        """
-        before = self.children.look("before tuning")
-        compiled = self.compile(model, calibration)
-        after = self.children.look("after tuning")
-        record = evaluate(compiled, self)
-        # A program that cannot be run from here is measured against nothing either.
-        runs = record["measurements"].get("latency", True) is not None
-        is_faster = self.prove(compiled, samples) if runs else True
-        turns = self.children.look("after the turns of measuring")
-        if not is_faster:
-            # With what lies beside it: its texts, where they are asked for.
-            remove_tree(self.steps.program.parent)
-            self.untuned.parent.rename(self.steps.program.parent)
-            record = evaluate(self.untuned_compiled, None)
-        record["tuning"] |= self.report(published=is_faster)
-        record["tuning"]["conditions"] = [found for found in (before, after) if found]
-        measured = record["measurements"]
-        measured |= self.figures()
-        if turns:
-            measured["conditions"] = [*measured["conditions"], turns]
-            measured["shared"] = measured["shared"] or is_shared(turns)
-        return record
+        self.kernel_cache: Path | None = None
+        """The archive of MIOpen's kernel binaries that the chosen program takes; None if it takes none."""
+        self._is_faster = True
+        self._conditions: list[dict[str, Any]] = []
+        self._turns: dict[str, Any] | None = None
 
     def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
-        """Tune what is not known yet, compile, and return what the compiling child says of the program.
+        """Tune what is not known yet, compile, and return the compiling child's answer.
 
         Raises StepEnded; what was learnt until then is kept.
         """
+        before = self.children.look("before tuning")
         self._model, self._calibration = self.steps.prepare(model), calibration
         self._inputs = inputs_of(self._model, calibration)
         with self.search.open():
             with self.children.phase(Phase.TUNING):
                 self.search.tune(self._model, self._inputs)
             with self.children.phase(Phase.COMPILING):
-                return self._compile()
+                compiled = self._compile()
+        after = self.children.look("after tuning")
+        self._conditions = [found for found in (before, after) if found]
+        return compiled
+
+    def choose(self, compiled: Mapping[str, Any], samples: Path | None, *, runs: bool) -> dict[str, Any] | None:
+        """Compare the tuned program, which was measured alone before, with the one without tuning.
+
+        Return None if the tuned program stays, as it does if it cannot be run from here (`runs`). If the other one is
+        faster, put it in the place of the tuned one and return its child's answer. Raises StepEnded, OSError.
+        """
+        kernels = self.kernels()  # Before other programs leave theirs in the same folder.
+        self.kernel_cache = self._pack(kernels) if kernels else None
+        self._is_faster = self.prove(compiled, samples) if runs else True
+        self._turns = self.children.look("after the turns of measuring")
+        if self._is_faster:
+            return None
+        self.kernel_cache = None
+        # The folder also has the program's texts, if `debug` asked for them.
+        remove_tree(self.steps.program.parent)
+        self.untuned.parent.rename(self.steps.program.parent)
+        return self.untuned_compiled
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """Add to the record of the chosen program what the tuning found, and how the two programs compare."""
+        record["tuning"] |= self.report(published=self._is_faster)
+        record["tuning"]["conditions"] = self._conditions
+        measured = record["measurements"]
+        measured |= self.figures()
+        if self._turns:
+            measured["conditions"] = [*measured["conditions"], self._turns]
+            measured["shared"] = measured["shared"] or is_shared(self._turns)
 
     def _compile(self) -> dict[str, Any]:
         def request(database: Path, **tuning: Any) -> dict[str, Any]:
@@ -224,6 +231,16 @@ class Tuner:
         """Return MIOpen's kernel binaries that the program took when it was measured alone."""
         found = (self.proof / "kernels").rglob("*.ukdb")
         return sorted(path for path in found if _KERNELS.fullmatch(path.name) and is_plain(path.lstat()))
+
+    def _pack(self, kernels: Sequence[Path]) -> Path:
+        """Put kernel binaries, which a child has written, into one archive by their names. Raises OSError."""
+        path, part = self.children.folder / "kernels.zip", self.children.folder / "kernel"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for kernel in kernels:
+                take(kernel, part, self.children.largest, within=self.children.folder)
+                archive.write(part, kernel.name)
+                part.unlink()
+        return path
 
     def report(self, *, published: bool) -> dict[str, Any]:
         """Return the sidecar's entry for the tuning; `published` is whether the tuned program is published."""

@@ -51,7 +51,7 @@ def findings() -> Findings:
 
 @pytest.fixture
 def known(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.local.optimize.survey", lambda settings: findings)
+    monkeypatch.setattr("farm.local.single_cell.survey", lambda settings: findings)
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ def test_tuned_and_untuned_are_measured_in_turns(run: Run, net: Path) -> None:
     ],
 )
 def test_the_output_path_is_a_file_a_folder_or_a_bare_name(tmp_path: Path, given: str, place: str) -> None:
-    from farm.local.optimize import Wanted, destination
+    from farm.local.optimize import destination
+    from farm.local.single_cell import Wanted
 
     (tmp_path / "there").mkdir()
     assert destination(Wanted(model=Path("models/net.onnx"), output=given), ".onnx") == Path(place)
@@ -244,7 +245,7 @@ def test_a_broken_model_is_the_users_to_fix(run: Run, tmp_path: Path) -> None:
 
 
 def test_nothing_that_compiles_is_said(run: Run, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.local.optimize.survey", lambda settings: Findings())
+    monkeypatch.setattr("farm.local.single_cell.survey", lambda settings: Findings())
     code, _, err = run(str(net))
     assert code == 2
     assert "nothing here compiles onnx models" in err

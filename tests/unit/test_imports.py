@@ -1,6 +1,7 @@
 """Who may import whom: the picture of the rooms, kept true. Lazy imports and those for the type checker count too."""
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -309,6 +310,18 @@ def test_a_client_is_installed_without_what_servers_and_workers_need() -> None:
     """All that `farm.client` reaches, however late it is imported."""
     libraries = {name.split(".")[0] for module in closure("farm.client") for name in imports(MODULES[module])}
     assert libraries & SERVER_LIBRARIES == set()
+
+
+def test_only_the_pipeline_takes_a_cell_through_its_steps() -> None:
+    """Else the executor, `farm optimize`, the health probe and `farm reproduce` would each have steps of their own."""
+    takers = {
+        dotted(path)
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"(\w+\.)*steps\.(reference|evaluate|record)", ast.unparse(node.func))
+    }
+    assert takers == {"farm.compiling.pipeline"}
 
 
 def test_few_modules_are_loose() -> None:

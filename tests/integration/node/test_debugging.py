@@ -94,17 +94,12 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
         RecordStore.SLICES: '{"operations":1,"seconds":1.0}',
     }
     monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
-    texts = []
-
-    def evaluate(*_: object) -> dict[str, Any]:
-        texts.append(steps.texts["after"].read_text())
-        return {"tuning": {}, "measurements": {}}
-
-    record = Tuner(steps, Knows(known, keys), session="one").make(PNET, None, None, evaluate)
-    assert record["tuning"]["published"] == "untuned"
-    assert texts == [texts[0], untuned.texts["after"].read_text()]
-    assert texts[0] != texts[1]
-    assert steps.texts["after"].read_text() == texts[1]
+    tuner = Tuner(steps, Knows(known, keys), session="one")
+    made = tuner.compile(PNET, None)
+    tuned = steps.texts["after"].read_text()
+    assert tuner.choose(made, None, runs=True) == tuner.untuned_compiled
+    assert tuner.report(published=False)["published"] == "untuned"
+    assert steps.texts["after"].read_text() == untuned.texts["after"].read_text() != tuned
     assert steps.program.exists()
 
 

@@ -338,15 +338,14 @@ def test_a_reference_that_is_no_plain_file_is_kept_for_nobody(
     """Other attempts, also of other namespaces, take from the node's cache what has the right name."""
     secret = tmp_path / "environ"
     secret.write_bytes(b"the worker's")
-    reference = Steps.reference
+    ask = Steps._ask_reference
 
-    def swapped(steps: Steps, model: Path, samples: Path | None, path: Path, *given: Any) -> str:
-        used = reference(steps, model, samples, path, *given)
+    def swapped(steps: Steps, model: Path, samples: Path | None, path: Path, *given: Any, **named: Any) -> None:
+        ask(steps, model, samples, path, *given, **named)
         path.rename(path.with_name("real.npz"))
         path.symlink_to(secret)
-        return used
 
-    monkeypatch.setattr(Steps, "reference", swapped)
+    monkeypatch.setattr(Steps, "_ask_reference", swapped)
     run(farm, tmp_path)
     held = [path.read_bytes() for path in farm.settings.data_dir.glob("cache/*/*")]
     assert held

@@ -123,10 +123,10 @@ def test_others_on_the_gpu_while_programs_take_turns_make_the_measurement_shared
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
     tuner.children.conditions = iter(looks).__next__
 
-    def evaluate(*_: Any) -> dict[str, Any]:
-        return {"tuning": {}, "measurements": {"conditions": [], "shared": False}}
-
-    record = tuner.make(save_model(tmp_path, OPERATIONS[:1]), None, None, evaluate)
+    compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
+    assert tuner.choose(compiled, None, runs=True) is None
+    record: dict[str, Any] = {"tuning": {}, "measurements": {"conditions": [], "shared": False}}
+    tuner.describe(record)
     assert record["tuning"]["conditions"] == looks[:2]
     assert (record["measurements"]["conditions"], record["measurements"]["shared"]) == (looks[2:], True)
 

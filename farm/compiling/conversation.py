@@ -1,0 +1,210 @@
+"""Conversation: what a child and its guard say, over one pipe each, checked line by line.
+
+A child that a hostile model controls can say anything; it does not hold the guard's pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypedDict
+
+from farm.compiling.answers import WrongAnswer, read_answer
+from farm.jobs.state import Phase
+
+OnMessage = Callable[[Mapping[str, Any]], None]
+"""Takes `{"phase", "progress", "detail"}`, in the thread that called `run_child`."""
+
+LONGEST_MESSAGE = 1 << 20
+"""Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
+_DEEPEST_MESSAGE = 32
+"""Levels of lists and objects in a message; answers have six or so."""
+_PHASES = frozenset(Phase)
+_LONGEST_DETAIL = 4000
+"""Characters with which a child says how far it is; the store keeps the last of them."""
+_MOST_PHASES = 1000
+"""Phase changes that a child may report: each is an event of its build."""
+
+
+class GuardEnd(TypedDict):
+    """The guard's last word on a child."""
+
+    exit: int | None
+    signal: int | None
+    killed: str
+    """Which limit the guard enforced: `memory`, `disk`, `files`, `processes`; empty for none."""
+    memory: int
+    """Peak in bytes."""
+    stuck: list[int]
+    """Process ids of what could not be killed."""
+
+
+class ChildError(TypedDict):
+    """A child's own account of its failure; `kind` is a failure kind of the farm, or empty."""
+
+    kind: str
+    message: str
+    detail: str
+
+
+@dataclass
+class PhaseClock:
+    """How long each phase of a child took, in seconds, in the order in which they began."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    current: str = ""
+    changes: int = 0
+    _since: float = field(default_factory=time.monotonic)
+
+    def enter(self, phase: str) -> None:
+        """End the current phase and begin another; an empty one ends the child."""
+        now = time.monotonic()
+        if self.current:
+            self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._since
+        self.changes += phase != self.current
+        self.current, self._since = phase, now
+
+    @property
+    def last(self) -> str:
+        """The phase that ended last for the first time; empty if none has ended."""
+        return next(reversed(self.seconds), "")
+
+
+class Listener(Protocol):
+    """Hears what shows that a child is alive: `farm.compiling.child_process.Watch`."""
+
+    def alive(self) -> None:
+        """Note a sign of life."""
+
+    def use(self, cpu: float, memory: int) -> None:
+        """Note the seconds of CPU time and the bytes of memory that the child has used."""
+
+
+class Conversation:
+    """The reading ends of both pipes of one child. To be closed."""
+
+    def __init__(self, request: Mapping[str, Any], listener: Listener, on_message: OnMessage | None) -> None:
+        self.result: dict[str, Any] | None = None
+        """The child's answer, checked."""
+        self.error: ChildError | None = None
+        self.ended: GuardEnd | None = None
+        self.is_nonsense = False
+        """Whether the child said something that is no message, or no valid answer."""
+        self.wrong = ""
+        """What is wrong with its answer; empty if it was no message at all."""
+        self.phases = PhaseClock()
+        self._request = request
+        self._listener = listener
+        self._on_message = on_message
+        self._answered = math.inf
+        messages, message_end = os.pipe()
+        self._words, word_end = os.pipe()
+        self.ends = message_end, word_end
+        """The writing ends, which whoever starts the child closes: the child's, and its guard's."""
+        self._buffers = {messages: bytearray(), self._words: bytearray()}
+        self._selector = selectors.DefaultSelector()
+        for pipe in self._buffers:
+            self._selector.register(pipe, selectors.EVENT_READ)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the guard has closed its pipe."""
+        return self._words not in self._selector.get_map()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the child has answered; below 0 if it has not."""
+        return time.monotonic() - self._answered
+
+    def close(self) -> None:
+        """Close the reading ends."""
+        self._selector.close()
+        for pipe in self._buffers:
+            os.close(pipe)
+
+    def mute(self) -> None:
+        """Report no more progress."""
+        self._on_message = None
+
+    def read(self, timeout: float) -> None:
+        """Read what has come, or comes within `timeout` seconds."""
+        for key, _ in self._selector.select(timeout):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self._selector.unregister(key.fd)
+            buffer = self._buffers[key.fd]
+            buffer += data
+            if b"\n" not in data:
+                self.is_nonsense |= len(buffer) > LONGEST_MESSAGE
+                continue
+            *lines, rest = buffer.split(b"\n")
+            buffer[:] = rest
+            for line in lines:
+                self._hear(line, from_guard=key.fd == self._words)
+
+    def _hear(self, line: bytearray, *, from_guard: bool) -> None:
+        try:
+            message = json.loads(line) if len(line) <= LONGEST_MESSAGE else None
+        except (ValueError, RecursionError):
+            message = None
+        if message is None or (not from_guard and _is_deep(message)):
+            self.is_nonsense = True
+        elif from_guard:
+            self._hear_guard(message)
+        else:
+            self._hear_child(message)
+
+    def _hear_guard(self, message: Any) -> None:
+        match message:
+            case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
+                self._listener.use(cpu, memory)
+            case {"ended": dict(ended)}:
+                self.ended = GuardEnd(
+                    exit=ended["exit"],
+                    signal=ended["signal"],
+                    killed=ended["killed"],
+                    memory=ended["memory"],
+                    stuck=ended["stuck"],
+                )
+
+    def _hear_child(self, message: Any) -> None:
+        match message:
+            case {"result": dict(result)}:
+                self._answered = time.monotonic()
+                try:
+                    self.result = read_answer(self._request, result)
+                except WrongAnswer as wrong:
+                    self.wrong, self.is_nonsense = str(wrong), True
+            case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
+                self.error = ChildError(kind=kind, message=text, detail=detail)
+                self._answered = time.monotonic()
+            case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
+                phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
+            ):
+                self._listener.alive()
+                self.phases.enter(phase)
+                self.is_nonsense |= self.phases.changes > _MOST_PHASES
+                if self._on_message:
+                    self._on_message(message)
+            case _:
+                self.is_nonsense = True
+
+
+def _is_deep(message: Any) -> bool:
+    """Whether the lists and objects of a message are nested deeper than `_DEEPEST_MESSAGE`."""
+    level = [message] if isinstance(message, dict | list) else []
+    for _ in range(_DEEPEST_MESSAGE):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
