@@ -21,7 +21,7 @@ from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.settings import Settings
-from farm.store import Claim, Store
+from farm.store import Claim, Renewal, Renewed, Store
 
 log = get_logger(__name__)
 
@@ -247,6 +247,20 @@ class Lease:
         if changed:
             self._renew_now()
 
+    def renewal(self) -> Renewal:
+        """Return what it says to the store."""
+        phase, progress, detail = self.doing
+        attempt = self.attempt
+        return Renewal(attempt.token, attempt.job_id, phase, progress, detail, attempt.tail.news(), self.kept)
+
+    def hear(self, answer: Renewed) -> None:
+        """Hear whether the store wants the attempt to go on."""
+        if answer != "ok":
+            self.unwanted = True
+            self.cancelled.set()
+        if answer == "lost":
+            self.due = math.inf
+
     def _renew_now(self) -> None:
         with self._news:
             self.due = 0.0
@@ -289,36 +303,29 @@ class Leases:
                 first = min((lease.due for lease in self._held), default=math.inf)
                 self._news.wait(min(max(first - time.monotonic(), 0.0), self._seconds))
                 due = [lease for lease in self._held if lease.due <= time.monotonic()]
-            for lease in due:
-                self._renew(lease)
+            if due:
+                self._renew(due)
 
-    def _renew(self, lease: Lease) -> None:
-        """Renew one lease; a store that is away is tried again and again, while the attempt goes on."""
-        lease.due = time.monotonic() + self._seconds
-        phase, progress, detail = lease.doing
-        tail = lease.attempt.tail.news()
+    def _renew(self, leases: Sequence[Lease]) -> None:
+        """Renew leases, all at once; a store that is away is tried again and again, while the attempts go on."""
+        for lease in leases:
+            lease.due = time.monotonic() + self._seconds
         try:
-            answer = self._store.jobs.renew(
-                lease.attempt.token,
-                lease.attempt.job_id,
-                phase=phase,
-                progress=progress,
-                detail=detail,
-                log_tail=tail,
-                kept=lease.kept,
-            )
+            answers = self._store.jobs.renew_all([lease.renewal() for lease in leases])
         except StoreUnavailable as error:
             if self._reaches_store:
                 log.warning("cannot renew leases, trying again", error=error.message, hint=error.hint)
             self._reaches_store = False
-            lease.due = time.monotonic() + min(RETRY_SECONDS, self._seconds)
+            for lease in leases:
+                lease.due = time.monotonic() + min(RETRY_SECONDS, self._seconds)
             return
         except Exception:  # The other attempts need this thread.
-            log.exception("cannot renew a lease", job=lease.attempt.job_id)
+            if len(leases) == 1:
+                log.exception("cannot renew a lease", job=leases[0].attempt.job_id)
+            else:
+                for lease in leases:
+                    self._renew([lease])
             return
         self._reaches_store = True
-        if answer != "ok":
-            lease.unwanted = True
-            lease.cancelled.set()
-        if answer == "lost":
-            lease.due = math.inf
+        for lease, answer in zip(leases, answers, strict=True):
+            lease.hear(answer)

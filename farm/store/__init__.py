@@ -5,8 +5,8 @@ repeated and gives the same answer. `docs/job-store.md` lists the keys.
 """
 
 from farm.store.events import Events
-from farm.store.job_records import Claim
+from farm.store.job_records import Claim, Renewal, Renewed
 from farm.store.store import Store
 from farm.store.worker_records import Beat
 
-__all__ = ["Beat", "Claim", "Events", "Store"]
+__all__ = ["Beat", "Claim", "Events", "Renewal", "Renewed", "Store"]

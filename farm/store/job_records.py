@@ -36,6 +36,41 @@ class Claim:
     previous: tuple[str, ...] = ()
 
 
+Renewed = Literal["ok", "cancel", "lost"]
+"""The answer to a renewal. `cancel`: nobody wants the attempt any more, end it and finish; `lost`: another attempt has
+the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What an attempt says of itself when its lease is renewed; `log_tail` is kept until the next renewal.
+
+    `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
+    after the last renewal, whatever happens to the worker.
+    """
+
+    token: str
+    job_id: str
+    phase: str = ""
+    progress: float | None = None
+    detail: str = ""
+    log_tail: bytes | None = None
+    kept: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the script."""
+        return {
+            "job": self.job_id,
+            "token": self.token,
+            "phase": self.phase,
+            "progress": "" if self.progress is None else self.progress,
+            "detail": self.detail,
+            "log": self.log_tail or b"",
+            "kept": int(self.kept),
+        }
+
+
 class JobRecords:
     """Jobs, from their first cell until some time after their end."""
 
@@ -61,34 +96,14 @@ class JobRecords:
         limits = AttemptLimits(time=float(seconds), memory=int(memory))
         return Claim("run", attempt, token, json.loads(order), limits, namespace, cache_key, build, tuple(previous))
 
-    def renew(
-        self,
-        token: str,
-        job_id: str,
-        *,
-        phase: str = "",
-        progress: float | None = None,
-        detail: str = "",
-        log_tail: bytes | None = None,
-        kept: bool = False,
-    ) -> Literal["ok", "cancel", "lost"]:
-        """Renew an attempt's lease and report its progress; `log_tail` is kept until the next renewal.
-
-        `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
-        after the last renewal, whatever happens to the worker.
-        Answers `cancel`: nobody wants it any more, end it and finish; `lost`: another attempt has the job.
-        """
-        answer: Literal["ok", "cancel", "lost"] = self._link.run(
-            "renew",
-            job=job_id,
-            token=token,
-            phase=phase,
-            progress="" if progress is None else progress,
-            detail=detail,
-            log=log_tail or b"",
-            kept=int(kept),
-        )
+    def renew(self, token: str, job_id: str, **says: Any) -> Renewed:
+        """Renew one lease; `says` are the other fields of a `Renewal`."""
+        answer: Renewed = self._link.run("renew", **Renewal(token, job_id, **says).arguments)
         return answer
+
+    def renew_all(self, renewals: Sequence[Renewal]) -> list[Renewed]:
+        """Renew leases at the cost of one: a node has many, and none may wait for the others' answers."""
+        return self._link.run_many("renew", [renewal.arguments for renewal in renewals])
 
     def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
         """End an attempt; the policy of its failure kind decides what follows. A success is also recorded in the index.

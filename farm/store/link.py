@@ -136,8 +136,12 @@ class Link:
     def run_many(self, script: str, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Run one script several times in one pipeline, in order."""
         found = self._scripts[script]
-        self.ask("SCRIPT LOAD", found.text)
-        return self.ask_many(["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls)
+        commands = [["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls]
+        try:
+            return self.ask_many(commands)
+        except NoScriptError:
+            self.ask("SCRIPT LOAD", found.text)
+            return self.ask_many(commands)
 
     def config(self, *names: str) -> dict[str, str]:
         """Return settings of the server, without those that a hosted server hides."""

@@ -1,5 +1,6 @@
 """Jobs on real workers: a supervisor, its Celery process, a Valkey, and a scripted executor."""
 
+import math
 import os
 import secrets
 import signal
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -19,6 +21,7 @@ from farm.jobs.state import FailureKind
 from farm.local import servers
 from farm.settings import Settings
 from farm.store import Store
+from tests.chaos.proxy import Proxy
 from tests.support.helpers import wait_until
 from tests.support.jobs import (
     POOL,
@@ -136,6 +139,42 @@ def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worke
     wait_until(lambda: store.jobs.get(job)["state"] == "cancelled")
     reports.wait(build_id)
     reports.wait(submit(store, new_cell()))
+
+
+def test_a_worker_with_many_slots_on_a_slow_line_renews_all_its_leases(
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
+) -> None:
+    """One after the other, forty renewals would take longer than a lease lasts."""
+    slots, latency, go = 40, 0.1, tmp_path / "go"
+    assert slots * latency > farm_settings.lease_seconds
+    url = farm_settings.redis_url.get_secret_value()
+    place = urlsplit(url)
+    with Proxy(str(place.hostname), int(place.port or 0)) as line:
+        through = url.replace(f":{place.port}", f":{line.port}")
+        slow = farm_settings.model_copy(update={"redis_url": SecretStr(through)})
+        with running_worker(slow, store, slots=slots):
+            build_id = submit(store, *[new_cell(script=[{"do": "wait", "until": str(go)}]) for _ in range(slots)])
+            wait_until(
+                lambda: store.builds.get(build_id)["counts"]["running"] == slots, message="every slot is at work"
+            )
+            line.latency = latency
+            asked = {cell["job"]: end_of_lease(url, cell["job"]) for cell in store.builds.cells(build_id)}
+            wait_until(
+                lambda: all(end_of_lease(url, job) - end > 9000 for job, end in asked.items()),
+                message="each lease was renewed for three times its length",
+            )
+            line.latency = 0.0
+            go.touch()
+            reports.wait(build_id)
+        ends = [one["end"] for job in asked for one in store.jobs.get(job)["attempts"]]
+        assert ends == ["succeeded"] * slots
+
+
+def end_of_lease(url: str, job: str) -> float:
+    """When a job's lease ends, in the server's milliseconds; endless where it is held no more."""
+    with redis.Redis.from_url(url) as raw:
+        end = raw.zscore("{farm}:leases", job)
+    return math.inf if end is None else float(end)
 
 
 @pytest.mark.parametrize("victim", ["celery", "supervisor"])
