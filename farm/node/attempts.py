@@ -64,7 +64,7 @@ class Attempts:
         self._node = node
         self._draining = threading.Event()
         self._may_consume = threading.Event()
-        self._lifeline: int | None = None
+        self._lifeline: socket.socket | None = None
         self.when_resumed: Callable[[], object] = lambda: None
         """Called when messages may be taken again; from another thread."""
 
@@ -138,9 +138,13 @@ class Attempts:
         each child's guard holds a pipe to it.
         """
 
+        # Opened once: one that is opened while Celery shuts down gets its time-out, and this one with it.
+        line = self._lifeline = socket.socket(fileno=lifeline)
+        line.settimeout(None)
+
         def listen() -> None:
             with suppress(ConnectionResetError):  # It died with something of ours unread.
-                while word := os.read(lifeline, 1):
+                while word := line.recv(1):
                     if word == CONSUME:
                         self._may_consume.set()
                         self.when_resumed()
@@ -152,13 +156,12 @@ class Attempts:
             os._exit(1)
 
         threading.Thread(target=listen, name="lifeline", daemon=True).start()
-        self._lifeline = lifeline
         self._may_consume.wait()
 
     def consuming(self) -> None:
         """Tell the supervisor that messages are taken from here on."""
         if self._lifeline is not None:
-            os.write(self._lifeline, CONSUMING)
+            self._lifeline.sendall(CONSUMING)
 
     def _claim(self, job_id: str, number: int) -> Claim:
         nonce = secrets.token_hex(16)
@@ -196,8 +199,8 @@ class Attempts:
     def _say(self, word: bytes) -> None:
         """Tell the supervisor; where it has not heard for long, it hears the same again in a moment."""
         if self._lifeline is not None:
-            with socket.socket(fileno=os.dup(self._lifeline)) as line, suppress(OSError):
-                line.send(word, socket.MSG_DONTWAIT)
+            with suppress(OSError):
+                self._lifeline.send(word, socket.MSG_DONTWAIT)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Tell the store until it answers: an outcome is worth more than a free slot."""

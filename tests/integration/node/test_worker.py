@@ -4,6 +4,9 @@ import math
 import os
 import secrets
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ import redis
 from pydantic import SecretStr
 
 from farm import broker
+from farm.compiling.slots import AWAY, CONSUME, PAUSE
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.local import servers
@@ -35,6 +39,7 @@ from tests.support.jobs import (
     running_worker,
     submit,
 )
+from tests.support.places import ROOT
 
 FOREIGN = ["hello", "7", "{}", '{"headers": {"id": "elsewhere"}}', '{"headers": 1, "body": "", "properties": {}}']
 """What somebody else might put into a queue."""
@@ -259,6 +264,59 @@ def test_a_worker_that_is_stopped_before_it_can_give_back_costs_no_attempt(
     assert attempts(store, build_id) == [("released", "n1")]
     assert store.jobs.get(the_cell(store, build_id)["job"])["charged"] == 0
     store.builds.cancel(build_id)
+
+
+HEARS = """
+import socket, sys
+from celery.utils.threads import default_socket_timeout
+from farm.compiling.slots import AWAY
+from farm.node.attempts import Attempts
+from farm.settings import load_settings
+from farm.store import Store
+
+settings = load_settings()
+attempts = Attempts.open(Store.connect(settings), None, settings, [], worker="w1", node="n1")
+attempts.obey(int(sys.argv[1]))
+with default_socket_timeout(5):  # As Celery does while it shuts down, or lets go of a broker.
+    attempts._say(AWAY)
+for line in sys.stdin:
+    print(attempts.may_consume, flush=True)
+"""
+
+
+def test_a_process_hears_its_supervisor_also_when_it_met_an_outage_while_celery_lost_its_broker(
+    farm_settings: Settings,
+) -> None:
+    ours, its = socket.socketpair()
+    ours.sendall(CONSUME)
+    environment = {**os.environ, **farm_settings.environment()}
+    with (
+        ours,
+        subprocess.Popen(
+            [sys.executable, "-c", HEARS, str(its.fileno())],
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[its.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        its.close()
+        assert process.stdin
+        assert process.stdout
+        assert ours.recv(1) == AWAY
+
+        def consumes() -> bool:
+            process.stdin.write("?\n")
+            process.stdin.flush()
+            return process.stdout.readline() == "True\n"
+
+        for word, expected in ((PAUSE, False), (CONSUME, True), (PAUSE, False)):
+            ours.sendall(word)
+            wait_until(lambda expected=expected: consumes() is expected, 20, f"it has heard {word!r}")
+        ours.close()
+        assert process.wait(20) == 1, "its supervisor is dead"
 
 
 def test_an_operator_drains_a_worker(store: Store, worker: Worker) -> None:
