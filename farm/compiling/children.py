@@ -65,6 +65,10 @@ class StepEnded(Exception):
         self.failure = failure
 
 
+def no_conditions() -> None:
+    """Return None: a slot of CPUs has no GPU to look at."""
+
+
 @dataclass
 class Children:
     """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
@@ -79,7 +83,7 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
-    conditions: Callable[[], dict[str, Any] | None] = lambda: None
+    conditions: Callable[[], dict[str, Any] | None] = no_conditions
     """Tells how the slot's GPU is at the moment; asked by `look`."""
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)

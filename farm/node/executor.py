@@ -23,7 +23,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import Children, OnPhase, StepEnded
+from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Company, InputFiles, Pipeline
 from farm.compiling.requests import after_a_crash, reference_recipe
@@ -80,7 +80,7 @@ class Executor:
         try:
             with self._work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 environment = after_a_crash(attempt.previous)
-                look = partial(conditions, attempt.slot)
+                look = partial(conditions, attempt.slot) if attempt.slot.gpu else no_conditions
                 children = Children(
                     folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
