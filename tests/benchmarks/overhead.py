@@ -26,13 +26,9 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from farm.client.client import FarmClient, freeze  # noqa: E402
-from farm.compiling.child_process import run_child  # noqa: E402
-from farm.compiling.failures import classify  # noqa: E402
-from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
-from farm.spec import digest_of  # noqa: E402
-from farm.targets.compilers import COMPILERS  # noqa: E402
+from tests.support.plain_loop import plain_loop, work_orders  # noqa: E402
 
 MANIFEST = ROOT / "configs" / "manifests" / "quickstart.yaml"
 
@@ -61,38 +57,6 @@ def through_farm(client: FarmClient, salt: str) -> tuple[float, list[dict[str, A
         report = client.report(build["id"])
     assert not any(cell["hit"] for cell in report["cells"])
     return seconds, report["cells"]
-
-
-def plain_loop(orders: list[dict[str, Any]], files: dict[str, Path], threads: int, measure_seconds: float) -> float:
-    """Seconds that the same children take one after the other, without a farm."""
-    start = time.monotonic()
-    references: dict[str, Path] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        log = folder / "log.txt"
-
-        def child(request: dict[str, Any]) -> dict[str, Any] | None:
-            end = run_child({**request, "threads": threads}, log_path=log, folder=folder)
-            return None if classify(end) else end.result
-
-        for number, order in enumerate(orders):
-            model = files[order["model"]["files"][0]["digest"]]
-            data = {key: files[order[key]["digest"]] if order[key] else None for key in ("calibration", "samples")}
-            recipe = digest_of(reference_recipe(order))
-            if recipe not in references:
-                references[recipe] = folder / f"{recipe}.npz"
-                child(reference_request(order, model, data["samples"], references[recipe]))
-            program = folder / f"{number}{COMPILERS[order['spec']['compiler']['name']].extension}"
-            compiled = child(compile_request(order, model, data["calibration"], program))
-            if compiled:
-                sample = folder / f"{number}.npz"
-                child(evaluate_request(order, program, compiled, references[recipe], sample, measure_seconds))
-    return time.monotonic() - start
-
-
-def work_orders(client: FarmClient, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The work orders that the farm's workers had, in the order of the manifest."""
-    return [client.job(cell["job"])["order"] for cell in cells]
 
 
 def main(runs: int) -> None:

@@ -2,6 +2,7 @@
 
 python card_child.py hold GPU-UUID BYTES      holds memory until its standard input ends
 (as a child of the farm, action `illegal`)    writes to an address that is nobody's
+(as a child of the farm, action `reach`)      starts CUDA, and tries to reach what is not its own
 """
 
 import ctypes
@@ -9,7 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "farm" / "runner"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "farm" / "runner"), str(ROOT / "tests" / "support")]
 
 PTX = b"""
 .version 7.0
@@ -53,6 +55,22 @@ def illegal(request, messages):
     return {}
 
 
+def reach(request, messages):
+    """Start CUDA and allocate on the card, if there is one; then do what hostile children do."""
+    import hostile_child
+
+    messages.phase("compiling", None, "a hostile compiler")
+    if request["cuda"]:
+        pointer = ctypes.c_void_p()
+        call(driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 20)))
+    probes = hostile_child.do_reach(request, messages)["probes"]
+    return {"cuda": request["cuda"], "probes": probes, "ipc": hostile_child.do_ipc(request, messages)}
+
+
+def work(request, messages):
+    return {"illegal": illegal, "reach": reach}[request["action"]](request, messages)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "hold":
         os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2]
@@ -60,4 +78,4 @@ if __name__ == "__main__":
     else:
         import child
 
-        sys.exit(child.start(illegal))
+        sys.exit(child.start(work))

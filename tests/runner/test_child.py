@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,10 +22,9 @@ from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
 from tests.support.helpers import wait_until
-from tests.support.places import ROOT, TESTS
+from tests.support.places import ROOT
+from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 from tests.support.undying import undying
-
-HOSTILE = TESTS / "support" / "hostile_child.py"
 
 Run = Callable[..., ChildEnd]
 needs_seal = pytest.mark.skipif(bool(unsealable()), reason=f"this kernel cannot seal {', '.join(unsealable())}")
@@ -522,23 +520,7 @@ def test_failing_callback_ends_the_child(hostile: Run, tmp_path: Path) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Path]:
-    """An attempt's folder with an input and a place for outputs, and what belongs to another job."""
-    for name in ("attempt/model", "attempt/made", "cache"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "attempt/model/model.onnx").write_bytes(b"a model")
-    (tmp_path / "cache/other.onnx").write_bytes(b"a secret model")
-    return {
-        "input": tmp_path / "attempt/model/model.onnx",
-        "output": tmp_path / "attempt/made/program.onnx",
-        "other": tmp_path / "cache/other.onnx",
-    }
-
-
-def local_server(folder: Path) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(folder / "s"))
-    server.listen(1)
-    return server
+    return make_places(tmp_path)
 
 
 def sealed(places: dict[str, Path]) -> Seal:
@@ -552,20 +534,10 @@ def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[s
 
     On an NVIDIA GPU it may listen on a local socket, which CUDA does, and nothing comes of it.
     """
-    listening = local_server(places["output"].parent)
-    with socket.create_server(("127.0.0.1", 0)) as server, listening:
-        end = hostile(
-            "reach",
-            seal=sealed(places),
-            gpu="GPU-0" if maker else "",
-            maker=maker,
-            local=listening.getsockname(),
-            worker=os.getpid(),
-            port=server.getsockname()[1],
-            **{name: str(path) for name, path in places.items()},
-        )
+    with within_reach(places) as fields:
+        end = hostile("reach", seal=sealed(places), gpu="GPU-0" if maker else "", maker=maker, **fields)
     assert end.result is not None, end.log_tail
-    assert len(end.result["probes"]) == 21
+    assert len(end.result["probes"]) == PROBES
     reached = {name for name, said in end.result["probes"].items() if not said.startswith("refused")}
     assert reached == ({"listen on a local socket"} if maker == "nvidia" else set())
     assert places["input"].read_bytes() == b"a model"
@@ -574,15 +546,8 @@ def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[s
 
 def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, Path]) -> None:
     """The probes would notice a seal that is not there."""
-    listening = local_server(places["output"].parent)
-    with socket.create_server(("127.0.0.1", 0)) as server, listening:
-        end = hostile(
-            "reach",
-            local=listening.getsockname(),
-            worker=os.getpid(),
-            port=server.getsockname()[1],
-            **{name: str(path) for name, path in places.items()},
-        )
+    with within_reach(places) as fields:
+        end = hostile("reach", **fields)
     assert end.result is not None, end.log_tail
     reached = {name for name, said in end.result["probes"].items() if said == "reached"}
     assert {

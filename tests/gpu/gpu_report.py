@@ -1,0 +1,61 @@
+"""The report of a run on NVIDIA cards, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.gpu.stages import Run
+
+
+def draw(run: Run, path: Path) -> None:
+    """Processes on each card over time."""
+    from matplotlib.figure import Figure
+
+    if not run.sampler.cards:
+        return
+    figure = Figure(figsize=(10, 1.2 + 0.7 * len(run.cards)), layout="constrained")
+    axes = figure.subplots()
+    end = run.sampler.now
+    for card in range(len(run.cards)):
+        changes = [(at, len(pids)) for at, where, pids in run.sampler.changes if where == card]
+        times, counts = [0.0, *(at for at, _ in changes), end], [0, *(count for _, count in changes)]
+        axes.stairs([card + 0.35 * count for count in counts], times, baseline=card, fill=True)
+    axes.set_yticks(range(len(run.cards)), [f"card {card}" for card in range(len(run.cards))])
+    axes.set_xlabel("seconds")
+    axes.set_title("processes on each card, by NVML (the height of a step is one)")
+    for name, found in run.found.items():
+        axes.axvline(found["from"], color="grey", linewidth=0.5)
+        axes.text(found["from"], len(run.cards) - 0.2, name, fontsize=7, rotation=20)
+    figure.savefig(path, dpi=110)
+
+
+def table(run: Run) -> str:
+    """The report for people."""
+    what = "A rehearsal of the farm on NVIDIA cards, without one" if run.rehearsal else "The farm on NVIDIA cards"
+    lines = [f"# {what}", "", "Written by `python -m tests.gpu`.", ""]
+    lines += ["| stage | what | came out as wanted | seconds |", "| --- | --- | --- | --- |"]
+    for name, found in run.found.items():
+        what = (getattr(Run, name).__doc__ or "").strip().splitlines()[0]
+        lines.append(f"| {name} | {what} | {'yes' if found['ok'] else 'NO'} | {found['to'] - found['from']:.0f} |")
+    machine = run.found.get("machine", {})
+    lines += ["", *(f"- {line}" for line in machine.get("gpus", [])), f"- driver {machine.get('driver', '')}", ""]
+    cells = run.found.get("matrix", {}).get("cells", [])
+    if cells:
+        lines += ["| cell | state | latency, ms | rel_l2 | weak |", "| --- | --- | --- | --- | --- |"]
+    for cell in cells:
+        latency = f"{cell['latency'] * 1e3:.3f}" if cell["latency"] else ""
+        error = f"{cell['error']:.2g}" if cell["error"] is not None else ""
+        weak = "weak" if cell["weak"] else ""
+        lines.append(f"| {cell['identifier']} | {cell['kind'] or cell['state']} | {latency} | {error} | {weak} |")
+    if ratio := run.found.get("loop", {}).get("ratio"):
+        times = run.found["loop"]
+        lines += [
+            "",
+            f"One card took {ratio} times as long as a plain loop: {times['farm']} and {times['loop']} s.",
+        ]
+    if scaling := run.found.get("scaling", {}).get("ratio"):
+        lines += ["", "Times the work of one card: " + ", ".join(f"{n} cards {r}" for n, r in scaling.items())]
+    for name, found in run.found.items():
+        if found.get("broke"):
+            lines += ["", f"## {name} broke", "", "```", found["broke"], "```"]
+    return "\n".join(lines) + "\n"

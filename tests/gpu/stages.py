@@ -1,0 +1,455 @@
+"""What is done on the cards, stage by stage, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from farm.client.client import FarmClient, freeze
+from farm.compiling.child_process import ChildLimits, Seal, run_child
+from farm.compiling.failures import classify
+from farm.compiling.slots import Slot
+from farm.local.embedded import EmbeddedFarm
+from farm.node.machine import Machine
+from farm.node.slot_shares import share_out
+from farm.node.survey import survey
+from farm.settings import Settings, load_settings
+from farm.targets.compilers import COMPILERS
+from tests.gpu.card_sampler import Sampler
+from tests.gpu.larger_nets import NETS, left_out
+from tests.support.places import ROOT
+from tests.support.plain_loop import plain_loop, work_orders
+from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
+
+CHILD = Path(__file__).with_name("card_child.py")
+THREADS = 4
+"""Threads of each slot, however many cards there are."""
+MOST_OVERHEAD = 1.05
+"""What the farm may take of one card's time, in times of a plain loop's."""
+LEAST_OF_FOUR = 3.4
+"""What four cards do at least, in times of one's work."""
+
+
+@contextmanager
+def a_farm(folder: Path, cards: list[str], **more: Any) -> Iterator[tuple[FarmClient, Settings]]:
+    """A farm whose worker sees these cards."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
+    settings = load_settings(data_dir=folder, threads=THREADS, cpu_slots=1, measure_seconds=0.5, **more)
+    farm = EmbeddedFarm(settings)
+    try:
+        with farm as running, FarmClient.from_settings(running) as client:
+            yield client, running
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def build(client: FarmClient, manifest: Path, seconds: float) -> dict[str, Any]:
+    """Submit a manifest and wait for its verdict, so long at most; return the report."""
+    return follow(client, client.submit(freeze(manifest))["id"], seconds)
+
+
+def follow(client: FarmClient, build_id: str, seconds: float) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while client.build(build_id)["state"] == "open" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return client.report(build_id)
+
+
+def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the tables have of each cell."""
+    found = []
+    for cell in report["cells"]:
+        facts = cell["facts"] or {}
+        found.append(
+            {
+                **{name: cell[name] for name in ("identifier", "state", "kind", "message", "attempt", "worker")},
+                "latency": facts.get("latency"),
+                "error": max(facts["errors"].values(), default=None) if facts else None,
+                **{
+                    name: facts.get(name) for name in ("verified", "weak", "shared", "processes", "seconds", "fallback")
+                },
+            }
+        )
+    return found
+
+
+def succeeded(report: dict[str, Any]) -> int:
+    return sum(cell["state"] == "succeeded" for cell in report["cells"])
+
+
+class Run:
+    """One run of all stages, and what they found.
+
+    A short one does each thing once, with the larger nets alone. A rehearsal does on this machine's CPU what needs no
+    card, to show that the stages themselves work.
+    """
+
+    def __init__(self, work: Path, *, kills: int = 20, short: bool = False, rehearsal: bool = False) -> None:
+        self.work = work
+        self.kills = kills
+        self.short = short
+        self.rehearsal = rehearsal
+        self.sampler = Sampler()
+        self.cards = ["rehearsal"] if rehearsal else self.sampler.cards
+        self.device = "cpu" if rehearsal else "cuda"
+        self.gpu = {} if rehearsal else {"gpu": self.cards[0], "maker": "nvidia"}
+        self.found: dict[str, Any] = {}
+
+    def take(self, name: str) -> dict[str, Any]:
+        """Take a stage, and keep and return what it found; one that breaks found why."""
+        since = self.sampler.now
+        stage: Callable[[], dict[str, Any]] = getattr(self, name)
+        try:
+            found = stage()
+        except Exception:
+            found = {"ok": False, "broke": traceback.format_exc()[-3000:]}
+            for log in self.work.glob("**/logs/worker.log"):
+                found["worker_log"] = log.read_text()[-3000:]
+        self.found[name] = {**found, "from": since, "to": self.sampler.now}
+        return self.found[name]
+
+    def manifest(self, name: str, precisions: Sequence[str], *, copies: int = 1, more: str = "") -> Path:
+        """Write a manifest of the larger nets, each so often with other weights."""
+        folder = self.work / name
+        folder.mkdir(parents=True, exist_ok=True)
+        known = [each for each in precisions if each in COMPILERS["onnxruntime"].precisions(self.device)]
+        lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{self.device}]"]
+        lines += [f"precisions: [{', '.join(known)}]", "models:"]
+        for copy in range(copies):
+            for seed, (net, write) in enumerate(NETS.items()):
+                path = write(folder / f"{net}-{copy}.onnx", seed=10 * copy + seed)
+                lines += [f"  - name: {net}-{copy}", f"    source: {{path: {path.name}}}"]
+        manifest = folder / f"{name}.yaml"
+        manifest.write_text("\n".join([*lines, more]) + "\n")
+        return manifest
+
+    def machine(self) -> dict[str, Any]:
+        """The cards, the driver, the libraries, and what `farm doctor` says of them."""
+        findings = survey(load_settings())
+        doctor = subprocess.run([sys.executable, "-m", "farm", "doctor"], capture_output=True, text=True, check=False)
+        return {
+            "gpus": [str(gpu) for gpu in findings.gpus],
+            "driver": findings.gpus[0].driver if findings.gpus else "",
+            "pools": [pool.name for pool in findings.pools],
+            "cpus": os.cpu_count(),
+            "kernel": os.uname().release,
+            "python": sys.version.split()[0],
+            "doctor": re.sub(r"GPU-[0-9a-f-]{36}", "GPU-…", doctor.stdout).splitlines(),
+            "ok": self.rehearsal or any(pool.target.maker == "nvidia" for pool in findings.pools),
+        }
+
+    def sealed(self) -> dict[str, Any]:
+        """A hostile child with CUDA started reaches nothing but its own; a compiler works in the same seal."""
+        folder = self.work / "sealed"
+        places = make_places(folder)
+        readable = [places["input"].parent, ROOT / "farm" / "runner", CHILD.parent, HOSTILE.parent]
+        with within_reach(places) as fields:
+            end = run_child(
+                {"action": "reach", "cuda": not self.rehearsal, "key": os.getpid(), **self.gpu, **fields},
+                log_path=folder / "log.txt",
+                limits=ChildLimits(time=60),
+                seal=Seal(read=readable, write=[places["output"].parent]),
+                folder=folder,
+                script=CHILD,
+            )
+        answer = end.result or {}
+        probes = answer.get("probes", {})
+        reached = [name for name, said in probes.items() if not said.startswith("refused")]
+        next_ = self.child(self.cards[0])
+        return {
+            "cuda": answer.get("cuda"),
+            "probes": probes,
+            "ipc": answer.get("ipc"),
+            "reached": reached,
+            "log": end.log_tail[-1000:],
+            "next": next_,
+            "ok": len(probes) == PROBES
+            and reached == ([] if self.rehearsal else ["listen on a local socket"])
+            and set(answer["ipc"].values()) == {"refused"}
+            and not next_["kind"],
+        }
+
+    def matrix(self) -> dict[str, Any]:
+        """The quickstart's nets (not if short), and the larger ones, in every precision of CUDA."""
+        manifests = [] if self.short else [self.quickstart()]
+        manifests.append(self.manifest("larger", ["fp32", "tf32", "fp16", "bf16"]))
+        since = self.sampler.now
+        with a_farm(self.work / "matrix-farm", self.cards) as (client, _):
+            builds = [client.submit(freeze(path))["id"] for path in manifests]
+            reports = [follow(client, each, 200) for each in builds]
+            cells = [row for report in reports for row in rows(report)]
+            sidecars = [client.artifact(cell["key"]) for report in reports for cell in report["cells"] if cell["facts"]]
+        marks = {each["identifier"]: each["emulated"] for each in sidecars}
+        return {
+            "cells": cells,
+            "verdicts": [report["build"]["verdict"] for report in reports],
+            "placement": {each["identifier"]: each["placement"] for each in sidecars},
+            "emulated": marks,
+            "computed_in": {each["identifier"]: each["compute_dtypes"] for each in sidecars},
+            "conditions": sidecars[0]["measurements"]["conditions"] if sidecars else [],
+            "most_processes_on_a_card": self.sampler.most(since),
+            "ok": all((report["build"]["verdict"] or {}).get("exit_code") == 0 for report in reports)
+            and all(mark == (["bf16"] if "/bf16/" in name else []) for name, mark in marks.items()),
+        }
+
+    def quickstart(self) -> Path:
+        """Write the quickstart's manifest for CUDA, with its samples."""
+        text = (ROOT / "configs" / "manifests" / "quickstart.yaml").read_text()
+        text = re.sub(r"(?m)^targets: .*", f"targets: [onnxruntime/{self.device}]", text)
+        if self.device == "cuda":
+            text = re.sub(r"(?m)^precisions: .*", "precisions: [fp32, tf32, fp16, bf16, int8]", text)
+            reason = "in fp16 on CUDA another label wins"
+            text += f"  - {{model: magika, precision: fp16, kind: accuracy, reason: {reason}}}\n"
+        folder = self.work / "matrix"
+        folder.mkdir()
+        demo = folder / "demo"
+        subprocess.run([sys.executable, str(ROOT / "configs" / "demo_data.py"), str(demo)], check=True, stdout=2)
+        manifest = folder / "quickstart.yaml"
+        manifest.write_text(text.replace("../../.farm/demo", str(demo)))
+        return manifest
+
+    def loop(self) -> dict[str, Any]:
+        """One card through the farm, from the end of the upload on, against a plain loop over the same children.
+
+        Both one after the other in turns, with equal threads; at most 1.05 times as long.
+        """
+        manifest = self.manifest("loop", ["fp32", "fp16"])
+        text = manifest.read_text()
+        through, looped = [], []
+        with a_farm(self.work / "loop-farm", self.cards[:1]) as (client, settings):
+            wait_for_probe(client)
+            for turn in range(1 if self.short else 3):
+                manifest.write_text(f"{text}salt: turn {turn}\n")
+                frozen = freeze(manifest)
+                submitted = client.submit(frozen)["id"]
+                start = time.monotonic()
+                report = follow(client, submitted, 240)
+                through.append(round(time.monotonic() - start, 2))
+                assert succeeded(report) == len(report["cells"]), rows(report)
+                orders = work_orders(client, report["cells"])
+                slot = self.slot(settings)
+                looped.append(round(plain_loop(orders, frozen.files, THREADS, settings.measure_seconds, slot), 2))
+        ratio = round(statistics.median(through) / statistics.median(looped), 3)
+        return {"cells": rows(report), "farm": through, "loop": looped, "ratio": ratio, "ok": ratio <= MOST_OVERHEAD}
+
+    def slot(self, settings: Settings) -> Slot:
+        """Return the slot that a worker gives the first card's children."""
+        findings = survey(settings)
+        kinds = share_out(findings.pools, findings.gpus, settings, Machine())
+        slots = [slot for kind in kinds for slot in kind.slots]
+        return next(slot for slot in slots if slot.gpu == self.gpu.get("gpu", ""))
+
+    def scaling(self) -> dict[str, Any]:
+        """The same work on one card, on two and on four: equal threads a slot, from the end of the upload on.
+
+        Four do at least 3.4 times the work of one.
+        """
+        manifest = self.manifest("scaling", ["fp32", "fp16"], copies=max(1 if self.short else 2, len(self.cards)))
+        seconds = {}
+        for count in sorted({1, 2, 4, len(self.cards)} & set(range(1, len(self.cards) + 1))):
+            with a_farm(self.work / f"scaling-{count}", self.cards[:count]) as (client, _):
+                wait_for_probe(client)
+                submitted = client.submit(freeze(manifest))["id"]
+                start = time.monotonic()
+                report = follow(client, submitted, 240)
+                seconds[count] = round(time.monotonic() - start, 2)
+                assert succeeded(report) == len(report["cells"]), rows(report)
+        ratio = {n: round(seconds[1] / s, 2) for n, s in seconds.items()}
+        return {"seconds": seconds, "ratio": ratio, "ok": ratio.get(4, LEAST_OF_FOUR) >= LEAST_OF_FOUR}
+
+    def foreign(self) -> dict[str, Any]:
+        """A process that is not the farm's holds memory of the card while a program is measured."""
+        manifest = self.manifest("foreign", ["fp32"])
+        with a_farm(self.work / "foreign-farm", self.cards[:1]) as (client, _):
+            wait_for_probe(client)
+            with holding(self.cards[0], 1 << 30):
+                cells = rows(build(client, manifest, 100))
+        return {"cells": cells, "ok": all(row["shared"] and row["processes"]["count"] for row in cells)}
+
+    def memory(self) -> dict[str, Any]:
+        """A limit under which the net does not fit fails as such, and the next job runs."""
+        folder = self.work / "memory"
+        tight = self.manifest("tight", ["fp32"], more="options: {gpu_mem_limit: 1000000}")
+        roomy = self.manifest("roomy", ["fp32"])
+        with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+            failed, next_ = rows(build(client, tight, 100)), rows(build(client, roomy, 100))
+        kinds = {row["kind"] for row in failed}
+        good = all(row["state"] == "succeeded" for row in next_)
+        return {"cells": failed, "next": next_, "ok": kinds == {"gpu_memory"} and good}
+
+    def fallback(self) -> dict[str, Any]:
+        """A node that CUDA has no kernel for is named, and refused where the manifest says so."""
+        folder = self.work / "fallback"
+        folder.mkdir()
+        left_out(folder / "det.onnx")
+        cells = []
+        with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+            for gate in ("warn", "fail"):
+                manifest = folder / f"{gate}.yaml"
+                manifest.write_text(
+                    f"version: 1\nname: {gate}\ntargets: [onnxruntime/cuda]\nprecisions: [fp32]\n"
+                    f"models: [{{name: det, source: {{path: det.onnx}}, verify: {{fallback: {gate}}}}}]\n"
+                )
+                report = build(client, manifest, 100)
+                cells += [
+                    {**row, "warning": cell["warning"]} for row, cell in zip(rows(report), report["cells"], strict=True)
+                ]
+        warned, failed = cells
+        good = "Det" in warned["warning"] and warned["state"] == "succeeded"
+        return {"cells": cells, "ok": good and failed["kind"] == "fallback"}
+
+    def hidden(self) -> dict[str, Any]:
+        """A card that a child cannot see is a lost GPU, and no session on the CPU; the next child runs."""
+        ends = [self.child(uuid) for uuid in ("GPU-00000000-0000-0000-0000-000000000000", self.cards[0])]
+        return {"hidden": ends[0], "next": ends[1], "ok": ends[0]["kind"] == "gpu_lost" and ends[1]["kind"] == ""}
+
+    def killed(self) -> dict[str, Any]:
+        """Workers, their processes and children are killed at random points while a build runs."""
+        manifest = self.manifest("killed", ["fp32", "fp16"], copies=1 if self.short else 4)
+        before, chance, killed = self.sampler.memory(), random.Random(7), []
+        hurt: set[str] = set()
+        with a_farm(self.work / "killed-farm", self.cards, lease_seconds=6, renew_seconds=1, retry_delay=0.2) as farm:
+            client, settings = farm
+            wait_for_probe(client)
+            build_id = client.submit(freeze(manifest))["id"]
+            start = time.monotonic()
+            while client.build(build_id)["state"] == "open" and time.monotonic() - start < 330:
+                time.sleep(chance.uniform(0.5, 2.5))
+                if len(killed) < self.kills and (victim := a_victim(chance, settings, hurt)):
+                    killed.append(victim)
+            report = follow(client, build_id, 5)
+            audit = list(client.audit())
+        time.sleep(2)
+        attempts = [cell["attempt"] for cell in report["cells"]]
+        after = self.sampler.memory()
+        ends = [self.child(uuid)["kind"] for uuid in self.cards]
+        return {
+            "kills": killed,
+            "cells": rows(report),
+            "attempts": attempts,
+            "audit": audit,
+            "memory_before": before,
+            "memory_after": after,
+            "cards_usable_after": [not kind for kind in ends],
+            "ok": succeeded(report) == len(attempts)
+            and not any(ends)
+            and after == before
+            and len(killed) == self.kills,
+        }
+
+    def illegal(self) -> dict[str, Any]:
+        """A broken kernel is a fault of the GPU; the next child on the card runs."""
+        end = run_child(
+            {"gpu": self.cards[0], "maker": "nvidia", "action": "illegal"},
+            log_path=self.work / "illegal.txt",
+            limits=ChildLimits(time=60),
+            seal=Seal(read=[ROOT / "farm" / "runner", CHILD]),
+            script=CHILD,
+        )
+        failure = classify(end)
+        next_ = self.child(self.cards[0])
+        kind = failure.kind.value if failure else ""
+        return {
+            "kind": kind,
+            "message": failure.message if failure else "",
+            "next": next_,
+            "ok": kind == "gpu_fault" and not next_["kind"],
+        }
+
+    def child(self, uuid: str) -> dict[str, str]:
+        """Compile a small net on a card, in a sealed child; return the kind of its failure, empty if it has none."""
+        folder = Path(tempfile.mkdtemp(dir=self.work))
+        model = NETS["residual"](folder / "net.onnx", batch=1)
+        (folder / "out").mkdir()
+        end = run_child(
+            {
+                "action": "compile",
+                "compiler": "onnxruntime",
+                "device": self.device,
+                "threads": THREADS,
+                **({} if self.rehearsal else {"gpu": uuid, "maker": "nvidia"}),
+                "model": {"path": str(model), "format": "onnx", "outputs": []},
+                "inputs": {"x": {"dtype": "float32", "shape": [1, 3, 128, 128]}},
+                "batch": None,
+                "options": {},
+                "quantization": {},
+                "tuning": {"mode": "off"},
+                "calibration": None,
+                "precision": "fp32",
+                "program": str(folder / "out" / "net.onnx"),
+            },
+            log_path=folder / "log.txt",
+            limits=ChildLimits(time=120),
+            seal=Seal(read=[model], write=[folder / "out"]),
+        )
+        failure = classify(end)
+        return {"kind": failure.kind.value if failure else "", "message": failure.message if failure else ""}
+
+
+@contextmanager
+def holding(uuid: str, size: int) -> Iterator[None]:
+    command = [sys.executable, str(CHILD), "hold", uuid, str(size)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "holding\n"
+        try:
+            yield
+        finally:
+            process.communicate()
+
+
+def wait_for_probe(client: FarmClient) -> None:
+    """Until every worker takes jobs, so that its first health probe is in no time that is compared."""
+    deadline = time.monotonic() + 90
+    while any(worker["fenced"] or worker["resting"] for worker in client.workers()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"workers take no jobs: {client.workers()}")
+        time.sleep(0.2)
+
+
+def a_victim(chance: random.Random, settings: Settings, hurt: set[str]) -> str:
+    """Kill one process of the worker at random: the supervisor, its Celery process, or a child that works.
+
+    A child is not killed twice at one job, since a compiler that dies twice is the model's fault.
+    """
+    wanted = chance.choices(["child", "celery", "supervisor"], [5, 4, 1])[0]
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not entry.name.isdigit() or str(settings.data_dir).encode() not in (entry / "environ").read_bytes():
+                continue
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            kind = "celery" if "celery" in words else "supervisor" if words[-2:-1] == ["worker"] else ""
+            found += [(int(entry.name), kind, "")] if kind == wanted else []
+    if wanted == "child":
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                words = (
+                    (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    if entry.name.isdigit()
+                    else []
+                )
+                place = next((word for word in words if word.startswith(f"{settings.data_dir}/work/")), "")
+                job = place.removeprefix(f"{settings.data_dir}/work/").partition("-")[0] if place else ""
+                found += [(int(entry.name), "child", job)] if job and job not in hurt else []
+    if not found:
+        return ""
+    pid, kind, job = chance.choice(found)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    hurt.add(job)
+    return kind
