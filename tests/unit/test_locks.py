@@ -15,7 +15,8 @@ from packaging.version import Version
 from tests.support.places import ROOT
 
 LOCKS = ROOT / "deploy" / "locks"
-NAMES = ["dev", "server", "worker"]
+NAMES = ["cuda", "dev", "embedded-cuda", "server", "worker"]
+FOR_CUDA = re.compile(r"nvidia-.*|onnxruntime-gpu")
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 
@@ -70,8 +71,16 @@ def test_a_lock_fits_the_project(name: str, python: str) -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_images_have_the_versions_that_were_tested(python: str) -> None:
     tested = pins("dev", python)
-    for name in ("server", "worker"):
-        assert pins(name, python).items() <= tested.items()
+    for name in NAMES:
+        rest = {package: version for package, version in pins(name, python).items() if not FOR_CUDA.fullmatch(package)}
+        assert rest.items() <= tested.items(), name
+
+
+@pytest.mark.parametrize("name", ["cuda", "embedded-cuda"])
+def test_a_worker_for_nvidia_gpus_has_one_onnx_runtime(name: str) -> None:
+    """The two packages overwrite each other."""
+    assert {"onnxruntime-gpu", "nvidia-ml-py", "nvidia-cudnn-cu13"} <= pins(name, "3.12").keys()
+    assert "onnxruntime" not in pins(name, "3.12")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu` without a card: its stages are rehearsed on the CPU, so that hardware is not their first run."""
+"""`python -m tests.gpu` without a card: its stages are rehearsed on the CPU, so that hardware is not their first."""
 
 from __future__ import annotations
 
