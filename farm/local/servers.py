@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from farm.errors import FarmError, StorageUnavailable, StoreUnavailable, UsageError
 from farm.files import private_folder, replacing
@@ -179,10 +180,19 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
     raise StoreUnavailable("the embedded Valkey did not start", hint=child.last_words())
 
 
-def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = "", log: Path | None = None) -> Server:
+def start_weed(
+    folder: Path,
+    access_key: str,
+    secret_key: str,
+    *,
+    bucket: str = "",
+    log: Path | None = None,
+    users: Mapping[str, Any] | None = None,
+) -> Server:
     """Start a SeaweedFS that keeps its data in `folder` and speaks S3 on a free loopback port.
 
-    It makes `bucket` if it is missing. Returns the server with its URL (`http://127.0.0.1:port`) once it answers S3
+    It makes `bucket` if it is missing. `users` are its identities and policies beside the one of these keys, which may
+    do everything. Returns the server with its URL (`http://127.0.0.1:port`) once it answers S3
     requests. S3 is its only open door: its parts answer each other alone, with keys and a certificate that are made
     for this start, so no other user of this machine and no web page can reach past S3's own signatures.
 
@@ -197,7 +207,8 @@ def start_weed(folder: Path, access_key: str, secret_key: str, *, bucket: str = 
     # Not by its environment: it writes key ids that come from there to its log.
     credentials = [{"accessKey": access_key, "secretKey": secret_key}]
     identity = {"name": "farm", "credentials": credentials, "actions": ["Admin"]}
-    identities = write_private(folder / "identities.json", json.dumps({"identities": [identity]}))
+    users = {**(users or {}), "identities": [identity, *(users or {}).get("identities", ())]}
+    identities = write_private(folder / "identities.json", json.dumps(users))
     certificate = _make_certificate(folder / "tls")
     parts = ("s3", "master", "volume", "filer", "admin")
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]

@@ -51,7 +51,7 @@ _REFUSING = {
     OutOfMemoryError: "it is full: raise its maxmemory; the farm then continues, and loses nothing meanwhile",
     ReadOnlyError: _REPLICA,
     MasterDownError: _REPLICA,
-    NoPermissionError: "allow its user all commands on the farm's keys",
+    NoPermissionError: "give its user the rights of its role: deploy/redis/users.acl has them",
 }
 """What to do about errors for which redis-py has a class."""
 

@@ -1,0 +1,208 @@
+"""The rights that `deploy/redis` and `deploy/s3` give to each role: enough for its work, and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from botocore.exceptions import ClientError
+from pydantic import SecretStr
+
+from farm.artifacts import blob_key
+from farm.artifacts.s3 import S3Store
+from farm.errors import StorageUnavailable
+from farm.local import servers
+from farm.settings import Settings
+from tests.chaos.rig import Rig
+from tests.support.helpers import wait_until
+from tests.support.places import ROOT
+
+ROLES = ("serve", "worker", "reader")
+USERS = {
+    name: rules
+    for line in (ROOT / "deploy/redis/users.acl").read_text().splitlines()
+    for _, name, *rules in [line.split()]
+}
+WORKER_SCRIPTS = ("claim", "finish", "heartbeat", "leave", "probed", "register", "renew", "worker_died")
+"""The scripts that a worker node runs."""
+BUCKET = "farm"
+
+
+def policy(role: str) -> str:
+    return (ROOT / f"deploy/s3/{role}.json").read_text().replace("BUCKET", BUCKET)
+
+
+class Rights:
+    """A farm whose roles have the rights of `deploy`, and no others; a build of it has compiled a real model."""
+
+    def __init__(self, rig: Rig, weed: servers.Server) -> None:
+        self.rig = rig
+        self.weed = weed
+        self.admin = rig.settings
+        for role in ROLES:
+            user = f"farm-{role}"
+            rig.raw.execute_command("ACL", "SETUSER", user, "reset", *USERS[user], f">{role}-password")
+        rig.settings = self.settings("serve")
+        client = rig.serve()
+        rig.settings = self.settings("worker")
+        rig.node(1)
+        build = rig.submit(client, 1)
+        wait_until(lambda: client.build(build)["state"] == "reported")
+        self.cells = client.cells(build)
+        self.denied = rig.raw.execute_command("ACL", "LOG")
+
+    def settings(self, role: str) -> Settings:
+        secret = {
+            "redis_url": self.rig.valkey.url.replace("//:", f"//farm-{role}:").replace(
+                self._password, f"{role}-password"
+            ),
+            "s3_access_key": f"{role}-key",
+            "s3_secret_key": f"{role}-secret",
+        }
+        return self.admin.model_copy(update={name: SecretStr(value) for name, value in secret.items()})
+
+    @property
+    def _password(self) -> str:
+        return self.rig.valkey.url.partition("//:")[2].partition("@")[0]
+
+    def redis(self, role: str) -> redis.Redis:
+        return redis.Redis.from_url(self.settings(role).redis_url.get_secret_value(), decode_responses=True)
+
+    def storage(self, role: str) -> S3Store:
+        return S3Store.from_settings(self.settings(role)).with_patience(0)
+
+
+@pytest.fixture(scope="module")
+def rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
+    folder, data = tmp_path_factory.mktemp("rights"), tmp_path_factory.mktemp("s3")
+    users = {
+        "identities": [
+            {
+                "name": f"farm-{role}",
+                "credentials": [{"accessKey": f"{role}-key", "secretKey": f"{role}-secret"}],
+                "policyNames": [role],
+            }
+            for role in ROLES
+        ],
+        "policies": [{"name": role, "content": policy(role)} for role in ROLES],
+    }
+    weed = servers.start_weed(data, "admin", "admin-secret", bucket=BUCKET, users=users)
+    try:
+        place = {
+            "s3_endpoint": weed.url,
+            "s3_bucket": BUCKET,
+            "s3_access_key": "admin",
+            "s3_secret_key": "admin-secret",
+        }
+        with Rig(folder, **place) as rig:
+            yield Rights(rig, weed)
+    finally:
+        weed.stop()
+
+
+def test_each_role_can_do_its_work(rights: Rights) -> None:
+    assert [(cell["state"], cell["message"]) for cell in rights.cells] == [("succeeded", "")]
+    # Both look at settings of the server if they may; they would hold its password.
+    assert {(entry["object"], entry["reason"]) for entry in rights.denied} == {("config|get", "command")}
+
+
+def test_a_role_may_run_what_its_scripts_do() -> None:
+    """Also what that build did not do: an outage, a retry, a lost worker."""
+    scripts = {path.stem: path.read_text() for path in (ROOT / "farm/store/lua").glob("*.lua")}
+    shared = [name for name in scripts if name.startswith("_")]
+    for user, names in (("farm-serve", scripts), ("farm-worker", (*shared, *WORKER_SCRIPTS))):
+        used = {word.lower() for name in names for word in re.findall(r'\bcall\("([A-Z]+)"', scripts[name])}
+        assert len(used) > 20
+        assert used - {rule.removeprefix("+") for rule in USERS[user]} == set()
+    worker = [rule.partition("~{farm}:")[2].removesuffix(":*") for rule in USERS["farm-worker"]]
+    keys = {word for name in (*shared, *WORKER_SCRIPTS) for word in re.findall(r'\bkey\("([a-z]+)"', scripts[name])}
+    assert keys - set(worker) == set()
+
+
+FOR_NOBODY: dict[str, tuple[str, ...]] = {
+    "remove everything": ("FLUSHALL",),
+    "remove a database": ("FLUSHDB",),
+    "read settings, and the password in them": ("CONFIG", "GET", "requirepass"),
+    "write a file anywhere": ("CONFIG", "SET", "dir", "/"),
+    "see all keys": ("KEYS", "*"),
+    "read a foreign key": ("GET", "another"),
+    "write a foreign key": ("SET", "another", "x"),
+    "write a foreign key by a script": ("EVAL", "return redis.call('SET', 'another', 'x')", "0"),
+    "see who may do what": ("ACL", "LIST"),
+    "see other clients": ("CLIENT", "LIST"),
+    "end other clients": ("CLIENT", "KILL", "TYPE", "normal"),
+    "see what others send": ("MONITOR",),
+    "see slow commands": ("SLOWLOG", "GET"),
+    "listen": ("SUBSCRIBE", "x"),
+    "send its data elsewhere": ("REPLICAOF", "127.0.0.1", "1"),
+    "load code": ("FUNCTION", "LOAD", "#!lua name=x\nredis.register_function('x', function() end)"),
+    "write a key for another server": ("MIGRATE", "127.0.0.1", "1", "{farm}:epoch", "0", "10"),
+    "stop it": ("SHUTDOWN", "NOSAVE"),
+}
+FOR_THE_CONTROL_PLANE_ALONE: dict[str, tuple[str, ...]] = {
+    "go through all keys": ("SCAN", "0"),
+    "become the control plane": ("SET", "{farm}:leader", "me"),
+    "begin the store anew": ("DEL", "{farm}:epoch"),
+    "pause a pool": ("SADD", "{farm}:paused", "pool"),
+    "name a namespace": ("SADD", "{farm}:namespaces", "other"),
+    "forget builds": ("DEL", "{farm}:builds:main"),
+    "do so by a script": ("EVAL", "return redis.call('DEL', '{farm}:builds:main')", "0"),
+}
+REFUSED = [(role, name, words) for role in ROLES for name, words in FOR_NOBODY.items()] + [
+    (role, name, words) for role in ("worker", "reader") for name, words in FOR_THE_CONTROL_PLANE_ALONE.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "words"), [pytest.param(role, words, id=f"{role}: {name}") for role, name, words in REFUSED]
+)
+def test_no_role_does_to_redis_what_is_not_its_work(rights: Rights, role: str, words: tuple[str, ...]) -> None:
+    with rights.redis(role) as connection, pytest.raises(redis.ResponseError, match=r"(?i)permission"):
+        connection.execute_command(*words)
+
+
+def test_a_reader_reads(rights: Rights) -> None:
+    with rights.redis("reader") as connection:
+        assert connection.zcard("{farm}:builds:main") == 1
+    assert rights.storage("reader").get_object(REF)
+    assert list(rights.storage("reader").list_objects("ns/main/builds/"))
+
+
+TOKEN = "config/tokens/" + "ab" * 32 + ".json"
+REF = "ns/main/refs/latest.json"
+STORAGE: dict[str, tuple[tuple[str, ...], Callable[[S3Store], Any]]] = {
+    "make itself administrator": (("worker", "reader"), lambda store: store.put_object(TOKEN, b"{}")),
+    "read tokens": (("worker", "reader"), lambda store: store.get_object(TOKEN)),
+    "move a ref": (("worker", "reader"), lambda store: store.put_object(REF, b"{}")),
+    "delete a ref": (("worker", "reader"), lambda store: store.delete_object(REF)),
+    "change a build": (("worker", "reader"), lambda store: store.put_object("ns/main/builds/b-1/report.json", b"{}")),
+    "delete an artifact": (("worker", "reader"), lambda store: store.delete_object("ns/main/artifacts/ab/x.json")),
+    "move a head": (("worker", "reader"), lambda store: store.put_object("ns/main/tuning/p/d/m/head.json", b"{}")),
+    "let a blob go": (("worker", "reader"), lambda store: store.put_object("gc/" + "ab" * 32, b"{}")),
+    "write a blob": (("reader",), lambda store: store.put_blob_bytes(b"blob")),
+    "write elsewhere": (ROLES, lambda store: store.put_object("another/object", b"")),
+    "read elsewhere": (ROLES, lambda store: store.get_object("another/object")),
+    "make a bucket": (ROLES, lambda store: store._s3.create_bucket(Bucket="another")),
+    "remove the bucket": (ROLES, lambda store: store._s3.delete_bucket(Bucket=BUCKET)),
+    "open the bucket to all": (ROLES, lambda store: store._s3.put_bucket_acl(Bucket=BUCKET, ACL="public-read-write")),
+}
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for name, (roles, _) in STORAGE.items() for role in roles])
+def test_no_role_does_to_storage_what_is_not_its_work(rights: Rights, role: str, name: str) -> None:
+    with pytest.raises((StorageUnavailable, ClientError), match="AccessDenied"):
+        STORAGE[name][1](rights.storage(role))
+
+
+def test_a_worker_keeps_large_blobs_and_puts_damaged_ones_aside(rights: Rights, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"large" * (4 << 20))
+    store = rights.storage("worker")
+    digest, size = store.put_blob_file(tmp_path / "large")
+    assert store.has_blob(digest, size)
+    rights.rig.artifacts.put_object(blob_key(digest), b"damaged")
+    assert not store.verify_blob(digest)
+    assert not store.has_blob(digest)
