@@ -17,8 +17,8 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.targets.compilers import COMPILERS
 from farm.targets.pools import Pool
 from farm.tuning import text
+from farm.tuning.brought import read_brought
 from farm.tuning.database import TuningDatabase, databases, device_name
-from farm.tuning.importing import fitting
 from farm.tuning.records import Record, RecordSource, Snapshot, TuningDay
 
 router = APIRouter(tags=["tuning"])
@@ -98,16 +98,12 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     pool = next(iter(own or ((same or pools) if database.exists() else [])), None)
     if pool is None:
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
-    offered = text.unpack(snapshot, text.BROUGHT)
-    text.check(offered)
     known_now = database.since(frozenset()).snapshot
-    found = fitting(offered, known_now, pool.device, pool.toolchain, miopen)
     source = RecordSource(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain)
-    delta = found.snapshot.measured_by(source)
-    if delta:
-        database.commit(delta)
-    added = len(delta.join(known_now)) - len(known_now)
-    return {"records": delta.counts(), "added": added, "refused": dict(found.refused)}
+    found = read_brought(snapshot, known_now, pool.device, pool.toolchain, miopen, source)
+    if found.delta:
+        database.commit_packed(found.delta, sum(found.records.values()))
+    return {"records": found.records, "added": found.added, "refused": found.refused}
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=schemas.TuningMerged)

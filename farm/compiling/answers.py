@@ -251,6 +251,13 @@ def _probe(value: Any) -> Any:
     return {**found, **_object(_usable)(value)} if found["available"] else found
 
 
+def _import(value: Any) -> Any:
+    """What was chosen of an import, or why it cannot be read."""
+    if isinstance(value, dict) and "refusal" in value:
+        return _object({"refusal": _sentence, "hint": _sentence})(value)
+    return _object({"records": _counts, "added": _count, "refused": _by(_sentence, _sentence)})(value)
+
+
 _READERS: Mapping[str, Reader] = {
     "probe": _probe,
     "libraries": _object({"libraries": _libraries}),
@@ -280,6 +287,7 @@ _READERS: Mapping[str, Reader] = {
         },
         {"unverified": _by(_name, _sentence), **_memory},
     ),
+    "import": _import,
     "pack": _object({"quantized": _counts}),
     "slice": _object(
         {

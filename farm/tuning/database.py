@@ -215,10 +215,13 @@ class TuningDatabase:
 
     def commit(self, delta: Snapshot) -> str:
         """Add what an attempt learnt; return the delta's name. The same delta again changes nothing."""
-        data = text.pack(delta)
-        name = hashlib.sha256(data).hexdigest()
-        self._artifacts.put_object(f"{self._prefix}deltas/{name}.gz", data, content_type="application/gzip")
-        log.info("tuning committed", database=self.name, delta=name, records=len(delta))
+        return self.commit_packed(text.pack(delta), len(delta))
+
+    def commit_packed(self, delta: bytes, records: int) -> str:
+        """Add what `text.pack` made of so many records; return the delta's name."""
+        name = hashlib.sha256(delta).hexdigest()
+        self._artifacts.put_object(f"{self._prefix}deltas/{name}.gz", delta, content_type="application/gzip")
+        log.info("tuning committed", database=self.name, delta=name, records=records)
         return name
 
     def merge(self) -> Merged:

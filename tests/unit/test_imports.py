@@ -43,6 +43,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.jobs",
         "farm.logging",
         "farm.results",
+        "farm.runner",
         "farm.spec",
         "farm.targets",
     },
