@@ -51,6 +51,7 @@ def install(name: str, folder: Path) -> None:
     shutil.copy(STANDIN / name, folder / "migraphx.py")
     shutil.copy(STANDIN / "migraphx.py", folder / "standin_migraphx.py")
     shutil.copy(STANDIN.parent / "gpu_programs.py", folder)
+    shutil.copytree(STANDIN.parent / "amd", folder / "amd")
     (folder / "standin.json").write_text(json.dumps({"arch": "gfx942", "cross": False}))
 
 

@@ -1,8 +1,8 @@
-"""GPU programs made up for tests: no GPU, and no MIGraphX for one, wrote these files.
+"""GPU programs made up for tests around genuine code objects: no MIGraphX for a GPU wrote these files.
 
-Their form is what MIGraphX 2.15 and 2.16 write for `cpu` and `ref`; what is particular to GPUs (operators, code
-objects, solutions) follows MIGraphX's sources, `src/targets/gpu/include/migraphx/gpu/`: `code_object_op.hpp`,
-`convolution.hpp`, `hip_gemm.hpp`, `hip.hpp`.
+Their form is what MIGraphX 2.15 and 2.16 write for `cpu` and `ref`; what is particular to GPUs (operators, solutions)
+follows MIGraphX's sources, `src/targets/gpu/include/migraphx/gpu/`: `code_object_op.hpp`, `convolution.hpp`,
+`hip_gemm.hpp`, `hip.hpp`. The code objects in `amd/` are LLVM's (`amd_code_objects.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ def shape(*lens: int, dtype: str = "float_type") -> dict[str, Any]:
     return {"type": dtype, "lens": list(lens), "strides": strides, **SHAPE}
 
 
-def elf(flags: int) -> bytes:
-    """The header of a code object: ELF64, machine 224, `e_flags` as given."""
-    head = bytearray(64)
-    head[:5] = b"\x7fELF\x02"
-    struct.pack_into("<H", head, 18, 224)
-    struct.pack_into("<I", head, 48, flags)
-    return bytes(head) + b"\xcc" * 5000
+CODE_OBJECTS = Path(__file__).with_name("amd")
+
+
+def code_object(arch: str) -> bytes:
+    """A genuine code object for an architecture with its feature bits: `gfx942:sramecc+:xnack-`."""
+    return (CODE_OBJECTS / f"{arch.replace(':', '.')}.co").read_bytes()
+
+
+def flagged(flags: int) -> bytes:
+    """A genuine code object with other `e_flags`: for architectures that no compiler here knows."""
+    code = bytearray(code_object("gfx942"))
+    struct.pack_into("<I", code, 48, flags)
+    return bytes(code)
 
 
 def bundle(*targets: str) -> bytes:
@@ -38,7 +44,7 @@ def bundle(*targets: str) -> bytes:
     return b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries)) + b"".join(entries) + b"\xcc" * 5000
 
 
-GFX942 = elf(0x4C | 0x200 | 0xC00)
+GFX942 = code_object("gfx942:sramecc+:xnack-")
 
 
 def node(

@@ -47,6 +47,7 @@ def standin(folder: Path, arch: str, *, cross: bool = False) -> str:
     folder.mkdir()
     shutil.copy(TESTS / "support" / "standin" / "migraphx.py", folder)
     shutil.copy(TESTS / "support" / "gpu_programs.py", folder)
+    shutil.copytree(TESTS / "support" / "amd", folder / "amd")
     (folder / "standin.json").write_text(json.dumps({"arch": arch, "cross": cross}))
     return str(folder)
 

@@ -3,7 +3,7 @@
 It has the names and signatures that `farm/runner/migraphx_compiler.py` calls, for models that are one Relu of `x`. On
 import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` beside
 it says which GPU it is to find (`arch`), whether `get_target` takes `gpu_arch`, and which targets it `refuses`.
-Programs have the form of real ones (`tests/support/gpu_programs.py`, copied beside it), with an empty code object of
+Programs have the form of real ones (`tests/support/gpu_programs.py`, copied beside it), with a genuine code object of
 the arch that they were compiled for.
 """
 
@@ -13,14 +13,13 @@ import os
 from pathlib import Path
 
 import numpy as np
-from gpu_programs import elf, write_mxr
+from gpu_programs import code_object, flagged, write_mxr
 from gpu_programs import program as mxr_document
 
 __version__ = "2.17.0.dev+stand-in"
 
 HERE = Path(__file__).parent
 NODE = json.loads((HERE / "standin.json").read_text())
-_FLAGS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1030": 0x36, "gfx1100": 0x41, "gfx1201": 0x4E}
 _GIVEN = ("ROCR_VISIBLE_DEVICES", "MIGRAPHX_GPU_COMPILE_PARALLEL", "ROCM_PATH", "OMP_NUM_THREADS")
 
 print("GIVEN", json.dumps({**{n: os.environ.get(n) for n in _GIVEN}, "cpus": sorted(os.sched_getaffinity(0))}))
@@ -127,7 +126,8 @@ def quantize_fp16(prog, ins_names=("all",)):
 
 def save(p, filename, format="msgpack"):
     # The last of the top keys, one that nobody knows: load finds it at the end of the file.
-    document = mxr_document(elf(_FLAGS[p.arch]), offload_copy=True)
+    code = flagged(0x36) if p.arch == "gfx1030" else code_object(p.arch)
+    document = mxr_document(code, offload_copy=True)
     write_mxr(Path(filename), {**document, "standin": json.dumps({"lens": p.shape.lens()})})
 
 

@@ -1,4 +1,7 @@
-"""Programs are read without MIGraphX: what they hold, what they cost, and what damage does. GPU files are made up."""
+"""Programs are read without MIGraphX: what they hold, what they cost, and what damage does.
+
+GPU programs are made up, around genuine code objects.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
 from farm.runner.mxr import MalformedProgram, ProgramTooLarge, foreign_arches, read
 from farm.runner.protocol import RequestFailed
-from tests.support.gpu_programs import GFX942, bundle, elf, pack, program, sidecar_of, write_mxr
+from tests.support.amd_code_objects import ARCHES
+from tests.support.gpu_programs import bundle, code_object, flagged, pack, program, sidecar_of, write_mxr
 from tests.support.places import ROOT
 
 
@@ -30,7 +34,7 @@ def test_what_a_gpu_program_holds(tmp_path: Path, suffix: str) -> None:
     port = {"dtype": "float32", "shape": [1, 3], "strides": [3, 1]}
     assert (found["inputs"], found["outputs"]) == ([{"name": "x", **port}], [port])
     assert (found["output_parameters"], found["offload_copy"], found["compiled"]) == (["main:#output_0"], False, True)
-    assert found["code_objects"] == [{"arches": ["gfx942:sramecc+:xnack-"], "count": 1, "size": len(GFX942)}]
+    assert found["code_objects"] == [{"arches": ["gfx942:sramecc+:xnack-"], "count": 1, "size": 4592}]
     assert found["solutions"] == [
         {"operator": "gpu::convolution", "solution": 85, "count": 1},
         {"operator": "gpu::hip_gemm", "solution": 7, "count": 1},
@@ -48,21 +52,26 @@ def test_offloaded_copies_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "arches"),
     [
-        (elf(0x3F | 0x300 | 0x800), ["gfx90a:sramecc-:xnack+"]),
-        (elf(0x4C | 0x100 | 0x400), ["gfx942"]),
-        (elf(0x41), ["gfx1100"]),
-        (elf(0x5F), ["gfx9-4-generic"]),
-        (elf(0xFE), ["unknown-0xfe"]),
+        *((code_object(arch), [arch]) for arch in ARCHES),
+        (flagged(0x5F), ["gfx9-4-generic"]),
+        (flagged(0xFE), ["unknown-0xfe"]),
         (bundle("host-x86_64-unknown-linux--", "hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-"), ["gfx90a:xnack-"]),
         (b"CCOB" + bytes(60), ["compressed"]),
         (b"no code object", []),
-        (elf(0x41)[:30], []),
+        (code_object("gfx1100")[:30], []),
         (bundle("hipv4-amdgcn-amd-amdhsa--gfx942")[:40], []),
         (b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 2**63, 0, 0, 2**63), []),
     ],
 )  # fmt: skip
 def test_architecture_of_a_code_object(code: bytes, arches: list[str]) -> None:
     assert gpu_arches(code) == arches
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_a_code_objects_own_notes_say_the_same_of_its_architecture(arch: str) -> None:
+    """LLVM writes the target into the metadata too, in words."""
+    [said] = re.findall(rb"-amd-amdhsa-(?:unknown)?-(gfx[a-z0-9:+-]*)", code_object(arch))
+    assert gpu_arches(code_object(arch)) == [said.decode()]
 
 
 @pytest.mark.parametrize(
@@ -80,21 +89,27 @@ def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("flags", "arch", "refused"),
+    ("kernel", "arch", "refused"),
     [
-        (0x4C | 0x200 | 0xC00, "gfx942:sramecc+:xnack-", False),
-        (0x4C | 0x300 | 0xC00, "gfx942:sramecc+:xnack-", True),
-        (0x4C | 0x200 | 0x800, "gfx942:sramecc+:xnack-", True),
-        (0x4C | 0x100 | 0x400, "gfx942:sramecc+:xnack-", False),
-        (0x4C | 0x300 | 0xC00, "gfx942:any", False),
-        (0x3F | 0x200 | 0xC00, "gfx942:sramecc+:xnack-", True),
+        ("gfx942:sramecc+:xnack-", "gfx942:sramecc+:xnack-", False),
+        ("gfx942:sramecc+:xnack+", "gfx942:sramecc+:xnack-", True),
+        ("gfx942:sramecc-:xnack-", "gfx942:sramecc+:xnack-", True),
+        ("gfx942", "gfx942:sramecc+:xnack-", False),
+        ("gfx942:sramecc+:xnack+", "gfx942:any", False),
+        ("gfx90a:sramecc+:xnack-", "gfx942:sramecc+:xnack-", True),
+        ("gfx90a:sramecc-:xnack+", "gfx90a:sramecc-:xnack+", False),
+        ("gfx90a:sramecc-:xnack+", "gfx90a:sramecc-:xnack-", True),
+        ("gfx950", "gfx942:sramecc+:xnack-", True),
+        ("gfx950", "gfx950:sramecc+:xnack-", False),
+        ("gfx1100", "gfx1100", False),
+        ("gfx1201", "gfx1100", True),
     ],
 )
 def test_kernels_are_held_against_the_whole_arch_as_the_loader_does(
-    tmp_path: Path, flags: int, arch: str, refused: bool
+    tmp_path: Path, kernel: str, arch: str, refused: bool
 ) -> None:
     """A worker with `xnack+` fills no key of `xnack-`; kernels for either way fit both."""
-    path = str(write_mxr(tmp_path / "net.mxr", program(elf(flags))))
+    path = str(write_mxr(tmp_path / "net.mxr", program(code_object(kernel))))
     if refused:
         with pytest.raises(RequestFailed, match=f"not for {re.escape(arch)}") as failed:
             _refuse_broken(path, arch)
@@ -189,7 +204,7 @@ def mutations(good: bytes, seed: int, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("suffix", [".mxr", ".json"])
 def test_mutated_files_end_in_an_answer_or_in_one_error(tmp_path: Path, suffix: str) -> None:
-    good = write_mxr(tmp_path / f"good{suffix}", program(elf(0x41)[:80])).read_bytes()
+    good = write_mxr(tmp_path / f"good{suffix}", program(code_object("gfx1100")[:80])).read_bytes()
     path = tmp_path / f"net{suffix}"
     refused = 0
     for data in mutations(good, 7, 400):
@@ -250,11 +265,11 @@ def test_hostile_files_are_refused_with_the_place(tmp_path: Path, data: bytes, w
 
 
 def test_weights_and_kernels_in_json_are_counted(tmp_path: Path) -> None:
-    document = program(elf(0x41))
+    document = program(code_object("gfx1100"))
     document["modules"]["main"]["nodes"][1]["operator"]["literal"]["data"] = bytes(range(256)) * 100
     found = read(write_mxr(tmp_path / "net.json", document))
     assert found["weights"] == {"float32": 25_600}
-    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(elf(0x41))}]
+    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(code_object("gfx1100"))}]
 
 
 def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
