@@ -259,6 +259,8 @@ class Run:
 
         Four do at least 3.4 times the work of one.
         """
+        if len(self.cards) < 2:
+            return {"left_out": "there is one card", "ok": True}
         manifest = self.manifest("scaling", ["fp32", "fp16"], copies=max(1 if self.short else 2, len(self.cards)))
         seconds = {}
         for count in sorted({1, 2, 4, len(self.cards)} & set(range(1, len(self.cards) + 1))):
@@ -328,7 +330,7 @@ class Run:
             wait_for_probe(client)
             build_id = client.submit(freeze(manifest))["id"]
             start = time.monotonic()
-            while client.build(build_id)["state"] == "open" and time.monotonic() - start < 330:
+            while client.build(build_id)["state"] == "open" and time.monotonic() - start < (120 if self.short else 330):
                 time.sleep(chance.uniform(0.5, 2.5))
                 if len(killed) < self.kills and (victim := a_victim(chance, settings, hurt)):
                     killed.append(victim)
