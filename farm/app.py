@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
+    from farm.builds.cell_history import CellHistory
     from farm.builds.finishing import BuildFinisher
     from farm.builds.job_views import JobViews
     from farm.builds.known import KnownArtifacts
@@ -83,7 +84,12 @@ class Farm:
         from farm.builds.service import BuildService
 
         return BuildService(
-            self.store, self.artifacts, self.settings, reader=self.build_reader, known=self._known_artifacts
+            self.store,
+            self.artifacts,
+            self.settings,
+            reader=self.build_reader,
+            known=self._known_artifacts,
+            history=self.cell_history,
         )
 
     @cached_property
@@ -99,8 +105,20 @@ class Farm:
         from farm.builds.finishing import BuildFinisher
 
         return BuildFinisher(
-            self.store, self.artifacts, builds=self.builds, reader=self.build_reader, known=self._known_artifacts
+            self.store,
+            self.artifacts,
+            builds=self.builds,
+            reader=self.build_reader,
+            known=self._known_artifacts,
+            history=self.cell_history,
         )
+
+    @cached_property
+    def cell_history(self) -> CellHistory:
+        """How each cell ended in each build."""
+        from farm.builds.cell_history import CellHistory
+
+        return CellHistory(self.settings.data_dir / "history.sqlite3", self.artifacts)
 
     @cached_property
     def _known_artifacts(self) -> KnownArtifacts:

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `10ms`, `90s`, `4h`, `1.5d`; `512MiB`, `32GiB`."""
+"""Durations, sizes and shares as people write and read them: `10ms`, `4h`, `1.5d`; `512MiB`; `5%`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
+SHARE = r"^[0-9]{1,6}(\.[0-9]{1,6})?%$"
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {
@@ -29,3 +30,40 @@ def parse_size(text: object) -> int:
     if not isinstance(text, str) or not (match := re.fullmatch(SIZE, text)):
         raise ValueError(f"{str(text)[:40]!r} is not a size: write a number and a unit, such as 512MiB or 32GiB")
     return int(float(text.removesuffix(match[2])) * _BYTES[match[2]])
+
+
+def parse_share(text: object) -> float:
+    """Return `0.05` for `5%`. Raises ValueError for anything but a number and a percent sign."""
+    if not isinstance(text, str) or not re.fullmatch(SHARE, text):
+        raise ValueError(f"{str(text)[:40]!r} is not a share: write a number and a percent sign, such as 5%")
+    return float(text.removesuffix("%")) / 100
+
+
+def size(count: float | None) -> str:
+    """Return bytes for people: `3.2 MB`."""
+    if count is None:
+        return ""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min`, `2 h 10 min`."""
+    if seconds is None:
+        return ""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if 0 < seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a throughput for people: `1.24e+03/s`, `8.2/s`."""
+    return "" if per_second is None else f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"

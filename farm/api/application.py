@@ -16,6 +16,7 @@ from farm.api import (
     artifact_routes,
     blob_routes,
     build_routes,
+    history_routes,
     job_routes,
     problems,
     schemas,
@@ -72,6 +73,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     for room in (
         router,
         build_routes.router,
+        history_routes.router,
         job_routes.router,
         artifact_routes.router,
         blob_routes.router,

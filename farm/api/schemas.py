@@ -117,6 +117,22 @@ class BlobQuery(BaseModel):
     size: Size
 
 
+GateName = Literal["latency", "throughput", "size", "memory", "load", "compile_time", "tuning_time"]
+
+
+class GatesView(BaseModel):
+    """Gates and budgets for all cells of a submission, laid over those of its manifest.
+
+    `limits`: by which share a number may be worse than the baseline's. `budgets`: in seconds, bytes, samples a second.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    baseline: Annotated[str, Field(pattern=rf"^$|{TAG}", description="a tag; empty: the manifest's")] = ""
+    limits: dict[GateName, Annotated[float, Field(ge=0, le=1e6)]] = {}
+    budgets: dict[GateName, Annotated[float, Field(gt=0, le=1e18)]] = {}
+
+
 class Submission(BaseModel):
     """A manifest with everything it names frozen to digests. Repeating it with the same `build_id` changes nothing."""
 
@@ -129,6 +145,7 @@ class Submission(BaseModel):
     data: dict[str, FrozenDataView] = {}
     files: Annotated[dict[str, BlobQuery], Field(description="files of environment variables, by path")] = {}
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
+    gates: GatesView | None = None
 
 
 class Retry(BaseModel):
@@ -315,6 +332,31 @@ class Collected(BaseModel):
     blobs: int
     bytes: int
     marked: int
+
+
+class PastCellView(_Open):
+    """How a cell ended in one build (`ended` in Unix seconds), and its program's numbers: seconds and bytes."""
+
+    identifier: str
+    ended: float
+    build: str
+    manifest: str
+    state: str
+    kind: str
+    expected: bool
+    hit: bool
+    key: str
+    toolchain: str
+    device: str
+    node: str
+    error: float | None
+    values: dict[str, bool | float | str | None]
+
+
+class Rebuilt(BaseModel):
+    """How many reports a history was made of."""
+
+    reports: int
 
 
 class TuningDatabaseView(BaseModel):

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.estimate import comparable
+from farm.jobs.state import Phase
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]
@@ -425,6 +426,9 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "against": measured.against.model_dump(mode="json") if measured.against else None,
         "tuning": sidecar.tuning.model_dump(include=_TUNING_FACTS) if sidecar.tuning.mode != "off" else None,
         "load": measured.load,
+        "throughput": measured.throughput,
+        "compile_seconds": sidecar.phases.get(Phase.COMPILING),
+        "node": sidecar.node,
         "shared": measured.shared,
         "processes": _processes(sidecar),
         "peak_memory": sidecar.peak_memory,

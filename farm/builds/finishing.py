@@ -8,6 +8,7 @@ from typing import Any
 
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
+from farm.builds.cell_history import CellHistory
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST, given_up, submitted
@@ -29,13 +30,21 @@ class BuildFinisher:
     """Finishes builds that have ended."""
 
     def __init__(
-        self, store: Store, artifacts: S3Store, *, builds: BuildService, reader: BuildReader, known: KnownArtifacts
+        self,
+        store: Store,
+        artifacts: S3Store,
+        *,
+        builds: BuildService,
+        reader: BuildReader,
+        known: KnownArtifacts,
+        history: CellHistory,
     ) -> None:
         self._store = store
         self._artifacts = artifacts
         self._builds = builds
         self._reader = reader
         self._known = known
+        self._history = history
         self._refs = Refs(artifacts)
 
     def finish(self, build_id: str) -> None:
@@ -51,6 +60,10 @@ class BuildFinisher:
         report = self._reader.read_report(namespace, build_id) or self._write_report(namespace, build_id)
         if report is None:
             return
+        try:
+            self._history.add(report)
+        except FarmFault as error:
+            log.warning("a report is not in the history yet", build=build_id, error=error.message)
         self._builds.let_go(namespace, build_id, report)
         log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
 

@@ -40,7 +40,7 @@ def background_cells(planned: Iterable[Mapping[str, Any]], passed: Iterable[Mapp
 
 def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
     # A deep search takes days, and reaching the time limit would be final.
-    order = {name: value for name, value in cell["order"].items() if name not in ("background", "budget")}
+    order = {name: value for name, value in cell["order"].items() if name not in ("background", "budget", "limit")}
     order |= {"spec": {**order["spec"], **cell["order"]["background"]}, "against": published}
     key = cache_key(CompileSpec.from_dict(order["spec"]))
     mode = order["spec"]["tuning"]["mode"]

@@ -17,6 +17,7 @@ from farm.errors import NotFound, StoreUnavailable, UsageError
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
 from farm.results import junit
+from farm.results.changes import changes_of
 from farm.results.sweep import sweeps_of
 from farm.results.verdict import judge_cell, verdict_of
 from farm.store import Store
@@ -153,7 +154,7 @@ class BuildReader:
         live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build = _build_document({**planned["build"], **row, **live, "followed_by": self.follower(build_id)})
         build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
-        return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells)}
+        return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells), "changes": changes_of(cells)}
 
     def read_report(self, namespace: str, build_id: str) -> Document | None:
         """Return a finished build's report from object storage, if it is readable."""

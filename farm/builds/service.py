@@ -11,7 +11,9 @@ from farm.artifacts import readable
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
+from farm.builds.baselines import Baselines
 from farm.builds.bucket_models import BucketModels
+from farm.builds.cell_history import CellHistory
 from farm.builds.expansions import Expansions
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST
@@ -55,7 +57,14 @@ class BuildService:
     """Accepts builds and changes to them. All answers are plain JSON."""
 
     def __init__(
-        self, store: Store, artifacts: S3Store, settings: Settings, *, reader: BuildReader, known: KnownArtifacts
+        self,
+        store: Store,
+        artifacts: S3Store,
+        settings: Settings,
+        *,
+        reader: BuildReader,
+        known: KnownArtifacts,
+        history: CellHistory,
     ) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -63,6 +72,7 @@ class BuildService:
         self._reader = reader
         self._known = known
         self._refs = Refs(artifacts)
+        self._baselines = Baselines(self._refs, known, history)
         self._bucket_models = BucketModels(artifacts, settings.s3_sources)
         self._expansions = Expansions()
 
@@ -178,6 +188,8 @@ class BuildService:
                 hint="upload the missing inputs, then submit again",
             )
         self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
+        cells = [_planned_document(planned) for planned in plan.cells]
+        warnings = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
         document = {
             "schema": 1,
             "build": {
@@ -191,10 +203,10 @@ class BuildService:
                 "hits": sum(planned.state == "hit" for planned in plan.cells),
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast,
-                "warnings": list(plan.warnings),
+                "warnings": [*plan.warnings, *warnings],
                 "plan": plan.digest,
             },
-            "cells": [_planned_document(planned) for planned in plan.cells],
+            "cells": cells,
         }
         self.accept(document, text)
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)

@@ -31,12 +31,31 @@ Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=
 Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id and do not follow it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
+Limits = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="NAME=SHARE", help="How much worse than the baseline: latency=5%. Repeatable."),
+]
+MostOf = Annotated[
+    list[str] | None,
+    typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable."),
+]
+BaselineTag = Annotated[
+    str, typer.Option("--baseline", metavar="TAG", help="The tag that gates compare with; default: the manifest's.")
+]
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, as_json: output.Json = False) -> None:
+def run(
+    manifest: ManifestArgument,
+    label: Labels = None,
+    gate: Limits = None,
+    budget: MostOf = None,
+    baseline: BaselineTag = "",
+    junit: Junit = None,
+    as_json: output.Json = False,
+) -> None:
     """Build a manifest on this machine, with a farm of its own.
 
     Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Servers that the
@@ -44,7 +63,7 @@ def run(manifest: ManifestArgument, label: Labels = None, junit: Junit = None, a
     continues it.
     """
     _check_folder(junit)
-    frozen = _freeze(manifest, label)
+    frozen = _freeze(manifest, label, gate, budget, baseline)
     with _own_farm() as settings, connect(settings) as client:
         build_id = _submit(client, frozen, as_json=as_json)
         gone_on = [
@@ -78,6 +97,9 @@ def submit(
     dry_run: DryRun = False,
     detach: Detach = False,
     label: Labels = None,
+    gate: Limits = None,
+    budget: MostOf = None,
+    baseline: BaselineTag = "",
     junit: Junit = None,
     as_json: output.Json = False,
 ) -> None:
@@ -86,7 +108,7 @@ def submit(
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
     _check_folder(junit)
-    frozen = _freeze(manifest, label)
+    frozen = _freeze(manifest, label, gate, budget, baseline)
     with connect() as client:
         if dry_run:
             _show_plan(client.plan(frozen), as_json=as_json)
@@ -372,11 +394,19 @@ def _detached(build: dict[str, Any], *, as_json: bool) -> None:
         _say_all([f"  follow:  farm watch {build['id']}", f"  cancel:  farm cancel {build['id']}"])
 
 
-def _freeze(manifest: Path, labels: list[str] | None = None) -> Frozen:
+def _freeze(
+    manifest: Path,
+    labels: list[str] | None = None,
+    limits: Sequence[str] | None = None,
+    budgets: Sequence[str] | None = None,
+    baseline: str = "",
+) -> Frozen:
     from farm.client.client import freeze
+    from farm.manifest.choice import read_gates
     from farm.settings import load_settings
 
-    return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters)
+    gates = read_gates(limits or (), budgets or (), baseline)
+    return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters, gates=gates)
 
 
 def _show_plan(planned: dict[str, Any], *, as_json: bool) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import typer
 
+from farm import units
 from farm.inert import one_line
 
 Document = Mapping[str, Any]
+
+size, duration, rate = units.size, units.duration, units.rate
 
 STYLES = {
     "succeeded": "green",
@@ -35,36 +38,6 @@ COMPUTES_IN_FP32 = {"fp16", "bf16"}
 
 
 # --- quantities -----------------------------------------------------------------------------------------------------
-
-
-def size(count: float | None) -> str:
-    """Return bytes for people: `3.2 MB`."""
-    if count is None:
-        return ""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min`, `2 h 10 min`."""
-    if seconds is None:
-        return ""
-    if 0 < seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    if 0 < seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def rate(per_second: float | None) -> str:
-    """Return a throughput for people: `1.24e+03/s`, `8.2/s`."""
-    return "" if per_second is None else f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"
 
 
 def clock(seconds: float | None) -> str:
@@ -243,14 +216,12 @@ def table(cells: Sequence[Document]) -> list[str]:
 def differences(found: Document) -> list[str]:
     """Return how two builds differ, as `FarmClient.diff` found it."""
     left, right = (found[side]["id"] for side in ("left", "right"))
-    total = found["same"] + len(found["cells"])
-    lines = [f"{left} -> {right}: {len(found['cells'])} of {plural(total, 'cell')} differ"]
+    both = [cell for cell in found["cells"] if cell["left"] and cell["right"]]
+    total = found["same"] + len(both)
+    lines = [f"{left} -> {right}: {len(both)} of {plural(total, 'cell')} that both have differ"]
     rows = []
-    for cell in found["cells"]:
+    for cell in both:
         before, after = cell["left"], cell["right"]
-        if before is None or after is None:
-            rows.append((cell["identifier"], f"only in {left if before else right}", "", "", ""))
-            continue
         facts = [each["facts"] or {} for each in (before, after)]
         rows.append(
             (
@@ -261,7 +232,11 @@ def differences(found: Document) -> list[str]:
                 "; ".join(cell["changes"]),
             )
         )
-    return lines + align(rows, "  ")
+    lines += align(rows, "  ")
+    for build, side in ((left, "left"), (right, "right")):
+        if names := [cell["identifier"] for cell in found["cells"] if not cell["left" if side == "right" else "right"]]:
+            lines += [f"left out, only in {build}: {plural(len(names), 'cell')}", *_first([(name,) for name in names])]
+    return lines
 
 
 def _moved(values: Sequence[str]) -> str:
@@ -473,8 +448,20 @@ def failures(cells: Sequence[Document], build_id: str) -> list[str]:
 
 
 def remarks(cells: Sequence[Document]) -> list[str]:
-    """Return the warnings of cells that passed."""
-    return [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
+    """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
+    from farm.results.changes import changes_of
+
+    found = changes_of(cells)
+    rows = [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
+    for word, said in (
+        ("better", found["improvements"]),
+        ("fixed", found["fixed"]),
+        ("not judged", found["undecided"]),
+    ):
+        rows += [f"{word}: {remark['identifier']}: {one_line(remark['text'])}" for remark in said[:FAILURES]]
+        if len(said) > FAILURES:
+            rows.append(f"{word}: {len(said) - FAILURES} more cells (--json has all)")
+    return rows
 
 
 def compared(build: Document, cells: Sequence[Document]) -> list[str]:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from farm import errors
 from farm.client.fetching import (
@@ -42,6 +42,7 @@ from farm.files import read_private
 if TYPE_CHECKING:
     import httpx
 
+    from farm.manifest.choice import ChosenGates
     from farm.settings import Settings
 
 T = TypeVar("T")
@@ -72,6 +73,28 @@ PARTS_AT_ONCE = 2000
 """Parts of large blobs that one answer of the farm has room for; it cuts them at 128 MiB, into 1000 at most."""
 
 
+class PastCell(TypedDict):
+    """How a cell ended in one build: `ended` in Unix seconds, `error` the largest relative error of an output.
+
+    `values` are its program's numbers, in seconds and bytes.
+    """
+
+    identifier: str
+    ended: float
+    build: str
+    manifest: str
+    state: str
+    kind: str
+    expected: bool
+    hit: bool
+    key: str
+    toolchain: str
+    device: str
+    node: str
+    error: float | None
+    values: Mapping[str, float | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """A manifest with everything that it names read and hashed: what `submit` sends."""
@@ -92,11 +115,12 @@ def freeze(
     labels: Mapping[str, str] | None = None,
     cache: Path | None = None,
     pythons: Mapping[str, str] | None = None,
+    gates: ChosenGates | None = None,
 ) -> Frozen:
     """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
 
-    `pythons` names the interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one where
-    there is none.
+    `gates` are laid over those of the manifest (`farm.manifest.choice.read_gates` makes them). `pythons` names the
+    interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none.
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
@@ -113,6 +137,8 @@ def freeze(
         "manifest": manifest.text,
         "file": str(path),
         "labels": dict(labels or {}),
+        # An older farm does not know the field.
+        **({"gates": gates} if gates else {}),
         **freezing.as_submission(found),
     }
     return Frozen(submission, found.files)
@@ -250,10 +276,11 @@ class FarmClient:
         return self._transport.items(f"/v1/builds/{_build(build_id)}/cells")
 
     def diff(self, left: str, right: str) -> Document:
-        """Return in what two builds differ: `{"left", "right", "same", "cells"}`, the builds and two sorts of cells.
+        """Return in what two builds differ: `{"left", "right", "same", "cells", "left_out"}`.
 
-        `same` counts those that ended alike with one cache key. The others are `{"identifier", "left", "right",
-        "changes"}`: the cells (None if a build has none), and the changes of the key, if both are published.
+        `left_out` has the cells that only one of them has: `{"left": […], "right": […]}`. `same` counts
+        those that ended alike with one cache key. The others are `{"identifier", "left", "right", "changes"}`: the
+        cells (None if a build has none), and the changes of the key, if both are published.
         """
         from farm.spec import CompileSpec, changes
 
@@ -271,7 +298,20 @@ class FarmClient:
                     changed = changes(one, CompileSpec.from_dict(other))
             found.append({"identifier": name, "left": cells[0], "right": cells[1], "changes": changed})
         builds = {side: report["build"] for side, report in zip(("left", "right"), reports, strict=True)}
-        return {**builds, "same": len(before | after) - len(names), "cells": found}
+        left_out = {
+            "left": [name for name in before if name not in after],
+            "right": [name for name in after if name not in before],
+        }
+        return {**builds, "same": len(before | after) - len(names), "cells": found, "left_out": left_out}
+
+    def history(self, cell: str, limit: int = 50) -> list[PastCell]:
+        """Return how a cell (by its identifier) ended in the newest builds that had it, the newest first."""
+        found = self._transport.get("/v1/history", cell=cell, limit=limit)
+        return list(found["items"])
+
+    def rebuild_history(self) -> int:
+        """Make the server's history of cells again from all reports; return how many there are."""
+        return int(self._transport.post("/v1/history/rebuild", timeout=AUDIT_SILENCE)["reports"])
 
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""

@@ -5,10 +5,12 @@ What the entries together mean (the matrix) is in `farm.matrix`.
 """
 
 from farm.manifest.entries import (
+    Budgets,
     Conversion,
     Data,
     Debug,
     EnvFile,
+    Gates,
     IncludeEntry,
     InputEntry,
     Limits,
@@ -24,10 +26,12 @@ from farm.manifest.parsing import check_manifest, load_manifest, parse_manifest,
 from farm.manifest.schema import manifest_schema
 
 __all__ = [
+    "Budgets",
     "Conversion",
     "Data",
     "Debug",
     "EnvFile",
+    "Gates",
     "IncludeEntry",
     "InputEntry",
     "Limits",

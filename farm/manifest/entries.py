@@ -33,6 +33,8 @@ from farm.manifest.values import (
     ExpectedKind,
     InputRange,
     Labels,
+    Limit,
+    Link,
     Name,
     Number,
     Options,
@@ -40,7 +42,9 @@ from farm.manifest.values import (
     Patterns,
     Precision,
     Priority,
+    Rate,
     Reason,
+    RefTag,
     Salt,
     Shapes,
     Short,
@@ -318,6 +322,48 @@ class Limits(Entry):
     """Memory of one attempt's processes."""
 
 
+class Gates(Entry):
+    """By how much a program may be worse than its baseline: `5%`, or `off`."""
+
+    baseline: RefTag = "latest"
+    """The tag of what it is compared with; `latest` has each cell as it last passed."""
+    latency: Limit = None
+    """Median time of a run, measured in turns with the baseline on one node."""
+    throughput: Limit = None
+    """Samples a second, measured in turns with the baseline on one node."""
+    size: Limit = None
+    """Bytes of the program."""
+    memory: Limit = None
+    """Most memory of the compile, compared on one node."""
+    load: Limit = None
+    """Time to load the program, compared on one node."""
+    compile_time: Limit = None
+    """Time of the compile, compared on one node."""
+    tuning_time: Limit = None
+    """Time of tuning, compared on one node."""
+    undecided: Literal["warn", "fail"] = "warn"
+    """What follows if a number could not be compared, or not surely: hits, other nodes, noise."""
+
+
+class Budgets(Entry):
+    """How much a program may take, whatever came before it."""
+
+    latency: Duration = None
+    """Median time of a run."""
+    throughput: Rate = None
+    """Samples a second, at least."""
+    size: Size = None
+    """Bytes of the program."""
+    memory: Size = None
+    """Most memory of the compile."""
+    load: Duration = None
+    """Time to load the program."""
+    compile_time: Duration = None
+    """Time of the compile."""
+    tuning_time: Duration = None
+    """Time of tuning."""
+
+
 class Debug(Entry):
     """What the compiler shall say of its work; no part of the cache key. Another compiler's traces go unnoticed."""
 
@@ -396,6 +442,10 @@ class _Layer(Entry):
     """Time and memory of an attempt, laid over what is set more generally."""
     debug: Debug = Debug()
     """What the compiler shall say of its work, laid over what is set more generally."""
+    gates: Gates = Gates()
+    """By how much programs may be worse than a baseline, laid over what is set more generally."""
+    budgets: Budgets = Budgets()
+    """How much programs may take, laid over what is set more generally."""
 
 
 class ModelEntry(_Layer):
@@ -539,6 +589,8 @@ class ExpectedEntry(SelectorEntry):
     """How they fail."""
     until: Date = ""
     """Last day on which that is accepted."""
+    link: Link = ""
+    """Where it is discussed: the URL of an issue."""
 
 
 class IncludeEntry(_Layer):
@@ -607,6 +659,10 @@ class Manifest(Entry):
     """Time and memory of an attempt."""
     debug: Debug = Debug()
     """What the compiler shall say of its work."""
+    gates: Gates = Gates()
+    """By how much programs may be worse than a baseline."""
+    budgets: Budgets = Budgets()
+    """How much programs may take."""
     max_parallel: Count = None
     """Cells of one build that run at once."""
     fail_fast: bool = False

@@ -21,7 +21,7 @@ from farm.errors import shown, suggestion
 from farm.jobs.state import FailureKind
 from farm.models.shapes import Extent, Span
 from farm.targets.compilers import COMPILERS, TRACES, canonical_precision
-from farm.units import DURATION, SIZE, parse_duration, parse_size
+from farm.units import DURATION, SHARE, SIZE, parse_duration, parse_share, parse_size
 
 MAX_SELECTORS = 256
 """Entries of `exclude`, `include`, `overrides` and `expected` each."""
@@ -187,6 +187,16 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
+def _limit(value: Any) -> float | None:
+    return None if value == "off" else parse_share(value)
+
+
+def _least(value: Any) -> float:
+    if _number(value) <= 0:
+        raise ValueError(f"must be greater than zero, not {value}")
+    return float(value)
+
+
 def _trace(value: Any) -> str:
     if value not in TRACES:
         raise ValueError(f"no compiler traces {shown(value)}: {suggestion(str(value), TRACES)}")
@@ -276,6 +286,10 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Reason = Annotated[str, Field(max_length=1000)]
 Duration = Annotated[float | None, *read_by(parse_duration, {"type": "string", "pattern": DURATION})]
 Size = Annotated[int | None, *read_by(parse_size, {"type": "string", "pattern": SIZE})]
+Limit = Annotated[float | None, *read_by(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
+Rate = Annotated[float | None, *read_by(_least, _POSITIVE_SCHEMA)]
+Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']{1,500}$")]
+RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Precision = Annotated[str, *read_by(_precision, {"enum": list(SPELLINGS)})]
 TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$")]
 Dimension = Annotated[int | str, *read_by(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]

@@ -14,7 +14,7 @@ from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, V
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
 from farm.matrix.inputs import CellInputs
-from farm.matrix.layers import CellSettings, settings_of, tolerances
+from farm.matrix.layers import CellSettings, gates_of, settings_of, tolerances
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.models.shapes import Span, plain_size
@@ -276,7 +276,7 @@ class _Expansion:
             data=parts.data,
             limits=self.limits_of(settings.limits),
             priority=settings.priority,
-            gates=self.gates(combination, settings.verify, parts.model),
+            gates=self.gates(combination, settings, parts.model),
             line=self.manifest.line(*combination.places["cell"]),
         )
         if parts.pools and parts.model:
@@ -499,8 +499,12 @@ class _Expansion:
         given = {name: value for name, value in limits.model_dump().items() if value is not None}
         return {**self.limits, **given}
 
-    def gates(self, combination: Combination, verify: Verify, frozen: FrozenModel | None) -> dict[str, Any]:
-        """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows."""
+    def gates(self, combination: Combination, settings: CellSettings, frozen: FrozenModel | None) -> dict[str, Any]:
+        """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows.
+
+        Limits and budgets are added if there are any.
+        """
+        verify = settings.verify
         outputs = [tensor.name for tensor in frozen.outputs] if frozen else []
         own = combination.model.verify.tolerance.values()
         for pattern in dict.fromkeys(pattern for values in own for pattern in values):
@@ -512,7 +516,7 @@ class _Expansion:
         named = ["weak", "on_fail", "unverifiable"]
         named += ["fallback"] if self.choices[combination.slug].served.maker else []
         chosen = {name: getattr(verify, name) for name in named}
-        return {"tolerance": tolerance, **chosen}
+        return {"tolerance": tolerance, **chosen, **gates_of(settings.gates, settings.budgets)}
 
 
 @dataclass(frozen=True, slots=True)

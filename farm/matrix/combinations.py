@@ -192,7 +192,9 @@ class Combinations:
         found: dict[int, Mapping[str, Json]] = {}
         for position, entry in enumerate(self.manifest.expected):
             for combination in self._chosen_by(entry, ("expected", position), combinations):
-                found.setdefault(id(combination), {"kind": entry.kind, "reason": entry.reason, "until": entry.until})
+                link = {"link": entry.link} if entry.link else {}
+                known = {"kind": entry.kind, "reason": entry.reason, "until": entry.until, **link}
+                found.setdefault(id(combination), known)
         return found
 
     def _unique(self, combinations: Iterable[Combination]) -> list[Combination]:

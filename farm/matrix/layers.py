@@ -7,11 +7,22 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from farm.manifest import Debug, IncludeEntry, Limits, Manifest, ModelEntry, OverrideEntry, Tuning, Verify
+from farm.manifest import (
+    Budgets,
+    Debug,
+    Gates,
+    IncludeEntry,
+    Limits,
+    Manifest,
+    ModelEntry,
+    OverrideEntry,
+    Tuning,
+    Verify,
+)
 from farm.matrix.combinations import Combination
 from farm.targets.compilers import default_tolerance
 
-Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug)
+Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,8 @@ class CellSettings:
     verify: Verify
     limits: Limits
     debug: Debug
+    gates: Gates
+    budgets: Budgets
     priority: int
     salt: str
 
@@ -47,6 +60,8 @@ def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
         verify=verify.model_copy(update={"tolerance": tolerance}),
         limits=_laid_over(Limits, [layer.limits for layer in layers]),
         debug=_laid_over(Debug, [layer.debug for layer in layers]),
+        gates=_laid_over(Gates, [layer.gates for layer in layers]),
+        budgets=_laid_over(Budgets, [layer.budgets for layer in layers]),
         priority=_last(layers, "priority", 0),
         salt=_last(layers, "salt", ""),
     )
@@ -69,6 +84,18 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
         if matching:
             tolerance[name] = max(matching)
     return tolerance
+
+
+def gates_of(gates: Gates, budgets: Budgets) -> dict[str, Any]:
+    """Return limits and budgets as a plan has them: only what is asked for, nothing if that is nothing."""
+    numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
+    limits = {name: getattr(gates, name) for name in numbers}
+    most = {name: value for name, value in budgets.model_dump().items() if value is not None}
+    return {
+        **({"limits": limits, "baseline": gates.baseline} if limits else {}),
+        **({"budgets": most} if most else {}),
+        **({"undecided": gates.undecided} if limits or most else {}),
+    }
 
 
 def _laid_over(kind: type[Layered], layers: Sequence[Layered]) -> Layered:

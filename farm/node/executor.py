@@ -35,6 +35,7 @@ from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
 from farm.node.gpu_usage import conditions
 from farm.node.outbox import Outbox, Parcel
+from farm.node.side_by_side import compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
 from farm.spec import Device, cut_short, digest_of, keys_of
@@ -244,6 +245,7 @@ class _AttemptRun:
         record = pipeline.run()
         if self.tuner:
             self._describe_tuning(record, self.tuner)
+        self._compare_with_baseline(record, inputs.samples)
         with self.children.phase(Phase.UPLOADING):
             return self._publish(record)
 
@@ -295,11 +297,25 @@ class _AttemptRun:
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
             free=attempt.free,
-            published=self._published(),
+            # With a limit, the program that is published takes the turns: `_compare_with_baseline`.
+            published=self._published() if self.order.get("limit") is None else None,
         )
 
+    def _compare_with_baseline(self, record: dict[str, Any], samples: Path | None) -> None:
+        """Let the program take turns with its build's baseline, if a gate on speed asks for that."""
+        limit, runs = self.order.get("limit"), record["measurements"].get("latency") is not None
+        if limit is None or not runs:
+            return
+        try:
+            published = self._published()
+        except ArtifactGone as error:
+            log.warning("the baseline is damaged", error=error.message)
+            return
+        if published and (found := compare_with(self.steps, record, samples, published, limit, self.tuner)):
+            record["measurements"]["against"] = found
+
     def _published(self) -> PublishedProgram | None:
-        """Bring the program that a follow-up is to be faster than; without it nothing can be shown."""
+        """Bring the program to compare with: a follow-up's, or a gate's baseline. Without it nothing can be shown."""
         key = self.order.get("against")
         found = self.artifacts.lookup(readable(self.attempt.namespace), key) if key else None
         if key and not found:

@@ -15,6 +15,7 @@ from typing import Any
 from farm.errors import ExitCode
 from farm.jobs.state import FailureKind, Fault, State
 from farm.results import accuracy
+from farm.results.gates import improvements, judge_gates, undecided
 from farm.targets.compilers import default_equal_share
 
 DAY = 86_400.0
@@ -50,6 +51,9 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         "warning": "",
         "gate": gates,
         "line": planned["line"],
+        "reason": planned.get("reason") or "",
+        "before": planned.get("before"),
+        "compared": [],
     }
     if cell["state"] == State.SUCCEEDED and cell["facts"]:
         judgement = accuracy.judge(
@@ -60,6 +64,9 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
         failed += [unverified] if gates.get("unverifiable") == "fail" else []
         fallback = accuracy.judge_fallback(cell["facts"]) if gates.get("fallback", "warn") != "allow" else None
         failed += [fallback] if gates.get("fallback") == "fail" else []
+        judged = judge_gates(planned, cell["facts"], hit=cell["hit"])
+        cell["compared"] = judged.rows
+        failed += [accuracy.Judgement(judged.kind, judged.message)] if judged.kind else []
         if reason := next(filter(None, failed), None):
             cell |= {"state": State.FAILED, "kind": reason.kind, "message": reason.message}
         else:
@@ -71,6 +78,9 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
     cell["expected"] = entry is not None
     cell["as_expected"] = entry is not None and cell["state"] == State.FAILED and cell["kind"] == entry["kind"]
     cell["expected_reason"] = entry["reason"] if entry else ""
+    cell["expected_link"] = (entry.get("link") or "") if entry else ""
+    if planned["expected"] and not entry and cell["state"] == State.FAILED:
+        cell["message"] += f" (expected until {planned['expected']['until']}, which is over)"
     return cell
 
 
@@ -98,6 +108,7 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     unverified = sum(cell["state"] == State.SUCCEEDED and is_unverified(cell) for cell in cells)
     if unverified:
         parts[0] += f" ({unverified} not or only partly verified)"
+    rows = [cell.get("compared") or [] for cell in cells if cell["state"] == State.SUCCEEDED]
     for number, words in (
         (sum(cell["as_expected"] for cell in cells), "failed as expected"),
         (len(wrong) - len(by_farm) - len(by_gate), "failed"),
@@ -105,6 +116,8 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
         (len(by_farm), "ended by the farm's fault"),
         (len(surprises), "succeeded against the manifest's expectation"),
         (len(cancelled), "cancelled"),
+        (sum(bool(improvements(found)) for found in rows), "better than the baseline"),
+        (sum(bool(undecided(found)) for found in rows), "not (surely) compared with the baseline"),
     ):
         if number:
             parts.append(f"{number} {words}")

@@ -48,6 +48,7 @@ ANY_PORT = Listening("127.0.0.1", 0)
 ADMINS_ONLY = {
     "/v1/audit",
     "/v1/gc",
+    "/v1/history/rebuild",
     "/v1/tokens",
     "/v1/tokens/{name}",
     "/v1/pools/{name}/pause",

@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.targets": {"farm.errors", "farm.settings", "farm.spec", "farm.units"},
     "farm.manifest": {"farm.errors", "farm.jobs", "farm.models", "farm.targets", "farm.units"},
     "farm.matrix": {"farm.errors", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
-    "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets"},
+    "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets", "farm.units"},
     # what compiles
     "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.spec", "farm.targets"},
     # what is kept
@@ -216,6 +216,8 @@ PURE = [
     "matrix/layers",
     "models/shapes",
     "results/accuracy",
+    "results/changes",
+    "results/gates",
     "results/speed",
     "results/sweep",
     "results/verdict",

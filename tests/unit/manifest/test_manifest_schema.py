@@ -210,10 +210,11 @@ def test_the_published_file_is_what_the_code_says(name: str, draft7: bool) -> No
 
 def test_the_examples_in_the_documentation_are_manifests() -> None:
     text = (CONFIGS.parent / "docs" / "manifest.md").read_text()
-    whole, converted, sweep, debug, verify = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    whole, converted, sweep, debug, verify, gates = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     parse_manifest(whole, "docs/manifest.md")
     parse_manifest(whole.replace("    batches: [1, 8, 32]\n", f"    {sweep}"), "docs/manifest.md")
     parse_manifest(whole + debug, "docs/manifest.md")
+    parse_manifest(whole + gates, "docs/manifest.md")
     parse_manifest(whole.replace("verify: {tolerance: {int8: 0.1}, weak: warn}\n", verify), "docs/manifest.md")
     added = whole.replace("models:\n", f"models:\n{converted}")
     parse_manifest(added, "docs/manifest.md")

@@ -1,0 +1,67 @@
+"""The command `farm history`: how a cell did in past builds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.connection import connect
+from farm.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from farm.client.client import PastCell
+
+
+def history(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="Builds to show.")] = 20,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the server's history again from all reports (administrators).")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Show how a cell did in past builds.
+
+    Shows state, latency, size, error, compile time, node and toolchain, the newest build first. A hit shows the numbers
+    of the attempt that made its program.
+    """
+    if bool(cell) is rebuild:
+        raise UsageError("name a cell, or say --rebuild", hint="`farm status BUILD` lists a build's cells")
+    with connect() as client:
+        if rebuild:
+            count = client.rebuild_history()
+            output.emit({"reports": count}) if as_json else output.say(f"made of {render.plural(count, 'report')}")
+            return
+        found = client.history(cell, limit)
+    if as_json:
+        output.emit({"items": found})
+        return
+    if not found:
+        raise NotFound(f"no build had a cell {cell}", hint="`farm status BUILD` lists a build's cells")
+    for line in lines(found):
+        output.say(line)
+
+
+def lines(found: Sequence[PastCell]) -> list[str]:
+    """Return a table of what a cell did, the newest build first."""
+    rows = [("ended (UTC)", "build", "state", "latency", "size", "error", "compile", "node", "toolchain")]
+    for past in found:
+        values, error = past["values"], past["error"]
+        rows.append(
+            (
+                datetime.fromtimestamp(past["ended"], UTC).strftime("%Y-%m-%d %H:%M"),
+                past["build"],
+                "hit" if past["hit"] and not past["kind"] else f"{past['state']} {past['kind']}".rstrip(),
+                render.duration(values.get("latency")) + (" shared" if values.get("shared") else ""),
+                render.size(values.get("size")),
+                "" if error is None else f"{error:.1e}",
+                render.duration(values.get("compile_time")),
+                past["node"],
+                past["toolchain"],
+            )
+        )
+    return render.align(rows)

@@ -1,0 +1,321 @@
+"""Gates beside accuracy: how a program compares with its baseline, and with its budgets. Pure.
+
+Three sorts of numbers are compared in three ways, so that noise fails no build:
+
+- *in turns* (latency, throughput): the worker ran both programs in rounds in one process. Only such rounds count, never
+  numbers of two nodes or of two days.
+- *exact* (size): a property of the file.
+- *once* (compile and tuning time, load time, memory): one number for each program. It counts as an interval, which is
+  wide if another attempt ran on the node, and it is compared only with a number of the same node.
+
+Only a number whose whole interval is beyond the limit fails its cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+
+from farm.jobs.state import FailureKind
+from farm.results.speed import BAND, Comparison
+from farm.units import duration, rate, size
+
+How = Literal["in turns", "exact", "once"]
+Outcome = Literal["worse", "better", "within", "unclear", "not compared"]
+
+ALONE = 0.1
+"""By how much a number that is measured once may be wrong if nothing else ran on the node, as a share of it."""
+BESIDE_OTHERS = 0.5
+"""The same, if another attempt ran on the node or others used the GPU."""
+
+
+class Measure(NamedTuple):
+    """A number that a gate judges: what it is called, how two of them are compared, whether more of it is better."""
+
+    name: str
+    how: How
+    more_is_better: bool = False
+
+
+MEASURES: Mapping[str, Measure] = {
+    "latency": Measure("latency", "in turns"),
+    "throughput": Measure("throughput", "in turns", more_is_better=True),
+    "size": Measure("size", "exact"),
+    "memory": Measure("memory", "once"),
+    "load": Measure("load time", "once"),
+    "compile_time": Measure("compile time", "once"),
+    "tuning_time": Measure("tuning time", "once"),
+}
+
+
+class Values(TypedDict, total=False):
+    """A program's numbers: seconds, samples a second, bytes. A number that was not measured is None."""
+
+    latency: float | None
+    throughput: float | None
+    size: int | None
+    memory: int | None
+    load: float | None
+    compile_time: float | None
+    tuning_time: float | None
+    node: str
+    shared: bool
+
+
+class Baseline(TypedDict):
+    """What a cell is compared with, as it was found when the build was planned.
+
+    `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the newest
+    numbers of this cell, made by the baseline's toolchain, on other nodes.
+    """
+
+    ref: str
+    key: str
+    toolchain: str
+    values: Values
+    by_node: Mapping[str, Values]
+
+
+class AskedGates(TypedDict, total=False):
+    """What a manifest or a command line asks for: limits as shares of the baseline's number, budgets in base units."""
+
+    baseline: str
+    limits: Mapping[str, float]
+    budgets: Mapping[str, float]
+    undecided: Literal["warn", "fail"]
+
+
+class GateRow(TypedDict):
+    """One number of one cell against its limit (`against` is the baseline's tag) or its budget (`against` is empty).
+
+    `change` is by which share `value` is above `base`, `interval` in which range that is with 99 % confidence (or, for
+    a number that is measured once, by assumption).
+    """
+
+    measure: str
+    against: str
+    value: float | None
+    base: float | None
+    change: float | None
+    interval: tuple[float, float] | None
+    limit: float
+    outcome: Outcome
+    why: str
+
+
+class Judged(NamedTuple):
+    """What the gates say of a cell: all rows, and the failure that follows, if one does."""
+
+    rows: list[GateRow]
+    kind: FailureKind | None = None
+    message: str = ""
+
+
+class _Planned(TypedDict):
+    gates: AskedGates
+    key: str
+    baseline: NotRequired[Baseline | None]
+
+
+def is_slower(found: Comparison, limit: float) -> bool:
+    """Whether a program is shown to take longer than another by more than `limit`, as a share of the other's time."""
+    return 1 / found.high - 1 > limit
+
+
+def is_suspicious(found: Comparison, limit: float) -> bool:
+    """Whether a program may take longer than another by more than `limit`: it is measured again before it fails."""
+    return 1 / found.low - 1 > limit
+
+
+def values_of(facts: Mapping[str, Any]) -> Values:
+    """Return the numbers in a program's facts (`farm.artifacts.sidecar.facts`); an older farm wrote fewer."""
+    tuning = facts.get("tuning") or {}
+    return {
+        "latency": facts.get("latency"),
+        "throughput": facts.get("throughput"),
+        "size": facts["program"]["size"],
+        "memory": facts.get("peak_memory"),
+        "load": facts.get("load"),
+        "compile_time": facts.get("compile_seconds"),
+        "tuning_time": tuning.get("seconds"),
+        "node": facts.get("node") or "",
+        "shared": bool(facts.get("shared")),
+    }
+
+
+def judge_gates(planned: Mapping[str, Any], facts: Mapping[str, Any], *, hit: bool) -> Judged:
+    """Judge a program by the limits and budgets of its planned cell; `hit`: no attempt of this build made it."""
+    gates: AskedGates = planned["gates"]
+    values = values_of(facts)
+    baseline: Baseline | None = planned.get("baseline")
+    rows = [
+        _limited(name, limit, values, facts, baseline, gates.get("baseline", ""), hit=hit)
+        for name, limit in gates.get("limits", {}).items()
+    ]
+    rows += [_budgeted(name, budget, values, facts, hit=hit) for name, budget in gates.get("budgets", {}).items()]
+    worse = [row for row in rows if row["outcome"] == "worse"]
+    if not worse and gates.get("undecided") == "fail":
+        worse = [row for row in rows if row["outcome"] in ("unclear", "not compared")]
+    if not worse:
+        return Judged(rows)
+    kind = FailureKind.REGRESSION if worse[0]["against"] else FailureKind.BUDGET
+    return Judged(rows, kind, "; ".join(map(sentence, worse)))
+
+
+def sentence(row: GateRow) -> str:
+    """Return what a row says, for people: `latency is 12 % above prod's (9 % to 15 %), the limit is 5 %`."""
+    name = MEASURES[row["measure"]].name
+    if row["outcome"] == "not compared":
+        return f"{name} is not compared{f' with {against}' if (against := row['against']) else ''}: {row['why']}"
+    if not row["against"]:
+        least = MEASURES[row["measure"]].more_is_better
+        text = f"{name} is {amount(row['measure'], row['value'])}, the budget is "
+        text += f"{'at least ' if least else ''}{amount(row['measure'], row['limit'])}"
+        return text + (f" ({row['why']})" if row["why"] else "")
+    assert row["change"] is not None
+    text = f"{name} is {_moved(row['change'])} {row['against']}'s"
+    if row["interval"] and row["interval"][0] != row["interval"][1]:
+        text += f" ({_percent(row['interval'][0])} to {_percent(row['interval'][1])})"
+    if row["outcome"] in ("worse", "unclear"):
+        text += f", the limit is {_percent(row['limit'])}"
+    return text + (f"; {row['why']}" if row["why"] else "")
+
+
+def amount(measure: str, value: float | None) -> str:
+    """Return a number of a measure with its unit."""
+    if measure == "throughput":
+        return rate(value)
+    return size(value) if measure in ("size", "memory") else duration(value)
+
+
+def improvements(rows: Sequence[GateRow]) -> list[str]:
+    """Return a sentence for each number that is better than the baseline's."""
+    return [sentence(row) for row in rows if row["outcome"] == "better"]
+
+
+def undecided(rows: Sequence[GateRow]) -> list[str]:
+    """Return a sentence for each number that could not be judged: nobody shall believe that it was."""
+    return [sentence(row) for row in rows if row["outcome"] in ("unclear", "not compared")]
+
+
+# --- how they do it -------------------------------------------------------------------------------------------------
+
+
+def _limited(
+    name: str,
+    limit: float,
+    values: Values,
+    facts: Mapping[str, Any],
+    baseline: Baseline | None,
+    ref: str,
+    *,
+    hit: bool,
+) -> GateRow:
+    measure = MEASURES[name]
+    row = _row(name, ref, _value(values, name), limit)
+    if baseline is None or not baseline["key"]:
+        return {**row, "why": f"{ref} has no such cell yet"}
+    row["base"] = _value(baseline["values"], name)
+    if baseline["key"] == facts["key"]:
+        return {**row, "change": 0.0, "outcome": "within", "why": "it is the same program"}
+    if measure.how == "in turns":
+        return _in_turns(row, facts, baseline, hit=hit)
+    if measure.how == "once" and hit:
+        return {**row, "why": f"it is a hit, so its number is of {_day(facts)}"}
+    return _apart(row, values, _on_this_node(baseline, values) if measure.how == "once" else baseline["values"])
+
+
+def _on_this_node(baseline: Baseline, values: Values) -> Values | None:
+    node = values.get("node", "")
+    return baseline["values"] if baseline["values"].get("node") == node else baseline["by_node"].get(node)
+
+
+def _apart(row: GateRow, values: Values, theirs: Values | None) -> GateRow:
+    """Compare two numbers that were measured apart; None: there is none of this node."""
+    if theirs is None:
+        return {**row, "why": "the baseline was made on another node"}
+    value, base = row["value"], _value(theirs, row["measure"])
+    row = {**row, "base": base}
+    if not value or not base:
+        return {**row, "why": "it was not measured"}
+    exact = MEASURES[row["measure"]].how == "exact"
+    doubt = 1.0 if exact else (1 + _noise(values)) * (1 + _noise(theirs))
+    change = value / base
+    return _decided({**row, "change": change - 1, "interval": (change / doubt - 1, change * doubt - 1)})
+
+
+def _in_turns(row: GateRow, facts: Mapping[str, Any], baseline: Baseline, *, hit: bool) -> GateRow:
+    against = facts.get("against") or {}
+    if against.get("key") != baseline["key"]:
+        made = f"it is a hit of {_day(facts)}, which" if hit else "the program"
+        return {**row, "why": f"{made} did not run in turns with this baseline"}
+    low, high = against["interval"]
+    times = MEASURES[row["measure"]].more_is_better
+    change = against["ratio"] - 1 if times else 1 / against["ratio"] - 1
+    interval = (low - 1, high - 1) if times else (1 / high - 1, 1 / low - 1)
+    why = f"measured on {_day(facts)}, it is a hit" if hit else ""
+    return {**_decided({**row, "change": change, "interval": interval}), "why": why}
+
+
+def _decided(row: GateRow) -> GateRow:
+    """Return a row with what its interval says; for what should be more, a fall counts as what a rise is for others."""
+    assert row["interval"] is not None
+    measure = MEASURES[row["measure"]]
+    low, high = (-row["interval"][1], -row["interval"][0]) if measure.more_is_better else row["interval"]
+    least = row["limit"] if measure.how == "once" else BAND
+    outcome: Outcome = "within"
+    if low > row["limit"]:
+        outcome = "worse"
+    elif high > row["limit"]:
+        outcome = "unclear" if measure.how == "in turns" else "within"
+    elif high < -least:
+        outcome = "better"
+    return {**row, "outcome": outcome}
+
+
+def _budgeted(name: str, budget: float, values: Values, facts: Mapping[str, Any], *, hit: bool) -> GateRow:
+    measure, value = MEASURES[name], _value(values, name)
+    row = _row(name, "", value, budget)
+    if value is None:
+        return {**row, "why": "it was not measured"}
+    if values.get("shared") and measure.how == "in turns":
+        return {**row, "why": f"{amount(name, value)} was measured while others ran on the node"}
+    over = value < budget if measure.more_is_better else value > budget
+    why = f"measured on {_day(facts)}, it is a hit" if hit and measure.how != "exact" else ""
+    return {**row, "outcome": "worse" if over else "within", "why": why}
+
+
+def _row(name: str, against: str, value: float | None, limit: float) -> GateRow:
+    return {
+        "measure": name,
+        "against": against,
+        "value": value,
+        "base": None,
+        "change": None,
+        "interval": None,
+        "limit": limit,
+        "outcome": "not compared",
+        "why": "",
+    }
+
+
+def _value(values: Values, name: str) -> float | None:
+    found = values.get(name)
+    assert found is None or isinstance(found, int | float)
+    return found
+
+
+def _noise(values: Values) -> float:
+    return BESIDE_OTHERS if values.get("shared") else ALONE
+
+
+def _day(facts: Mapping[str, Any]) -> str:
+    return str(facts.get("created") or "an unknown day")[:10]
+
+
+def _moved(change: float) -> str:
+    return "the same as" if abs(change) < 5e-4 else f"{_percent(abs(change))} {'above' if change > 0 else 'below'}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g} %" if abs(share) < 10 else f"{share * 100:.0f} %"

@@ -1,0 +1,186 @@
+"""Gates of builds over real servers: baselines by tag, turns in the work order, the history, what a report says."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.app import Farm
+from farm.artifacts.refs import Refs
+from farm.builds.cell_history import CellHistory
+from farm.client.client import FarmClient, Frozen, freeze
+from farm.compiling.attempt import Attempt
+from farm.errors import ExitCode
+from farm.jobs.state import Outcome
+from farm.manifest.choice import read_gates
+from farm.results.speed import Comparison
+from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, succeed, work
+
+CELL = "net/onnxruntime-cpu/fp32/b1"
+ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [1]\n"
+GATED = ONE + "gates: {baseline: prod, latency: 5%, size: 1%}\n"
+
+
+def submitted(client: FarmClient, folder: Path, text: str, **options: Any) -> str:
+    (folder / "farm.yaml").write_text(text)
+    return str(client.submit(freeze(folder / "farm.yaml", cache=folder / "cache", **options))["id"])
+
+
+@pytest.fixture
+def prod(farm: Farm, client: FarmClient, tmp_path: Path) -> str:
+    """The key of the program that `prod` names."""
+    finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"))
+    client.tag("prod", "latest")
+    snapshot = Refs(farm.artifacts).read("main", "prod")
+    assert snapshot
+    (cell,) = snapshot["cells"].values()
+    return str(cell["key"])
+
+
+def against(key: str, ratio: float) -> dict[str, Any]:
+    return {"key": key, **Comparison(ratio, ratio - 0.01, ratio + 0.01, "slower").as_dict()}
+
+
+def test_a_slower_program_fails_its_gate_and_latest_stays(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    build = submitted(client, tmp_path, GATED + "salt: another\n")
+    orders: list[dict[str, Any]] = []
+
+    def slower(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        orders.append(order)
+        return succeed(farm, against=against(prod, 0.8))(job_id, order, key)
+
+    work(farm, slower)
+    farm.build_finisher.finish(build)
+    assert [(order["against"], order["limit"]) for order in orders] == [(prod, 0.05)]
+    report = client.report(build)
+    assert report["build"]["verdict"]["exit_code"] == ExitCode.GATE_FAILED
+    assert [each["identifier"] for each in report["changes"]["regressions"]] == [CELL]
+    assert report["changes"]["new_failures"] == report["changes"]["regressions"], "it passed in the build before"
+    assert report["changes"]["recompiled"] == [{"identifier": CELL, "text": "salt: none -> another"}]
+    assert client.ls()[0]["key"] == prod
+
+    again = submitted(client, tmp_path, ONE + "salt: third\n")
+    work(farm)
+    farm.build_finisher.finish(again)
+    assert [each["identifier"] for each in client.report(again)["changes"]["fixed"]] == [CELL]
+
+
+def test_a_hit_says_that_its_old_numbers_were_not_compared(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    finished(farm, client, _again(tmp_path, ONE + "salt: other\n"))
+    hit = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: other\n")))
+    assert hit["build"]["verdict"]["exit_code"] == ExitCode.OK
+    assert "1 not (surely) compared with the baseline" in hit["build"]["verdict"]["text"]
+    assert hit["changes"]["undecided"][0]["text"].startswith("latency is not compared with prod: it is a hit of ")
+    assert hit["changes"]["hits"] == [CELL]
+    same = client.report(finished(farm, client, _again(tmp_path, GATED)))
+    assert same["changes"]["undecided"] == [], "the baseline itself has nothing to be compared with"
+
+
+def _again(folder: Path, text: str) -> Frozen:
+    (folder / "farm.yaml").write_text(text)
+    return freeze(folder / "farm.yaml", cache=folder / "cache")
+
+
+def test_gates_of_the_command_line_are_laid_over_those_of_the_manifest(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    gates = read_gates(["size=2%"], ["latency=0.5ms"], "prod")
+    report = client.report(finished(farm, client, _with_gates(tmp_path, GATED + "salt: new\n", gates)))
+    (cell,) = report["cells"]
+    assert cell["gate"]["limits"] == {"latency": 0.05, "size": 0.02}
+    assert (cell["kind"], cell["message"]) == ("budget", "latency is 1 ms, the budget is 500 µs")
+
+
+def _with_gates(folder: Path, text: str, gates: Any) -> Frozen:
+    (folder / "farm.yaml").write_text(text)
+    return freeze(folder / "farm.yaml", cache=folder / "cache", gates=gates)
+
+
+def test_a_tag_that_names_nothing_warns_and_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    build = client.submit(freeze_manifest(tmp_path, GATED, batch="N"))
+    assert build["warnings"] == ["the tag prod names no cell yet: nothing can be compared with it"]
+    work(farm)
+    farm.build_finisher.finish(build["id"])
+    assert client.build(build["id"])["verdict"]["exit_code"] == ExitCode.OK
+
+
+# --- the history -------------------------------------------------------------------------------------------------
+
+
+def test_the_history_of_a_cell_can_be_made_again_of_the_reports(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    build = submitted(client, tmp_path, ONE + "salt: second\n")
+    work(farm)
+    farm.build_finisher.finish(build)
+    farm.build_finisher.finish(build)
+    found = client.history(CELL)
+    assert [(past["state"], past["hit"], past["build"] == build) for past in found] == [
+        ("succeeded", False, True),
+        ("succeeded", False, False),
+    ]
+    assert found[0]["values"]["latency"] == 0.001
+    path = farm.settings.data_dir / "history.sqlite3"
+    path.write_bytes(b"no database" * 1000)
+    assert client.rebuild_history() == 2
+    assert client.history(CELL) == found
+    elsewhere = CellHistory(tmp_path / "elsewhere.sqlite3", farm.artifacts)
+    assert elsewhere.of("main", CELL) == found, "another server reads the reports that it does not know"
+
+
+def test_a_damaged_history_stops_no_build(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:
+    (farm.settings.data_dir / "history.sqlite3").write_bytes(b"no database" * 1000)
+    report = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: more\n")))
+    assert report["build"]["state"] == "reported"
+
+
+# --- the turns ---------------------------------------------------------------------------------------------------
+
+
+def execute(farm: Farm) -> dict[str, Any]:
+    """Run the one waiting attempt with the real compiler, and return its facts."""
+    ((job_id, number),) = farm.store.jobs.hand_out(POOL.name, 1)
+    claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
+    attempt = Attempt(job_id, number, claim.token, claim.order, claim.limits, claim.namespace, claim.key)
+    outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+    assert outcome.facts, outcome
+    farm.store.index.put("main", claim.key, outcome.facts)
+    assert farm.store.jobs.finish(job_id, claim.token, outcome) == "ok"
+    return dict(outcome.facts)
+
+
+@pytest.mark.parametrize("limit", ["0%", "10000%"])
+def test_a_worker_lets_the_program_take_turns_with_the_baseline(
+    farm: Farm, client: FarmClient, tmp_path: Path, limit: str
+) -> None:
+    """With a limit of nothing every program may be slower, so it is measured again; both give an interval."""
+    frozen = freeze_manifest(tmp_path, ONE, batch="N")
+    first = str(client.submit(frozen)["id"])
+    baseline = execute(farm)
+    farm.build_finisher.finish(first)
+    build = submitted(client, tmp_path, f"{ONE}gates: {{latency: {limit}}}\nsalt: another\n")
+    found = execute(farm)
+    farm.build_finisher.finish(build)
+    assert found["against"]["key"] == baseline["key"]
+    (row,) = client.report(build)["cells"][0]["compared"]
+    assert row["against"] == "latest"
+    assert row["interval"][0] <= row["change"] <= row["interval"][1]
+    assert row["outcome"] in (("better", "within") if limit == "10000%" else ("worse", "unclear", "within", "better"))
+
+
+def test_a_baseline_that_does_not_run_here_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Its program is not one that ONNX Runtime loads, as that of another toolchain may be."""
+    finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"))
+    build = submitted(client, tmp_path, f"{ONE}gates: {{latency: 5%}}\nsalt: another\n")
+    assert execute(farm)["against"] is None
+    farm.build_finisher.finish(build)
+    report = client.report(build)
+    assert report["build"]["verdict"]["exit_code"] == ExitCode.OK
+    assert report["changes"]["undecided"][0]["text"].endswith("the program did not run in turns with this baseline")

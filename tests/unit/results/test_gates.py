@@ -1,0 +1,253 @@
+"""Gates beside accuracy: what fails, what is said, and how often noise alone fails a build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.errors import ExitCode
+from farm.node.side_by_side import ROUNDS, ROUNDS_AGAIN
+from farm.results.changes import changes_of
+from farm.results.gates import is_slower, is_suspicious, judge_gates, sentence
+from farm.results.speed import Comparison, compare_pairs
+from farm.results.verdict import judge_cell, verdict_of
+
+OLD, NEW = "a" * 64, "b" * 64
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {
+        "key": NEW,
+        "program": {"path": "p", "digest": "d" * 64, "size": 1000},
+        "toolchain": "onnxruntime1-00000000",
+        "device": "cpu",
+        "errors": {"y": 0.0},
+        "equal": {},
+        "latency": 0.002,
+        "throughput": 500.0,
+        "peak_memory": 100,
+        "load": 0.1,
+        "compile_seconds": 10.0,
+        "node": "n1",
+        "shared": False,
+        "created": "2026-11-20T10:00:00+00:00",
+        "tuning": None,
+        **changes,
+    }
+
+
+def planned(baseline: dict[str, Any] | None = None, **gates: Any) -> dict[str, Any]:
+    """A planned cell; `baseline` are what the baseline's numbers differ in."""
+    asked = {"baseline": "prod", **gates} if "limits" in gates else gates
+    known = {"size": 1000, "memory": 100, "load": 0.1, "compile_time": 10.0, "node": "n1", "shared": False}
+    return {
+        "identifier": "net/onnxruntime-cpu/fp32/b1",
+        "model": "net",
+        "target": "onnxruntime/cpu",
+        "precision": "fp32",
+        "shape": "b1",
+        "sizes": {"batch": 1},
+        "sweep": None,
+        "key": NEW,
+        "pool": "p",
+        "line": 7,
+        "reason": "",
+        "expected": None,
+        "gates": {"tolerance": {"*": 0.1}, "weak": "warn", "on_fail": "fail", **asked},
+        "baseline": {
+            "ref": "prod",
+            "key": OLD,
+            "toolchain": "onnxruntime1-00000000",
+            "values": {**known, **(baseline or {})},
+            "by_node": {},
+        },
+    }
+
+
+def against(ratio: float, low: float, high: float, key: str = OLD) -> dict[str, Any]:
+    return {"against": {**Comparison(ratio, low, high, "slower").as_dict(), "key": key}}
+
+
+def outcome(cell: dict[str, Any], found: dict[str, Any], *, hit: bool = False) -> str:
+    (row,) = judge_gates(cell, found, hit=hit).rows
+    return row["outcome"]
+
+
+# --- one number --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (against(0.90, 0.89, 0.91), "worse"),
+        (against(0.90, 0.89, 0.97), "unclear"),
+        (against(0.99, 0.97, 1.01), "within"),
+        (against(1.10, 1.08, 1.12), "better"),
+    ],
+)
+def test_latency_is_judged_by_the_interval_of_turns(measured: dict[str, Any], expected: str) -> None:
+    assert outcome(planned(limits={"latency": 0.05}), facts(**measured)) == expected
+    assert outcome(planned(limits={"throughput": 0.05}), facts(**measured)) == expected
+
+
+def test_a_regression_fails_its_build_with_a_sentence_that_has_the_numbers() -> None:
+    cell = judge_cell(
+        planned(limits={"latency": 0.05}), {"state": "succeeded", "facts": facts(**against(0.80, 0.79, 0.81))}
+    )
+    assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "regression", "user")
+    assert cell["message"] == "latency is 25 % above prod's (23.5 % to 26.6 %), the limit is 5 %"
+    assert verdict_of([cell])["exit_code"] == ExitCode.GATE_FAILED
+
+
+def test_numbers_of_turns_with_another_program_are_not_used() -> None:
+    """Nor are medians of two days: without turns there is no comparison, and that is said."""
+    row = judge_gates(planned(limits={"latency": 0.05}), facts(**against(0.5, 0.4, 0.6, key="c" * 64)), hit=True).rows[
+        0
+    ]
+    assert sentence(row) == (
+        "latency is not compared with prod: it is a hit of 2026-11-20, which did not run in turns with this baseline"
+    )
+
+
+def test_a_hit_that_was_measured_against_this_baseline_says_when() -> None:
+    row = judge_gates(planned(limits={"latency": 0.05}), facts(**against(0.8, 0.79, 0.81)), hit=True).rows[0]
+    assert row["outcome"] == "worse"
+    assert "measured on 2026-11-20, it is a hit" in sentence(row)
+
+
+def test_the_baseline_itself_passes() -> None:
+    assert outcome(planned(limits={"latency": 0.0}), facts(key=OLD), hit=True) == "within"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beside", "expected"),
+    [
+        (14.0, False, "within"),
+        (19.0, False, "worse"),
+        (30.0, True, "within"),
+        (60.0, True, "worse"),
+        (4.0, False, "better"),
+    ],
+)
+def test_compile_time_has_to_be_longer_than_noise_explains(seconds: float, beside: bool, expected: str) -> None:
+    cell = planned({"shared": beside}, limits={"compile_time": 0.5})
+    assert outcome(cell, facts(compile_seconds=seconds, shared=beside)) == expected
+
+
+def test_times_of_two_nodes_are_never_compared() -> None:
+    cell = planned({"node": "n2"}, limits={"compile_time": 0.5})
+    assert outcome(cell, facts(compile_seconds=1000.0)) == "not compared"
+    cell["baseline"]["by_node"] = {"n1": {"compile_time": 10.0, "node": "n1"}}
+    assert outcome(cell, facts(compile_seconds=1000.0)) == "worse", "the history has this node's own"
+
+
+def test_times_of_a_hit_are_old_and_its_size_is_not() -> None:
+    assert outcome(planned(limits={"compile_time": 0.5}), facts(compile_seconds=1000.0), hit=True) == "not compared"
+    assert outcome(planned({"size": 500}, limits={"size": 0.5}), facts(), hit=True) == "worse"
+
+
+def test_what_was_not_compared_fails_only_if_that_is_asked() -> None:
+    row = {"state": "succeeded", "facts": facts(), "hit": True}
+    assert judge_cell(planned(limits={"latency": 0.05}), row)["state"] == "succeeded"
+    assert judge_cell(planned(limits={"latency": 0.05}, undecided="fail"), row)["kind"] == "regression"
+
+
+@pytest.mark.parametrize(
+    ("budget", "changes", "expected"),
+    [
+        ({"latency": 0.001}, {}, "worse"),
+        ({"latency": 0.001}, {"shared": True}, "not compared"),
+        ({"latency": 0.003}, {}, "within"),
+        ({"throughput": 600.0}, {}, "worse"),
+        ({"throughput": 400.0}, {}, "within"),
+        ({"size": 999}, {}, "worse"),
+        ({"load": 1.0}, {"load": None}, "not compared"),
+    ],
+)
+def test_a_budget_needs_no_baseline(budget: dict[str, Any], changes: dict[str, Any], expected: str) -> None:
+    cell = {**planned(budgets=budget), "baseline": None}
+    assert outcome(cell, facts(**changes)) == expected
+    kind = judge_cell(cell, {"state": "succeeded", "facts": facts(**changes)})["kind"]
+    assert (kind == "budget") is (expected == "worse")
+
+
+def test_facts_and_plans_of_an_older_farm_are_judged_without_gates() -> None:
+    old = {name: value for name, value in facts().items() if name not in ("throughput", "compile_seconds", "node")}
+    cell = planned()
+    del cell["baseline"], cell["reason"]
+    assert judge_cell(cell, {"state": "succeeded", "facts": old})["compared"] == []
+
+
+# --- a build -----------------------------------------------------------------------------------------------------
+
+
+def test_a_build_lists_what_changed() -> None:
+    def cell(name: str, state: str, before: str | None, **more: Any) -> dict[str, Any]:
+        was = {"state": before, "kind": "accuracy", "build": "b-1"} if before else None
+        row = {"state": state, "kind": "hang" if state == "failed" else None, "message": "m", **more}
+        row |= {"facts": facts(**against(1.5, 1.4, 1.6))} if state == "succeeded" else {}
+        found = {**planned(limits={"latency": 0.05}), "identifier": name, "before": was, "reason": "salt: a -> b"}
+        return judge_cell(found, row)
+
+    found = changes_of(
+        [
+            cell("new", "failed", "succeeded"),
+            cell("first", "failed", None),
+            cell("old", "failed", "failed"),
+            cell("fixed", "succeeded", "failed"),
+            cell("hit", "succeeded", "succeeded", hit=True),
+        ]
+    )
+    assert [each["identifier"] for each in found["new_failures"]] == ["new", "first"]
+    assert [each["identifier"] for each in found["still_failing"]] == ["old"]
+    assert found["fixed"] == [{"identifier": "fixed", "text": "failed before: accuracy"}]
+    assert found["hits"] == ["hit"]
+    assert {"identifier": "fixed", "text": "salt: a -> b"} in found["recompiled"]
+    assert found["improvements"][0]["text"].startswith("latency is 33.3 % below prod's")
+
+
+def test_an_expectation_that_is_over_says_so() -> None:
+    cell = {**planned(), "expected": {"kind": "hang", "reason": "r", "until": "2020-01-01", "link": "https://x.org/1"}}
+    found = judge_cell(cell, {"state": "failed", "kind": "hang", "message": "it hangs"})
+    assert found["message"] == "it hangs (expected until 2020-01-01, which is over)"
+    assert not found["expected"]
+
+
+# --- noise -------------------------------------------------------------------------------------------------------
+
+PAIRS = json.loads((Path(__file__).parent / "noise.json").read_text())["pairs"]
+"""Fast runs of rounds in which one model took turns with itself (`tests/benchmarks/noise.py`), on a machine with six
+times as much work as cores."""
+
+LIMIT = 0.05
+COMPARISONS = 2000
+
+
+def gate_fails(random: np.random.Generator, slower: float) -> bool:
+    """Whether a gate fails a program that takes `slower` times as long, as the worker measures: again if in doubt."""
+
+    def measured(rounds: int) -> Comparison:
+        pair = PAIRS[random.integers(len(PAIRS))]
+        # Rounds that followed one another: what disturbs a machine lasts longer than a round.
+        start = random.integers(len(pair["ours"]))
+        chosen = [(start + number) % len(pair["ours"]) for number in range(rounds)]
+        return compare_pairs(
+            [[pair["ours"][index] * slower] for index in chosen], [[pair["theirs"][index]] for index in chosen]
+        )
+
+    first = measured(ROUNDS)
+    return is_suspicious(first, LIMIT) and is_slower(measured(ROUNDS_AGAIN), LIMIT)
+
+
+def test_noise_alone_fails_at_most_two_of_a_hundred_comparisons() -> None:
+    random = np.random.default_rng(16)
+    assert sum(gate_fails(random, 1.0) for _ in range(COMPARISONS)) <= 0.02 * COMPARISONS
+
+
+def test_a_slow_down_of_ten_percent_is_found_in_95_of_a_hundred() -> None:
+    random = np.random.default_rng(16)
+    assert sum(gate_fails(random, 1.1) for _ in range(COMPARISONS)) >= 0.95 * COMPARISONS
