@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -214,6 +215,7 @@ def start_weed(
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
 
     def server() -> Server:
+        sockets = _socket_folder(folder)
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         command = [
             binary,
@@ -234,6 +236,10 @@ def start_weed(
             "-s3.autoCreateBucket=false",
             f"-bucket={bucket}",
             f"-s3.config={identities}",
+            # By these its parts pass objects on; in /tmp another user could be there first.
+            f"-s3.localSocket={sockets / 's3.sock'}",
+            f"-filer.localSocket={sockets / 'filer.sock'}",
+            f"-s3.localFilerSocket={sockets / 'filer.sock'}",
             *(f"-{name}={port}" for name, port in ports.items()),
         ]
         url = f"http://{HOST}:{ports['s3.port']}"
@@ -257,7 +263,7 @@ def start_weed(
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
-            clean_up=_remove_dead_sockets,
+            clean_up=lambda: _clean_up_sockets(folder, sockets),
             environment={
                 # Keys of the user's own, for another S3, would count here too.
                 **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
@@ -337,10 +343,26 @@ def _answers_ping(port: int, password: str) -> bool:
         return False
 
 
+def _socket_folder(folder: Path) -> Path:
+    """Return a folder for sockets that is this user's alone: `folder`, unless its path is too long for their names."""
+    longest = 107  # bytes of a socket's path, by the kernel
+    short = len(os.fsencode(folder.resolve() / "filer.sock")) <= longest
+    return folder.resolve() if short else Path(tempfile.mkdtemp(prefix="farm-"))
+
+
+def _clean_up_sockets(folder: Path, sockets: Path) -> None:
+    _remove_dead_sockets()
+    for name in ("s3.sock", "filer.sock"):
+        (sockets / name).unlink(missing_ok=True)
+    if sockets != folder.resolve():
+        with contextlib.suppress(OSError):
+            sockets.rmdir()
+
+
 def _remove_dead_sockets() -> None:
     """Remove SeaweedFS' sockets that nobody listens on any more.
 
-    It makes seven at each start under fixed names in /tmp, and leaves them there when it is killed.
+    Those of gRPC have fixed names in /tmp, and stay there when it is killed.
     """
     for path in Path("/tmp").glob("seaweedfs-*.sock"):  # noqa: S108 - its choice, not ours
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:

@@ -13,7 +13,7 @@ from typing import Any
 
 from farm.logging import get_logger
 from farm.tuning.database import Learning, Restored
-from farm.tuning.formats import Dropped, canonical, read_folder, write_folder
+from farm.tuning.formats import CHILD_LIMIT, CHILD_RECORDS, Dropped, canonical, read_folder, write_folder
 from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, Table, TuningWork
 
 log = get_logger(__name__)
@@ -60,6 +60,8 @@ class Collector:
         self._dropped: dict[Path, Dropped] = {}
         """What the last look left out."""
         self._source = RecordSource("", worker, job, toolchain)
+        self._learnt = self._learnt_size = 0
+        """Records, and their characters, that children have written so far."""
         self._session = Session(session, "", TuningWork(), worker, job, identifier)
         self._seconds = 0.0
         self.others = len(restored.snapshot) > 0
@@ -114,9 +116,11 @@ class Collector:
         """Find the records that are new in a folder since the last look, and return them.
 
         `work` is what this attempt's tuning has done so far, `finished` the slices that were tuned to their end there.
+        Records beyond what all children of an attempt may write together (`CHILD_RECORDS`, `CHILD_LIMIT`) are left out.
         """
         source = replace(self._source, when=_now())
         found, self._dropped[folder] = difference(self._folders[folder], folder, source)
+        found = self._bounded(found, folder)
         self._folders[folder] = found.over(self._folders[folder])
         slices = [
             Record(RecordStore.SLICES, "", key, canonical(value), source) for key, value in (finished or {}).items()
@@ -125,6 +129,15 @@ class Collector:
             spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
             new = new.measured_by(replace(source, seconds=round(spent / len(new), 3)))
             self._known, self._pending = self._known.join(new), self._pending.join(new)
+        return found
+
+    def _bounded(self, found: Snapshot, folder: Path) -> Snapshot:
+        """Return what was found, or nothing if a child writes other records each time, which would fill memory."""
+        size = sum(len(record.key) + len(record.value) for record in found)
+        if self._learnt + len(found) > CHILD_RECORDS or self._learnt_size + size > CHILD_LIMIT:
+            self._dropped[folder].files["all files"] = "they have more records than tuning writes"
+            return Snapshot()
+        self._learnt, self._learnt_size = self._learnt + len(found), self._learnt_size + size
         return found
 
     def commit(self, work: TuningWork, *, ended: bool = False, to: Learning | None = None) -> None:

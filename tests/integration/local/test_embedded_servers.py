@@ -73,6 +73,22 @@ def test_weed_keeps_its_data(tmp_path: Path) -> None:
     assert not any(Path(path).exists() for path in sockets)
 
 
+@pytest.mark.parametrize("length", [1, 120])
+def test_weed_passes_objects_on_where_nobody_else_can_be_first(tmp_path: Path, length: int) -> None:
+    """Its sockets in /tmp have names that can be guessed. A path of more than 107 bytes is none for a socket."""
+    folder = tmp_path / ("d" * length)
+    with running(start_weed(folder, *KEYS.values(), bucket="farm")) as server:
+        found = {Path(each.laddr) for each in psutil.Process(server.pid).net_connections("unix") if each.laddr}
+        ours = [path for path in found if "-grpc-" not in path.name]
+        assert sorted({path.name for path in ours}) == ["filer.sock", "s3.sock"]
+        places = {path.parent for path in ours}
+        assert all(place.stat().st_mode & 0o077 == 0 for place in places)
+        store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
+        assert store.has_blob(store.put_blob_bytes(b"blob")[0])
+    assert not any(path.exists() for path in ours)
+    assert places == {folder} or not any(place.exists() for place in places)
+
+
 def test_weed_writes_no_key_and_no_key_id_to_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it take the keys that its user has for another S3."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

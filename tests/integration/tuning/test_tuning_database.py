@@ -14,6 +14,7 @@ from farm.artifacts.ownership import owned
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
+from farm.tuning import collecting
 from farm.tuning.collecting import Collector
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
 from farm.tuning.formats import PROBLEM_CACHE, read_folder
@@ -212,6 +213,20 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     assert session.work == TuningWork(known=3, tuned=2, untunable=1, seconds=25.0, saved=6.0)
     (record,) = [record for record in found if '"new-2"' in record.key]
     assert (record.value, record.source.job, record.source.seconds) == ('"b"', "job-9", 6.0)
+
+
+def test_a_child_that_writes_other_records_each_time_fills_no_memory(
+    database: TuningDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "CHILD_RECORDS", 5)
+    collector = Collector(database, tmp_path, database.restore(tmp_path), session="job-9/3")
+    found = []
+    for turn in range(10):
+        write_cache(tmp_path, {f"new-{turn}-1": "a", f"new-{turn}-2": "b"})
+        found.append(len(collector.look(tmp_path, TuningWork())))
+        collector.commit(TuningWork())
+    assert found == [2, 2, *[0] * 8]
+    assert len(database.read().snapshot) == 4
 
 
 @pytest.mark.parametrize("left", ["half", "no file"])
