@@ -4,7 +4,7 @@ Mechanisms of the kernel that need no privilege, no other program and no namespa
 Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
 inputs to read and its own folders to write; with version 6 of its interface also no other process to signal.
 A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket and no IPC object of the kernel
-(System V, message queues, keys), no limits of other processes, and no mode or owner of a file: Landlock does not
+(System V, message queues, keys), no limits of other processes, and no mode, owner or time of a file: Landlock does not
 look at these. A root's capabilities are dropped. None of it can be taken back, and it holds for all that the child
 starts.
 
@@ -46,19 +46,20 @@ _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 # others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and
 # cannot be traced to an attempt; setxattr, lsetxattr, fsetxattr and setxattrat, since access lists open a file to
 # others. The last numbers are answered with success without effect, since compilers fail if they cannot do this to
-# their own files: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown and fchownat.
+# their own files: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown, fchownat; utime, utimes, futimesat and
+# utimensat (aarch64 has the last one alone).
 _ARCHITECTURES = {
     "x86_64": (
         0xC000003E,
         (41, 157, 302),
         (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250, 188, 189, 190, 463),
-        (90, 91, 268, 452, 92, 94, 93, 260),
+        (90, 91, 268, 452, 92, 94, 93, 260, 132, 235, 261, 280),
     ),
     "aarch64": (
         0xC00000B7,
         (198, 167, 261),
         (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219, 5, 6, 7, 463),
-        (52, 53, 452, 55, 54),
+        (52, 53, 452, 55, 54, 88),
     ),
 }
 _X32_BIT = 0x40000000

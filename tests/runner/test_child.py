@@ -559,6 +559,7 @@ def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, 
         "signal its guard",
         "limit the worker",
         "open another job's model to everybody",
+        "change the times of another job's model",
     } <= reached
 
 

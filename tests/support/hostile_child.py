@@ -230,6 +230,7 @@ def do_reach(request, messages):
         "signal its guard": lambda: os.kill(guard, signal.SIGCONT),
         "limit the worker": lambda: limit_to_the_same(worker),
         "open another job's model to everybody": lambda: open_to_everybody(request["other"]),
+        "change the times of another job's model": lambda: change_times(request["other"]),
         "list who may read it": lambda: os.setxattr(request["other"], "user.farm", b"x"),
         "connect to a server": lambda: socket.create_connection(("127.0.0.1", request["port"]), timeout=5).close(),
         "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
@@ -269,6 +270,13 @@ def limit_to_the_same(pid):
 def open_to_everybody(path):
     os.chmod(path, 0o646)  # noqa: PTH101
     if Path(path).stat().st_mode & 0o777 != 0o646:
+        raise PermissionError("nothing was changed")
+
+
+def change_times(path):
+    before = Path(path).stat().st_mtime_ns
+    os.utime(path, ns=(1, before - 10**9))
+    if Path(path).stat().st_mtime_ns == before:
         raise PermissionError("nothing was changed")
 
 
