@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from farm.artifacts.ownership import lacking
 from farm.artifacts.s3 import S3Store
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
+from farm.compiling.requests import check_of
 from farm.errors import UsageError
 from farm.jobs.state import Fault
 from farm.models.model import FrozenModel, UnreadableModel, read_model
@@ -95,12 +96,11 @@ class BucketModels:
         return locations
 
 
-def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> Mapping[str, Any]:
+def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> Any:
     """Check an untrusted model: its parser runs in a child, never in the farm's own process."""
-    request = {"action": "check", "compiler": "onnxruntime", "device": "cpu"}
     scratch = path.parent.parent
     end = run_child(
-        {**request, "model": {"path": str(path), "format": format, "outputs": list(outputs), "alone": alone}},
+        check_of(path, format, outputs, alone=alone),
         log_path=scratch / "log.txt",
         folder=scratch,
         limits=CHECK_LIMITS,

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from farm.client.cache import adopt, note_use
 from farm.compiling.child_process import ChildLimits, Seal, run_child
@@ -21,6 +21,7 @@ from farm.files import NotPlain, take
 from farm.manifest import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
+from farm.runner.documents import ConvertRequest, Request
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1
@@ -102,7 +103,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
             request = {name: record[name] for name in ("converter", "kind", "options", "inputs")}
             source = str(path.resolve())
             _ask(
-                {**request, "action": "convert", "source": source, "output": str(output)},
+                cast("ConvertRequest", {**request, "action": "convert", "source": source, "output": str(output)}),
                 path,
                 python,
                 Seal(read=[path.resolve()], write=[output.parent], within=Path(made)),
@@ -174,7 +175,7 @@ def source_digest(path: Path) -> str:
     return model_digest({name: file_reference(file, name)["digest"] for name, file in names.items()})
 
 
-def _ask(request: Mapping[str, Any], path: Path, python: str, seal: Seal | None = None) -> dict[str, Any]:
+def _ask(request: Request | ConvertRequest, path: Path, python: str, seal: Seal | None = None) -> Any:
     """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
     with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
         folder = Path(name)

@@ -26,7 +26,7 @@ def inspect_program(path: Path) -> Document:
     Raises UsageError if it is none of these, TooLarge, NotFound if there is no such file.
     """
     try:
-        return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
+        return _inspect_onnx(path) if path.suffix == ".onnx" else {**mxr.read(path)}
     except mxr.ProgramTooLarge as error:
         hint = "MIGraphX can still load it; an .mxr of any size can be inspected"
         raise TooLarge(f"{path} is too large to inspect: {error}", hint=hint) from None
@@ -93,7 +93,7 @@ def _migraphx(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterato
         yield f"target: the sidecar says {wanted}, the file is not compiled"
     elif wanted and wanted not in program["targets"]:
         yield f"target: the sidecar says {wanted}, the file {', '.join(program['targets'])}"
-    if foreign := mxr.foreign_arches(program, arch):
+    if foreign := mxr.foreign_arches(program["code_objects"], arch):
         yield f"architecture: the sidecar says {arch}, the file has kernels for {', '.join(foreign)}"
     copies = sidecar.get("offload_copy")
     if None not in (copies, program["offload_copy"]) and copies != program["offload_copy"]:

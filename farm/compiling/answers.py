@@ -12,7 +12,9 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, cast
+
+from farm.runner.documents import ChildRequest, Request
 
 LONGEST_NAME = 1024
 """Characters of a name of an input, an output or a file."""
@@ -42,19 +44,20 @@ class WrongAnswer(Exception):
     """An answer is not valid for its request; the text continues "the compiler's answer"."""
 
 
-def read_answer(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a child answered to a request, checked. Raises WrongAnswer."""
-    reader = _READERS.get(request.get("action", ""))
-    answer: dict[str, Any] = reader(result) if reader else dict(result)
-    _check_against(request, answer)
+def read_answer(request: ChildRequest, result: Mapping[str, object]) -> Any:
+    """Return what a child answered to a request, checked: a document of the request's action. Raises WrongAnswer."""
+    reader = _READERS.get(request["action"])
+    answer = reader(result) if reader else dict(result)
+    _check_against(cast(Request, request), answer)
     return answer
 
 
-def _check_against(request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+def _check_against(request: Request, answer: Any) -> None:
     """Refuse names that the model does not have, and files outside the folder of the request."""
-    action = request.get("action")
+    action = request["action"]
     if action in ("compile", "reference"):
-        known = (request.get("model") or {}).get("names") or ()
+        model = request.get("model")
+        known = (model.get("names") if model else ()) or ()
         _require_known("output", (output["name"] for output in answer["outputs"]), known)
     if action == "compile":
         _require_known("input", (port["name"] for port in answer["inputs"]), request.get("inputs") or ())
@@ -156,7 +159,7 @@ def _items(reader: Reader, most: int = MOST_NAMES) -> Reader:
 def _by(key: Reader, reader: Reader, most: int = MOST_NAMES) -> Reader:
     """An object with any keys of one kind."""
 
-    def read(value: Any) -> dict[str, Any]:
+    def read(value: Any) -> dict[str, object]:
         if not isinstance(value, dict) or len(value) > most:
             raise WrongAnswer(f"has no object of at most {most} fields")
         return {key(name): reader(item) for name, item in value.items()}
@@ -167,7 +170,7 @@ def _by(key: Reader, reader: Reader, most: int = MOST_NAMES) -> Reader:
 def _object(required: Mapping[str, Reader], optional: Mapping[str, Reader] | None = None) -> Reader:
     """An object with these fields; others are left out."""
 
-    def read(value: Any) -> dict[str, Any]:
+    def read(value: Any) -> dict[str, object]:
         if not isinstance(value, dict):
             raise WrongAnswer("has no object")
         for name in required:

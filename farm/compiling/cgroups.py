@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from farm.runner.documents import ControlGroup
 
 LEAF = "farm-worker"
 """Where the worker itself goes: a group that hands controllers on holds no process of its own."""
@@ -51,7 +53,7 @@ def find(root: Path = ROOT) -> Groups:
 
 
 @contextmanager
-def limited(memory: int, processes: int = 0) -> Iterator[Mapping[str, str]]:
+def limited(memory: int, processes: int = 0) -> Iterator[ControlGroup]:
     """Make a group for one child, which may use so many bytes and have so many processes and threads (0: any number),
     and remove it when the block ends.
 
@@ -81,8 +83,10 @@ def limited(memory: int, processes: int = 0) -> Iterator[Mapping[str, str]]:
         yield {}
         return
     try:
-        refused = {"refused": str(group / "pids.events")} if counts else {}
-        yield {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events"), **refused}
+        found: ControlGroup = {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events")}
+        if counts:
+            found["refused"] = str(group / "pids.events")
+        yield found
     finally:
         with suppress(OSError):  # A process in it that even its guard could not kill.
             group.rmdir()

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.cgroups import limited
-from farm.compiling.conversation import ChildError, Conversation, GuardEnd, OnMessage
+from farm.compiling.conversation import Conversation, OnMessage
 from farm.compiling.outputs import MOST, sweep
 from farm.files import remove_tree
+from farm.runner.documents import ChildError, ChildRequest, GuardEnd, SealPaths
 from farm.targets.compilers import Maker
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
@@ -126,7 +127,7 @@ class ChildEnd:
 
     by: EndedBy
     limits: ChildLimits
-    result: dict[str, Any] | None = None
+    result: Any = None
     wrong: str = ""
     """What is wrong with its answer, by which it ended as NONSENSE; empty where it was no message at all."""
     error: ChildError | None = None
@@ -153,7 +154,7 @@ class ChildEnd:
 
 
 def run_child(
-    request: Mapping[str, Any],
+    request: ChildRequest,
     *,
     log_path: Path,
     python: str = "",
@@ -178,10 +179,10 @@ def run_child(
     try:
         with limited(limits.memory, limits.processes) as group, log_path.open("ab") as log:
             sealed = _sealed(seal, scratch, request)
-            whole = {
+            whole: ChildRequest = {
                 **request,
                 "seal": sealed,
-                "group": dict(group),
+                "group": group,
                 "folders": sealed["write"] if sealed else [str(scratch)],
                 "memory": limits.memory,
                 "processes": limits.processes,
@@ -215,7 +216,7 @@ def _swept(place: Path) -> list[str]:
     return sweep(place) if place.is_dir() and not place.is_symlink() else []
 
 
-def _sealed(seal: Seal | None, scratch: Path, request: Mapping[str, Any]) -> dict[str, list[str]] | None:
+def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPaths | None:
     if seal is None:
         return None
     search = [Path(folder) for folder in request.get("search") or ()]
@@ -279,7 +280,7 @@ class ChildProcess:
     def __init__(
         self,
         command: Sequence[str],
-        request: Mapping[str, Any],
+        request: ChildRequest,
         scratch: Path,
         environment: Mapping[str, str],
         log: int,

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
+from farm.compiling.program_record import GpuConditions
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.files import tree_size
 from farm.jobs.state import AttemptLimits, Phase
+from farm.runner.documents import PhaseMessage, Request
 
 OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
@@ -83,7 +85,7 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
-    conditions: Callable[[], dict[str, Any] | None] = no_conditions
+    conditions: Callable[[], GpuConditions | None] = no_conditions
     """Tells how the slot's GPU is at the moment; asked by `look`."""
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
@@ -123,10 +125,10 @@ class Children:
         """The most memory that a child took, in bytes."""
         return max(self.memory, default=0)
 
-    def look(self, when: str) -> dict[str, Any] | None:
+    def look(self, when: str) -> GpuConditions | None:
         """Return how the slot's GPU is, while no child runs; the log says where others use it (`before measuring`)."""
         found = self.conditions()
-        processes = (found or {}).get("processes")
+        processes = found["processes"] if found else None
         if processes and processes["count"]:
             with self.log_path.open("a") as log:
                 held = f"processes: {processes['count']}, memory: {processes['memory'] / 1e6:.0f} MB"
@@ -147,7 +149,7 @@ class Children:
 
     def ask(
         self,
-        request: Mapping[str, Any],
+        request: Request,
         *,
         read: Sequence[Path] = (),
         write: Sequence[Path] = (),
@@ -156,13 +158,13 @@ class Children:
         quiet: bool = False,
         threads: int = 0,
         python: str | None = None,
-    ) -> dict[str, Any]:
-        """Run one request in a sealed child, with `environment` for this one beside that of all; return its answer.
+    ) -> Any:
+        """Run one request in a sealed child; return its answer: the document of the request's action, checked.
 
-        The child may read these files and folders, and write to those folders; they are made where they are missing.
-        It gets `seconds` at most (0: as long as there is) and `threads` (0: those of a slot); with `quiet` what it says
-        of its progress is kept back. `python` is another interpreter than its compiler's. Raises StepEnded where there
-        is no answer.
+        The child may read the files and folders in `read` and write to those in `write`, which are made if they are
+        missing. `environment` is added to that of all children. The child gets `seconds` at most (0: what is left) and
+        `threads` (0: those of a slot). With `quiet` its progress is not reported. `python` names another interpreter
+        than its compiler's. Raises StepEnded if there is no answer.
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -171,15 +173,16 @@ class Children:
         left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
         left = min(left, seconds) if seconds else left
         migraphx = request["compiler"] == "migraphx"
+        whole: Request = {
+            **request,
+            "threads": threads or self.settings.threads_per_slot,
+            "gpu": self.slot.gpu,
+            "maker": self.slot.maker,
+            "cpus": self.slot.cpus,
+            "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
+        }
         end = run_child(
-            {
-                **request,
-                "threads": threads or self.settings.threads_per_slot,
-                "gpu": self.slot.gpu,
-                "maker": self.slot.maker,
-                "cpus": self.slot.cpus,
-                "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
-            },
+            whole,
             log_path=self.log_path,
             python=(self.settings.migraphx_python if migraphx else "") if python is None else python,
             environment={**self.environment, **(environment or {})},
@@ -194,7 +197,7 @@ class Children:
                 processes=self.settings.process_limit,
             ),
             folder=self.folder,
-            on_message=None if quiet else self._told,
+            on_message=None if quiet else self._report,
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write, within=self.within),
         )
@@ -203,5 +206,5 @@ class Children:
             return end.result
         raise StepEnded(classify(end))
 
-    def _told(self, message: Mapping[str, Any]) -> None:
+    def _report(self, message: PhaseMessage) -> None:
         self.on_phase(Phase(message["phase"]), message["progress"], message["detail"])

@@ -10,15 +10,16 @@ import math
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.jobs.state import Phase
+from farm.runner.documents import ChildError, ChildRequest, GuardEnd, PhaseMessage
 
-OnMessage = Callable[[Mapping[str, Any]], None]
-"""Takes `{"phase", "progress", "detail"}`, in the thread that called `run_child`."""
+OnMessage = Callable[[PhaseMessage], None]
+"""Hears what the child is doing, in the thread that called `run_child`."""
 
 LONGEST_MESSAGE = 1 << 20
 """Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
@@ -29,27 +30,6 @@ _LONGEST_DETAIL = 4000
 """Characters with which a child says how far it is; the store keeps the last of them."""
 _MOST_PHASES = 1000
 """Phase changes that a child may report: each is an event of its build."""
-
-
-class GuardEnd(TypedDict):
-    """The guard's last word on a child."""
-
-    exit: int | None
-    signal: int | None
-    killed: str
-    """Which limit the guard enforced: `memory`, `disk`, `files`, `processes`; empty for none."""
-    memory: int
-    """Peak in bytes."""
-    stuck: list[int]
-    """Process ids of what could not be killed."""
-
-
-class ChildError(TypedDict):
-    """A child's own account of its failure; `kind` is a failure kind of the farm, or empty."""
-
-    kind: str
-    message: str
-    detail: str
 
 
 @dataclass
@@ -88,9 +68,9 @@ class Listener(Protocol):
 class Conversation:
     """The reading ends of both pipes of one child. To be closed."""
 
-    def __init__(self, request: Mapping[str, Any], listener: Listener, on_message: OnMessage | None) -> None:
-        self.result: dict[str, Any] | None = None
-        """The child's answer, checked."""
+    def __init__(self, request: ChildRequest, listener: Listener, on_message: OnMessage | None) -> None:
+        self.result: Any = None
+        """The child's answer, checked: a document of the request's action; None if it has not answered."""
         self.error: ChildError | None = None
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
@@ -190,7 +170,7 @@ class Conversation:
                 self.phases.enter(phase)
                 self.is_nonsense |= self.phases.changes > _MOST_PHASES
                 if self._on_message:
-                    self._on_message(message)
+                    self._on_message(PhaseMessage(phase=phase, progress=done, detail=detail))
             case _:
                 self.is_nonsense = True
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from farm.compiling.child_process import ChildEnd, EndedBy
-from farm.compiling.conversation import ChildError
 from farm.jobs.state import FailureKind
+from farm.runner.documents import ChildError
 
 
 class Failure(NamedTuple):

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from farm.compiling.program_record import ProgramRecord
 from farm.compiling.steps import ReferenceCache, Steps
 from farm.jobs.state import Phase
-
-UNTRIED: Mapping[str, Any] = {"measurements": {}}
-"""What is known of how a program runs if its GPU is not here."""
+from farm.runner.documents import CompileAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,16 @@ class ProgramTuner(Protocol):
     def proof(self) -> Path:
         """The folder in which that child may write."""
 
-    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+    def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Tune, compile with what was found, and return the child's answer."""
 
-    def choose(self, compiled: Mapping[str, Any], samples: Path | None, *, runs: bool) -> dict[str, Any] | None:
+    def choose(self, compiled: CompileAnswer, samples: Path | None, *, runs: bool) -> CompileAnswer | None:
         """Return None if the tuned program stays.
 
         If the untuned program is faster, put it in the place of the tuned one and return its child's answer.
         """
 
-    def describe(self, record: dict[str, Any]) -> None:
+    def describe(self, record: ProgramRecord) -> None:
         """Add to a program's record what the tuning found."""
 
 
@@ -82,11 +81,11 @@ class Pipeline:
     """Opened around each measurement."""
     _reference: Path | None = field(default=None, init=False)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> ProgramRecord:
         """Make and measure the program; return what its sidecar says of it. The program is at `steps.program`."""
         if self.steps.order.get("cross"):
             # The GPU is not here: nothing can load the program, so nothing is measured or compared.
-            return self.steps.record(self.compile(), UNTRIED, shared=False)
+            return self.steps.record(self.compile(), None, shared=False)
         reference = self.reference()
         if self.tuner:
             return self._tune(self.tuner, reference)
@@ -101,12 +100,12 @@ class Pipeline:
         self._reference = path
         return path
 
-    def compile(self) -> dict[str, Any]:
+    def compile(self) -> CompileAnswer:
         """Compile the model without tuning it first, and return the child's answer."""
         with self.steps.children.phase(Phase.COMPILING):
             return self.steps.compile(self.inputs.model, self.inputs.calibration)
 
-    def _tune(self, tuner: ProgramTuner, reference: Path) -> dict[str, Any]:
+    def _tune(self, tuner: ProgramTuner, reference: Path) -> ProgramRecord:
         compiled = tuner.compile(self.inputs.model, self.inputs.calibration)
         record = self._measure(compiled, reference, tuner)
         runs = record["measurements"]["latency"] is not None
@@ -116,9 +115,7 @@ class Pipeline:
         tuner.describe(record)
         return record
 
-    def _measure(
-        self, compiled: Mapping[str, Any], reference: Path, tuner: ProgramTuner | None = None
-    ) -> dict[str, Any]:
+    def _measure(self, compiled: CompileAnswer, reference: Path, tuner: ProgramTuner | None = None) -> ProgramRecord:
         """Load, verify and measure the program, and return its record."""
         with self.measuring() as company, self.steps.children.phase(Phase.MEASURING):
             evaluated = self.steps.evaluate(

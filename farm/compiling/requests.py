@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Unpack, cast
 
 from farm.jobs.state import FailureKind
+from farm.runner.documents import (
+    BenchProgram,
+    CompileAnswer,
+    ExpectedToolchain,
+    ModelFile,
+    Request,
+    SampleSource,
+    SessionChoice,
+    SlicedModel,
+    TuningWish,
+)
 from farm.targets.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 
-ONE_SAMPLE = {"generate": 1, "seed": 0, "ranges": {}}
+
+class MadeProgram(NamedTuple):
+    """A program that can be measured: its file, the names of its outputs, and how it is run best."""
+
+    path: Path
+    outputs: Sequence[str]
+    session: SessionChoice | None
+
+    @classmethod
+    def of(cls, path: Path, compiled: CompileAnswer) -> MadeProgram:
+        """Return a program of which the compiling child said this."""
+        return cls(path, [output["name"] for output in compiled["outputs"]], compiled.get("session"))
+
+
+ONE_SAMPLE: SampleSource = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""
 
 
@@ -67,7 +92,7 @@ def reference_request(
     *,
     used: str = "",
     unverified: str = "",
-) -> dict[str, Any]:
+) -> Request:
     """Ask for sample inputs and their right outputs, written to `reference`; checks the model too.
 
     They are made by `used`, if that is not the reference that the manifest asks for; `unverified` is why none can run
@@ -77,7 +102,7 @@ def reference_request(
     used = used or verification["reference"]
     return _request(
         order,
-        "reference",
+        action="reference",
         compiler=used,
         device="ref" if used == "migraphx" else "cpu",
         unverified=unverified,
@@ -88,19 +113,20 @@ def reference_request(
     )
 
 
-def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> dict[str, Any]:
+def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> Request:
     """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
     return _request(
-        order, "slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
+        order, action="slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
     )
 
 
-def tune_request(order: Mapping[str, Any], piece: Mapping[str, Any], *, database: Path, key: str) -> dict[str, Any]:
+def tune_request(order: Mapping[str, Any], piece: SlicedModel, *, database: Path, key: str) -> Request:
     """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
     whole = compile_request(order, Path(piece["path"]), None, database)
     ranges = (order["spec"]["calibration"] or {}).get("ranges") or {}
+    del whole["program"]
     return {
-        **{name: value for name, value in whole.items() if name != "program"},
+        **whole,
         "action": "tune",
         "model": {"path": piece["path"], "format": "onnx"},
         "inputs": piece["inputs"],
@@ -111,17 +137,27 @@ def tune_request(order: Mapping[str, Any], piece: Mapping[str, Any], *, database
     }
 
 
-def check_request(order: Mapping[str, Any], model: Path) -> dict[str, Any]:
+def check_request(order: Mapping[str, Any], model: Path) -> Request:
     """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
-    return _request(order, "check", compiler="onnxruntime", device="cpu", model=_model(order, model))
+    return _request(order, action="check", compiler="onnxruntime", device="cpu", model=_model(order, model))
 
 
-def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> dict[str, Any]:
+def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -> Request:
+    """Ask whether a model that has no work order is safe to open; `alone`: its external data is not there yet."""
+    return {
+        "action": "check",
+        "compiler": "onnxruntime",
+        "device": "cpu",
+        "model": {"path": str(model), "format": format, "outputs": list(outputs), "alone": alone},
+    }
+
+
+def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> Request:
     """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
     quantization = order["spec"]["quantization"]
     return _request(
         order,
-        "pack",
+        action="pack",
         compiler="onnxruntime",
         device="cpu",
         model=_model(order, model),
@@ -130,29 +166,31 @@ def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> dict[st
     )
 
 
-def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> dict[str, Any]:
+def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> Request:
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
     return _request(
         order,
-        "compile",
+        action="compile",
         model=_model(order, model),
         calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
         quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
-        tuning={**spec["tuning"], **tuning_mode(order).arguments},
+        tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 
 
-def expected_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+def expected_of(spec: Mapping[str, Any]) -> ExpectedToolchain:
     """Return what a cache key says of who compiles: a child that is another fails as `toolchain_mismatch`."""
     compiler, device = spec["compiler"], spec["device"]
     return {
         "toolchain": spec["toolchain"],
-        **{name: compiler[name] for name in ("recipe", "libraries")},
-        **{name: device[name] for name in ("cpu_family", "arch")},
+        "recipe": compiler["recipe"],
+        "libraries": compiler["libraries"],
+        "cpu_family": device["cpu_family"],
+        "arch": device["arch"],
     }
 
 
@@ -166,16 +204,16 @@ def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
 def evaluate_request(
     order: Mapping[str, Any],
     program: Path,
-    compiled: Mapping[str, Any],
+    compiled: CompileAnswer,
     reference: Path,
     sample: Path,
     measure_seconds: float,
-) -> dict[str, Any]:
+) -> Request:
     """Ask for the stored program to be loaded, compared with the reference and measured."""
     precision = order["spec"]["precision"]
     return _request(
         order,
-        "evaluate",
+        action="evaluate",
         program=str(program),
         model={"format": order["model"]["format"]},
         reference=str(reference),
@@ -191,45 +229,51 @@ def evaluate_request(
 
 def bench_request(
     order: Mapping[str, Any],
-    programs: Sequence[tuple[Path, Mapping[str, Any]]],
+    programs: Sequence[MadeProgram],
     samples: Path | None,
     *,
     rounds: int,
     seconds: float,
-) -> dict[str, Any]:
-    """Ask for programs of one cell, each with what its compile said, to be measured in turns."""
+) -> Request:
+    """Ask for programs of one cell to be measured in turns."""
     verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE}
-    whole = _request(order, "bench", rounds=rounds, seconds=seconds, first=2)
-    source = {"path": str(samples)} if samples else verification["samples"]
-    parts = [
+    whole = _request(order, action="bench", rounds=rounds, seconds=seconds, first=2)
+    source: SampleSource = {"path": str(samples)} if samples else verification["samples"]
+    parts: list[BenchProgram] = [
         {
-            **{name: whole[name] for name in ("compiler", "device", "inputs", "batch", "options")},
+            "compiler": whole["compiler"],
+            "device": whole["device"],
+            "inputs": whole["inputs"],
+            "batch": whole["batch"],
+            "options": whole["options"],
             "precision": order["spec"]["precision"],
-            "program": str(path),
+            "program": str(program.path),
             "model": {"format": order["model"]["format"]},
-            "outputs": [output["name"] for output in compiled["outputs"]],
+            "outputs": program.outputs,
             "samples": source,
-            "session": compiled.get("session"),
+            "session": program.session,
         }
-        for path, compiled in programs
+        for program in programs
     ]
     return {**whole, "programs": parts}
 
 
-def _request(order: Mapping[str, Any], action: str, **fields: Any) -> dict[str, Any]:
+def _request(order: Mapping[str, Any], /, **fields: Unpack[Request]) -> Request:
     spec = order["spec"]
     compiler, _, device = str(order["target"]).partition("/")
     return {
-        "action": action,
         "compiler": compiler,
         "device": device,
-        **{name: spec[name] for name in ("inputs", "batch")},
+        "inputs": spec["inputs"],
+        "batch": spec["batch"],
         "options": COMPILERS[compiler].filled(spec["options"], device),
         **fields,
     }
 
 
-def _model(order: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _model(order: Mapping[str, Any], path: Path) -> ModelFile:
     model = order["model"]
-    names = {"names": model["names"]} if "names" in model else {}
-    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", []), **names}
+    file: ModelFile = {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
+    if "names" in model:
+        file["names"] = model["names"]
+    return file

@@ -17,6 +17,14 @@ from typing import Any, Protocol
 import farm
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
+from farm.compiling.program_record import (
+    GpuConditions,
+    ProgramRecord,
+    RecordedEvidence,
+    is_shared,
+    outputs_of,
+    speed_of,
+)
 from farm.compiling.requests import (
     EXPECTED,
     check_request,
@@ -29,6 +37,7 @@ from farm.compiling.requests import (
 )
 from farm.compiling.slots import Slot
 from farm.jobs.state import FailureKind
+from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, Request
 from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
 
@@ -69,7 +78,7 @@ class Steps:
         """Where the files are that environment variables of the spec name."""
         self.refused: dict[str, str] = {}
         """Why references could not run the model, by their names, in the order in which they were asked."""
-        self.conditions: list[dict[str, Any]] = []
+        self.conditions: list[GpuConditions] = []
         """How the GPU was before and after the program was measured, where its driver tells."""
         self._checked = False
 
@@ -155,39 +164,42 @@ class Steps:
         self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
         return packed
 
-    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+    def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Quantize, compile and save the program."""
         model = self.prepare(model)
         request = compile_request(self.order, model, calibration, self.program)
-        return self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent])
+        answer: CompileAnswer = self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent])
+        return answer
 
     def evaluate(
         self,
-        compiled: Mapping[str, Any],
+        compiled: CompileAnswer,
         reference: Path,
         environment: Mapping[str, str] | None = None,
         *,
         write: Sequence[Path] = (),
-    ) -> dict[str, Any]:
+    ) -> EvaluateAnswer:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
         before = self.children.look("before measuring")
-        answer = self.ask(request, environment, read=[self.program, reference], write=[self.sample.parent, *write])
+        answer: EvaluateAnswer = self.ask(
+            request, environment, read=[self.program, reference], write=[self.sample.parent, *write]
+        )
         after = self.children.look("after measuring")
         self.conditions = [found for found in (before, after) if found]
         return answer
 
     def ask(
         self,
-        request: Mapping[str, Any],
+        request: Request,
         environment: Mapping[str, str] | None = None,
         *,
         read: Sequence[Path] = (),
         write: Sequence[Path] = (),
         seconds: float = 0.0,
         quiet: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`.
 
         Where it compiles the whole model, it also says what `debug` wants to know.
@@ -197,8 +209,10 @@ class Steps:
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
             texts = texts_beside(Path(request["program"])) if debug.get("print") else {}
-            kept = {when: str(path) for when, path in texts.items()}
-            request = {**request, "debug": {"level": debug.get("log_level", ""), **kept}}
+            wish: DebugRequest = {"level": debug.get("log_level", "")}
+            if texts:
+                wish |= {"before": str(texts["before"]), "after": str(texts["after"])}
+            request = {**request, "debug": wish}
         start = self.children.log_path.stat().st_size if debug else 0
         debugging = COMPILERS[self.order["spec"]["compiler"]["name"]].debugging.environment(debug)
         answer = self.children.ask(
@@ -214,10 +228,22 @@ class Steps:
             answer["passes"] = pass_seconds(self.children.log_path, start)
         return answer
 
-    def record(self, compiled: Mapping[str, Any], evaluated: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-        """Return what the sidecar says of the program and of how it was made; `shared`: beside another attempt."""
+    def record(self, compiled: CompileAnswer, evaluated: EvaluateAnswer | None, *, shared: bool) -> ProgramRecord:
+        """Return what the sidecar says of the program and of how it was made.
+
+        `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
+        """
         spec = self.order["spec"]
         shared = shared or any(map(is_shared, self.conditions))
+        speed = speed_of(evaluated["measurements"] if evaluated else {}, shared=shared)
+        speed["conditions"] = self.conditions
+        evidence: RecordedEvidence | None = None
+        if spec["verification"] and evaluated:
+            evidence = {
+                "reference": spec["verification"]["reference"],
+                "refused": self.refused,
+                **evaluated["verification"],
+            }
         return {
             "schema": 1,
             "identifier": self.order["identifier"],
@@ -226,14 +252,15 @@ class Steps:
             "model_size": sum(file["size"] for file in self.order["model"]["files"]),
             "toolchain": spec["toolchain"],
             "device": {
-                **{name: spec["device"][name] for name in ("arch", "compute_units")},
+                "arch": spec["device"]["arch"],
+                "compute_units": spec["device"]["compute_units"],
                 **self.children.slot.device,
             },
             "inputs": [
                 {**port, "batch_axis": spec["inputs"].get(port["name"], {}).get("batch_axis")}
                 for port in compiled["inputs"]
             ],
-            "outputs": _outputs(compiled),
+            "outputs": outputs_of(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
             "quantized": compiled["quantized"],
@@ -242,17 +269,8 @@ class Steps:
             "symbolic_shapes": compiled.get("symbolic_shapes", ""),
             "placement": compiled.get("placement"),
             "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
-            "verification": {
-                "reference": spec["verification"]["reference"],
-                "refused": self.refused,
-                **evaluated["verification"],
-            }
-            if spec["verification"]
-            else None,
-            "measurements": {
-                **measurements_of(evaluated["measurements"], shared=shared),
-                "conditions": self.conditions,
-            },
+            "verification": evidence,
+            "measurements": speed,
             "passes": compiled.get("passes", {}),
             "peak_memory": self.children.peak_memory,
             "phases": self.children.phases,
@@ -262,11 +280,6 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
-
-
-def is_shared(found: Mapping[str, Any]) -> bool:
-    """Whether others held memory of the GPU at one look."""
-    return bool((found["processes"] or {}).get("count"))
 
 
 def texts_beside(program: Path) -> dict[str, Path]:
@@ -308,36 +321,3 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
             if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
                 seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
-
-
-# --- what the sidecar says, from what children said --------------------------------------------------------------
-
-
-def _outputs(compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Outputs with the parameter that a program without offloaded copies takes for each."""
-    parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
-    return [{**output, "parameter": name} for output, name in zip(compiled["outputs"], parameters, strict=True)]
-
-
-def measurements_of(measured: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-    """Return what the sidecar says of the speed of a program, from what its child measured."""
-    return {
-        "load": measured.get("load"),
-        "first_run_cold": measured.get("cold_run"),
-        "first_run_warm": measured.get("warm_run"),
-        "latency": _latency(measured),
-        "device_latency": measured.get("device_latency"),
-        "throughput": measured.get("throughput"),
-        "shared": shared,
-        "points": [
-            {**{name: point[name] for name in ("batch", "shapes", "throughput")}, "latency": _latency(point)}
-            for point in measured.get("points", ())
-        ],
-    }
-
-
-def _latency(measured: Mapping[str, Any]) -> dict[str, Any] | None:
-    if measured.get("latency") is None:
-        return None
-    percentiles = {name: measured.get(name) for name in ("p90", "p99")}
-    return {"median": measured["latency"], **percentiles, "repeats": measured.get("repeats", 1)}

@@ -15,6 +15,7 @@ from typing import Any
 from farm.compiling.children import Children, StepSettings
 from farm.compiling.requests import ONE_SAMPLE
 from farm.results.speed import MIN_ROUNDS, distribution
+from farm.runner.documents import BenchAnswer, BenchProgram, Request, SampleSource
 from farm.targets.compilers import COMPILERS
 
 FIRST_RUNS = 10
@@ -36,7 +37,7 @@ class Contestant:
     compiler: str
     device: str
     program: Path | None
-    request: Mapping[str, Any]
+    request: BenchProgram
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that runs it (empty: this one), in processes of its own; None if its compiler decides."""
@@ -54,7 +55,7 @@ class Contestant:
         named = [self.program, Path(model).parent if model else None, self.request["samples"].get("path")]
         return [Path(file) for file in named if file]
 
-    def as_request(self) -> dict[str, Any]:
+    def as_request(self) -> BenchProgram:
         """Return it as part of a request."""
         program = str(self.program) if self.program else None
         return {**self.request, "compiler": self.compiler, "device": self.device, "program": program}
@@ -70,7 +71,7 @@ def at_points(contestant: Contestant) -> list[Contestant]:
     points = points_of(contestant.request["inputs"], contestant.request["batch"])
     if len(points) == 1:
         return [contestant]
-    samples = {**ONE_SAMPLE, "ranges": contestant.request["samples"].get("ranges", {})}
+    samples: SampleSource = {**ONE_SAMPLE, "ranges": contestant.request["samples"].get("ranges", {})}
     return [
         replace(contestant, request={**contestant.request, "inputs": inputs, "batch": batch, "samples": samples})
         for inputs, batch in points
@@ -88,7 +89,9 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
         device,
         program,
         {
-            **{field: spec[field] for field in ("inputs", "batch", "precision")},
+            "inputs": spec["inputs"],
+            "batch": spec["batch"],
+            "precision": spec["precision"],
             "options": COMPILERS[spec["compiler"]["name"]].filled(spec["options"], device),
             "session": sidecar["tuning"].get("session"),
             "model": {"format": spec["model"]["format"]},
@@ -108,7 +111,8 @@ def original_of(sidecar: Mapping[str, Any], model: Path, program: Path, name: st
         "cpu",
         None,
         {
-            **{field: spec[field] for field in ("inputs", "batch")},
+            "inputs": spec["inputs"],
+            "batch": spec["batch"],
             "options": {},
             "model": {"path": str(model), "format": spec["model"]["format"]},
             "outputs": [],
@@ -122,11 +126,14 @@ def torch_of(sidecar: Mapping[str, Any], model: Path, program: Path, python: str
     conversion = sidecar["conversion"]
     original = original_of(sidecar, model, program, "torch")
     order = [value["name"] for value in conversion["inputs"]]
-    request = {**original.request, "model": {"path": str(model), "format": conversion["kind"], "order": order}}
+    request: BenchProgram = {
+        **original.request,
+        "model": {"path": str(model), "format": conversion["kind"], "order": order},
+    }
     return replace(original, compiler="torch", request=request, python=python)
 
 
-def _samples(sidecar: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _samples(sidecar: Mapping[str, Any], folder: Path) -> SampleSource:
     """Return where inputs come from: the artifact's own sample if it is there whole, else seeded ones."""
     blob = sidecar["blobs"].get("sample")
     path = folder / str(blob["path"]) if blob else folder
@@ -175,7 +182,7 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
     if _one_process(contestants, children.settings):
         count = _rounds(slowest, seconds, ROUNDS)
         answer = _ask(contestants, children, first=2, rounds=count, seconds=seconds)
-        rounds = [program["rounds"] for program in answer["programs"]]
+        rounds = [list(program["rounds"]) for program in answer["programs"]]
     else:
         loading = max(answer["programs"][0]["load"] for answer in alone)
         count = _rounds(loading + slowest, seconds, PROCESS_ROUNDS)
@@ -193,9 +200,9 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
 
 def _ask(
     contestants: Sequence[Contestant], children: Children, *, first: int, rounds: int, seconds: float
-) -> dict[str, Any]:
+) -> BenchAnswer:
     leading = next((each for each in contestants if each.compiler == "migraphx"), contestants[0])
-    request = {
+    request: Request = {
         "action": "bench",
         "compiler": leading.compiler,
         "device": leading.device,
@@ -205,7 +212,8 @@ def _ask(
         "seconds": seconds,
     }
     read = [file for contestant in contestants for file in contestant.files]
-    return children.ask(request, read=read, environment=leading.environment, python=leading.python)
+    answer: BenchAnswer = children.ask(request, read=read, environment=leading.environment, python=leading.python)
+    return answer
 
 
 def _one_process(contestants: Sequence[Contestant], machine: StepSettings) -> bool:

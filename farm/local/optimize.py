@@ -73,7 +73,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         pipeline.reference()  # Before the GPU is watched, since references do not use it.
         with watch(gpu) as usage:
             record = pipeline.run()
-        sidecar = {**record, "key": cell.key, "namespace": settings.namespace or "main"}
+        sidecar: dict[str, Any] = {**record, "key": cell.key, "namespace": settings.namespace or "main"}
         sidecar["blobs"] = {"program": {"path": steps.program.name}}
         free = Children(work, settings, UNLIMITED, on_phase, cancelled, slot)
         before = _before(order, model, sidecar, steps.program, free)

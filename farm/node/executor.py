@@ -26,7 +26,8 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Company, InputFiles, Pipeline
-from farm.compiling.requests import after_a_crash, reference_recipe
+from farm.compiling.program_record import ProgramRecord
+from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
 from farm.files import NotPlain, open_plain
@@ -301,7 +302,7 @@ class _AttemptRun:
             published=self._published() if self.order.get("limit") is None else None,
         )
 
-    def _compare_with_baseline(self, record: dict[str, Any], samples: Path | None) -> None:
+    def _compare_with_baseline(self, record: ProgramRecord, samples: Path | None) -> None:
         """Let the program take turns with its build's baseline, if a gate on speed asks for that."""
         limit, runs = self.order.get("limit"), record["measurements"].get("latency") is not None
         if limit is None or not runs:
@@ -324,7 +325,8 @@ class _AttemptRun:
             return None
         sidecar = found.sidecar
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
-        return PublishedProgram(key, program, {"outputs": sidecar["outputs"], "session": sidecar["tuning"]["session"]})
+        outputs = [output["name"] for output in sidecar["outputs"]]
+        return PublishedProgram(key, MadeProgram(program, outputs, sidecar["tuning"]["session"]))
 
     @contextmanager
     def _measuring(self) -> Iterator[Company]:
@@ -333,7 +335,7 @@ class _AttemptRun:
         with self.work.company() as company:
             yield company
 
-    def _describe_tuning(self, record: dict[str, Any], tuner: Tuner) -> None:
+    def _describe_tuning(self, record: ProgramRecord, tuner: Tuner) -> None:
         """Add to a program's record what only the farm knows of its tuning."""
         if tuner.kernel_cache and tuner.measured:
             record["measurements"]["first_run_warm"] = tuner.first_run_warm()
@@ -341,7 +343,7 @@ class _AttemptRun:
             self.key = keys_of(self.order, self.attempt.key)[-1]
             record["spec"] = cut_short(self.order["spec"], self.order["budget"])
 
-    def _publish(self, record: Mapping[str, Any]) -> Outcome:
+    def _publish(self, record: ProgramRecord) -> Outcome:
         attempt = self.attempt
         sidecar = {
             **record,

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from farm.compiling.program_record import GpuConditions, GpuProcesses
 from farm.compiling.slots import Slot
 from farm.node import kfd
 from farm.node.gpu_source import whole_card
@@ -28,6 +29,13 @@ RELEASE_SECONDS = 2.0
 """What the driver gets to forget a process that has ended: it frees its memory later, in a work queue."""
 
 
+class UsageDocument(TypedDict):
+    """`Usage` as plain JSON."""
+
+    busy: float | None
+    memory: int | None
+
+
 @dataclass
 class Usage:
     """What was seen of a GPU: its mean share of busy time, and the most memory in bytes beyond what was in use before.
@@ -38,7 +46,7 @@ class Usage:
     busy: float | None = None
     memory: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> UsageDocument:
         """Return it as plain JSON."""
         return {"busy": self.busy, "memory": self.memory}
 
@@ -96,7 +104,7 @@ _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}
 _UNKNOWN = 0xFFFFFFFF
 
 
-def conditions(slot: Slot, machine: Machine | None = None) -> dict[str, Any] | None:
+def conditions(slot: Slot, machine: Machine | None = None) -> GpuConditions | None:
     """Return how a slot's GPU is just now; None where the driver says nothing, as of a CPU slot.
 
     `clocks` in MHz and `temperatures` in degrees Celsius by the driver's labels (`sclk`, `mclk`; `edge`, `junction`,
@@ -109,8 +117,10 @@ def conditions(slot: Slot, machine: Machine | None = None) -> dict[str, Any] | N
     machine = machine or Machine()
     if slot.maker == "nvidia":
         nvml, _ = open_nvml(machine)
-        told = nvml.conditions(slot.gpu) if nvml else None
-        return {**told, "processes": _others(lambda: _contexts(nvml, slot.gpu))} if nvml and told else None
+        found = nvml.conditions(slot.gpu) if nvml else None
+        if nvml and found:
+            found["processes"] = _others(lambda: _contexts(nvml, slot.gpu))
+        return found
     return _amd_conditions(slot.bdf, machine) if slot.bdf else None
 
 
@@ -120,23 +130,23 @@ def _contexts(nvml: Nvml, uuid: str) -> list[int] | None:
     return None if found is None else [memory for _, memory in found]
 
 
-def _amd_conditions(bdf: str, machine: Machine) -> dict[str, Any] | None:
+def _amd_conditions(bdf: str, machine: Machine) -> GpuConditions | None:
     card = f"/sys/bus/pci/devices/{whole_card(bdf)}"
     folder = f"{card}/hwmon"
     monitors = sorted(machine.path(folder).glob("hwmon*"))
     monitor = f"{folder}/{monitors[0].name}" if monitors else folder
     cap = _number(machine, f"{monitor}/power1_cap")
-    told = {
+    found: GpuConditions = {
         "clocks": _labelled(machine, monitor, "freq", 1e6),
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
         "processes": _others(lambda: kfd.held(machine, bdf)),  # last, since it may wait while the GPU cools down
     }
-    return told if monitors or told["processes"] else None
+    return found if monitors or found["processes"] else None
 
 
-def _others(look: Callable[[], list[int] | None]) -> dict[str, int] | None:
+def _others(look: Callable[[], list[int] | None]) -> GpuProcesses | None:
     """Return how many processes hold memory of a GPU, and how many bytes in all.
 
     By time and not by their pids: KFD's are the host's, a worker in a container knows its children by others.

@@ -113,7 +113,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     record = pipeline.run()
     if steps.refused:
         return f"{pool.target}: {next(iter(steps.refused.values()))}"  # Every reference can run this model.
-    wrong = judge(record["verification"], cell.gates["tolerance"])
+    wrong = judge(record["verification"] or {}, cell.gates["tolerance"])
     return f"{pool.target}: {wrong.message}" if wrong else ""
 
 

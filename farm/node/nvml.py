@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from farm.compiling.program_record import GpuConditions
 from farm.node.gpus import Note
 from farm.node.machine import Machine
 
@@ -64,7 +65,7 @@ class Nvml:
         rates = self.ask("DeviceGetUtilizationRates", device)
         return None if rates is None else int(rates.gpu)
 
-    def conditions(self, uuid: str) -> dict[str, Any] | None:
+    def conditions(self, uuid: str) -> GpuConditions | None:
         """Return how a device is just now, but for its processes; None for one that is gone."""
         device = self.device(uuid)
         if device is None:
@@ -84,6 +85,7 @@ class Nvml:
             "clock_reasons": [name for bit, name in REASONS.items() if (reasons or 0) & bit],
             "ecc_errors": self.ask("DeviceGetTotalEccErrors", card, _UNCORRECTED, _SINCE_BOOT),
             "xids": self.xids(uuid, card),
+            "processes": None,
         }
 
     def xids(self, uuid: str, card: Any) -> list[int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from farm.compiling.children import StepEnded
-from farm.compiling.requests import bench_request
+from farm.compiling.program_record import ProgramRecord, RecordedFollowUp
+from farm.compiling.requests import MadeProgram, bench_request
 from farm.compiling.steps import Steps
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.results.gates import is_suspicious
 from farm.results.speed import MIN_PAIRS, Comparison, compare_pairs
+from farm.runner.documents import BenchAnswer
 from farm.tuning.tuner import PublishedProgram, Tuner
 
 log = get_logger(__name__)
@@ -29,12 +29,12 @@ _ATTEMPT_IS_OVER = frozenset({FailureKind.TIME_LIMIT, FailureKind.GPU_LOST, Fail
 
 def compare_with(
     steps: Steps,
-    record: Mapping[str, Any],
+    record: ProgramRecord,
     samples: Path | None,
     other: PublishedProgram,
     limit: float,
     tuner: Tuner | None = None,
-) -> dict[str, Any] | None:
+) -> RecordedFollowUp | None:
     """Return how the program of a record compares with another, as the sidecar says it (`measurements.against`).
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
@@ -55,12 +55,17 @@ def compare_with(
             raise
         log.warning("the baseline does not run beside the program", reason=ended.failure.message)
         return None
-    return {"key": other.key, **found.as_dict()}
+    return {
+        "key": other.key,
+        "ratio": found.ratio,
+        "interval": [found.low, found.high],
+        "verdict": found.verdict,
+    }
 
 
 def _in_turns(
     steps: Steps,
-    record: Mapping[str, Any],
+    record: ProgramRecord,
     samples: Path | None,
     other: PublishedProgram,
     rounds: int,
@@ -68,17 +73,19 @@ def _in_turns(
     *,
     turned: bool = False,
 ) -> Comparison:
-    made = {"outputs": record["outputs"], "session": record["tuning"]["session"]}
-    programs = [(steps.program, made), (other.program, other.compiled)]
+    outputs = [output["name"] for output in record["outputs"]]
+    programs = [MadeProgram(steps.program, outputs, record["tuning"].get("session")), other.program]
     if turned:
         programs.reverse()
     # Each round as long as in the first comparison.
     length = steps.children.settings.measure_seconds / ROUNDS
-    rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / max(length, record["measurements"]["latency"]["median"]))))
+    latency = record["measurements"]["latency"]
+    run = max(length, latency["median"] if latency else 0.0)
+    rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / run)))
     with steps.children.phase(Phase.MEASURING):
         request = bench_request(steps.order, programs, samples, rounds=rounds, seconds=length * rounds)
-        read = [*(path for path, _ in programs), *([samples] if samples else [])]
+        read = [*(program.path for program in programs), *([samples] if samples else [])]
         environment, write = (tuner.measuring, [tuner.proof]) if tuner else (None, [])
-        answer = steps.ask(request, environment, read=read, write=write)
+        answer: BenchAnswer = steps.ask(request, environment, read=read, write=write)
     ours, theirs = (each["rounds"] for each in answer["programs"])
     return compare_pairs(theirs, ours) if turned else compare_pairs(ours, theirs)

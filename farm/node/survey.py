@@ -7,7 +7,7 @@ what the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py` say; `slot_shares.py`
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
 from farm.node.nvidia_gpus import find_nvidia_gpus
 from farm.node.rocm import Rocm, find_rocm
+from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.compilers import COMPILERS
@@ -100,7 +101,7 @@ def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
     return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
 
 
-def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device: str = "") -> Mapping[str, Any]:
+def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device: str = "") -> ProbeAnswer:
     """Ask a child what it finds of a compiler, for a `device` that has libraries of its own (`cuda`).
 
     A child that fails is an answer too (`available` false).
@@ -108,14 +109,15 @@ def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device
     migraphx = compiler == "migraphx"
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         try:
+            request: Request = {
+                "action": "probe",
+                "compiler": compiler,
+                "device": device,
+                "search": [settings.migraphx_path] if migraphx and settings.migraphx_path else [],
+                "rocm": rocm.version if rocm else "",
+            }
             end = run_child(
-                {
-                    "action": "probe",
-                    "compiler": compiler,
-                    "device": device,
-                    "search": [settings.migraphx_path] if migraphx and settings.migraphx_path else [],
-                    "rocm": rocm.version if rocm else "",
-                },
+                request,
                 python=settings.migraphx_python if migraphx else "",
                 log_path=Path(folder) / "log.txt",
                 limits=ChildLimits(time=PROBE_SECONDS),
@@ -129,10 +131,11 @@ def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device
     failure = classify(end)
     if failure or end.result is None:
         return {"available": False, "reason": failure.message if failure else "no answer"}
-    return end.result
+    answer: ProbeAnswer = end.result
+    return answer
 
 
-def _pools(compiler: str, found: Mapping[str, Any], findings: Findings) -> Iterator[Pool]:
+def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Pool]:
     gpus = [gpu for gpu in findings.gpus if gpu.maker == "amd"]
     for name in found["targets"]:
         if COMPILERS[compiler].maker(name) == "nvidia":
@@ -150,7 +153,7 @@ def _pools(compiler: str, found: Mapping[str, Any], findings: Findings) -> Itera
         findings.notes.append(Note(compiler, reason, fix, broken=compiler == "migraphx"))
 
 
-def _nvidia_pools(compiler: str, found: Mapping[str, Any], name: str, findings: Findings) -> Iterator[Pool]:
+def _nvidia_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
     """Pools for NVIDIA's GPUs, but for those that are older than what the libraries serve."""
     for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == "nvidia"}.items():
         capability = int(short_arch(gpu.arch).removeprefix("sm_"))
@@ -163,7 +166,7 @@ def _nvidia_pools(compiler: str, found: Mapping[str, Any], name: str, findings: 
         yield _pool(compiler, found, name, device, memory=gpu.memory)
 
 
-def _cross_pools(compiler: str, found: Mapping[str, Any], settings: Settings, findings: Findings) -> Iterator[Pool]:
+def _cross_pools(compiler: str, found: ProbeAnswer, settings: Settings, findings: Findings) -> Iterator[Pool]:
     """Pools for the operator's `cross_targets`: GPUs that this node compiles for without having them."""
     wanted = settings.cross_targets if compiler == "migraphx" else ()
     if wanted and "gpu_arch" not in found["features"]:
@@ -186,7 +189,7 @@ def _cross_pools(compiler: str, found: Mapping[str, Any], settings: Settings, fi
 
 def _pool(
     compiler: str,
-    found: Mapping[str, Any],
+    found: ProbeAnswer,
     name: str,
     device: Device,
     *,

@@ -10,9 +10,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .protocol import CannotRun, Messages, Request, RequestFailed, Result
+from .protocol import CannotRun, Messages, RequestFailed
+
+if TYPE_CHECKING:
+    from .documents import (
+        Answer,
+        Array,
+        Arrays,
+        BenchAnswer,
+        CheckAnswer,
+        CompileAnswer,
+        ConvertAnswer,
+        ConvertRequest,
+        EvaluateAnswer,
+        Evidence,
+        LibrariesAnswer,
+        PackAnswer,
+        ProbeAnswer,
+        ReferenceAnswer,
+        Request,
+        RunsHeader,
+        RunTimes,
+        SamplePoint,
+        SliceAnswer,
+        ToolchainState,
+        TuneAnswer,
+        VerifiedProgram,
+    )
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""
@@ -27,10 +53,10 @@ class Program(Protocol):
     outputs: list[str]
     """Names of the outputs in the model's order."""
 
-    def prepare(self, feeds: dict[str, Any]) -> Any:
+    def prepare(self, feeds: Arrays) -> Any:
         """Return the inputs in the compiler's own form; arrays by input name come in."""
 
-    def run(self, prepared: Any) -> list[Any]:
+    def run(self, prepared: Any) -> list[Array]:
         """Run once, with the copies from and to the host, and return the outputs in order."""
 
     def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
@@ -40,16 +66,16 @@ class Program(Protocol):
 class CompilerModule(Protocol):
     """What each compiler's module offers."""
 
-    def probe(self, request: Request) -> Result:
+    def probe(self, request: Request) -> ProbeAnswer:
         """Say what is installed, and why it cannot be used where it cannot."""
 
-    def state(self, request: Request) -> Result:
+    def state(self, request: Request) -> ToolchainState:
         """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, cpu_family."""
 
-    def compile(self, request: Request, messages: Messages) -> Result:
+    def compile(self, request: Request, messages: Messages) -> CompileAnswer:
         """Quantize, compile, save."""
 
-    def tune(self, request: Request, messages: Messages) -> Result:
+    def tune(self, request: Request, messages: Messages) -> TuneAnswer:
         """Learn what is fast for one slice, into the databases of the request and the environment."""
 
     def load(self, request: Request) -> Program:
@@ -66,13 +92,13 @@ _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compi
 """The onnx package's evaluator is a reference, and compiles nothing."""
 
 
-def run_action(request: Request, messages: Messages) -> Result:
+def run_action(request: Request, messages: Messages) -> Answer:
     """Do what a request asks for.
 
     Raises RequestFailed with the kind and sentence for the user.
     """
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
-    actions: dict[str, Callable[[Request, Messages], Result]] = {
+    actions: dict[str, Callable[[Any, Messages], Answer]] = {
         "probe": _probe,
         "libraries": _libraries,
         "convert": _convert,
@@ -94,7 +120,7 @@ def compiler_module(request: Request) -> CompilerModule:
     return module  # type: ignore[no-any-return]
 
 
-def check_model(request: Request) -> Result | None:
+def check_model(request: Request) -> CheckAnswer | None:
     """Check the request's model; None where this interpreter has no onnx (the worker's own has checked it)."""
     from .onnx_check import BadModel, check_onnx
     from .tf_check import check_tf
@@ -112,40 +138,40 @@ def check_model(request: Request) -> Result | None:
         return None
 
 
-def _probe(request: Request, messages: Messages) -> Result:
+def _probe(request: Request, messages: Messages) -> ProbeAnswer:
     try:
         return compiler_module(request).probe(request)
     except ImportError as error:
         return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
 
 
-def _libraries(request: Request, messages: Messages) -> Result:
+def _libraries(request: Request, messages: Messages) -> LibrariesAnswer:
     from .convert import libraries
 
     return libraries(request)
 
 
-def _convert(request: Request, messages: Messages) -> Result:
+def _convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
     from .convert import convert
 
     return convert(request, messages)
 
 
-def _check(request: Request, messages: Messages) -> Result:
+def _check(request: Request, messages: Messages) -> CheckAnswer:
     found = check_model(request)
     if found is None:
         raise RequestFailed("internal", "models are checked by an interpreter that has onnx; this one has not")
     return found
 
 
-def _pack(request: Request, messages: Messages) -> Result:
+def _pack(request: Request, messages: Messages) -> PackAnswer:
     from .int4 import pack_weights
 
     check_model(request)
     return pack_weights(request, messages)
 
 
-def _compile(request: Request, messages: Messages) -> Result:
+def _compile(request: Request, messages: Messages) -> CompileAnswer:
     check_model(request)
     _refuse_other_toolchain(request)
     result = compiler_module(request).compile(request, messages)
@@ -154,7 +180,7 @@ def _compile(request: Request, messages: Messages) -> Result:
     return result
 
 
-def _slice(request: Request, messages: Messages) -> Result:
+def _slice(request: Request, messages: Messages) -> SliceAnswer:
     from .slicing import write_slices
 
     messages.phase("tuning", 0.0, "cutting the model into slices")
@@ -186,12 +212,12 @@ def _refuse_other_toolchain(request: Request) -> None:
         raise RequestFailed("toolchain_mismatch", message, "start the worker again: then it looks at what is installed")
 
 
-def _tune(request: Request, messages: Messages) -> Result:
+def _tune(request: Request, messages: Messages) -> TuneAnswer:
     _refuse_other_toolchain(request)
     return compiler_module(request).tune(request, messages)
 
 
-def _reference(request: Request, messages: Messages) -> Result:
+def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
     from .samples import make_samples, points_of, save_runs
 
     messages.phase("verifying", 0.0, "reference outputs")
@@ -203,9 +229,9 @@ def _reference(request: Request, messages: Messages) -> Result:
     source = request["samples"]
     if "generate" in source:
         source = {**source, "generate": max(minimum, int(source["generate"]))}
-    runs: list[dict[str, Any]] = []
-    outputs: list[dict[str, Any]] = []
-    points = []
+    runs: list[Arrays] = []
+    outputs: list[Arrays] = []
+    points: list[SamplePoint] = []
     for inputs, batch in points_of(request["inputs"], request.get("batch")):
         limit = max(minimum, MAX_SAMPLES)
         samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
@@ -231,7 +257,13 @@ def _reference(request: Request, messages: Messages) -> Result:
         for name in ranks
         if name not in origin
     }
-    meta = {"points": points, "minimum": minimum, "origin": origin, "unverified": unverified, "refused": refused}
+    meta: RunsHeader = {
+        "points": points,
+        "minimum": minimum,
+        "origin": origin,
+        "unverified": unverified,
+        "refused": refused,
+    }
     save_runs(request["reference"], runs, outputs, meta)
     return {
         "samples": min(point["samples"] for point in points),
@@ -278,7 +310,7 @@ def _blamed_on_reference() -> Iterator[None]:
         raise RequestFailed("unverifiable", failure.message, failure.detail) from None
 
 
-def _evaluate(request: Request, messages: Messages) -> Result:
+def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:
     from . import evidence
     from .samples import load_runs
 
@@ -309,11 +341,15 @@ def _evaluate(request: Request, messages: Messages) -> Result:
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
         if request.get("sample"):
             _save_sample(request["sample"], runs[0], references[0])
-        return {**_not_run(program, failure.message), "measurements": {"load": load}, "peak_memory": _peak_memory()}
+        return {
+            "verification": _not_run(program, failure.message),
+            "measurements": {"load": load},
+            "peak_memory": _peak_memory(),
+        }
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
-    measured = [
+    measured: list[RunTimes] = [
         {
             "batch": point["batch"],
             "shapes": {name: list(array.shape) for name, array in runs[part[0]].items()},
@@ -335,23 +371,31 @@ def _evaluate(request: Request, messages: Messages) -> Result:
         "measurements": {
             **measured[-1],
             "load": load,
-            **{name: measured[0][name] for name in ("cold_run", "warm_run")},
+            "cold_run": measured[0]["cold_run"],
+            "warm_run": measured[0]["warm_run"],
             "points": measured if len(measured) > 1 else [],
         },
         "peak_memory": _peak_memory(),
     }
 
 
-def _not_run(program: Program, why: str) -> dict[str, Any]:
+def _not_run(program: Program, why: str) -> VerifiedProgram:
     """Return the verification of a program that could be loaded and not be run."""
-    facts: dict[str, Any] = {name: {} for name in ("errors", "rms", "equal", "spread", "origin")}
-    unverified = dict.fromkeys(program.outputs, why)
     return {
-        "verification": {**facts, "nonfinite": [], "weak": False, "samples": 0, "runs": 0, "unverified": unverified}
+        "errors": {},
+        "rms": {},
+        "equal": {},
+        "spread": {},
+        "origin": {},
+        "nonfinite": [],
+        "weak": False,
+        "samples": 0,
+        "runs": 0,
+        "unverified": dict.fromkeys(program.outputs, why),
     }
 
 
-def _timed(program: Program, feeds: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _timed(program: Program, feeds: Arrays) -> tuple[Arrays, float]:
     """Return the outputs of one run by name, and its seconds."""
     prepared = program.prepare(feeds)
     started = time.perf_counter()
@@ -361,11 +405,11 @@ def _timed(program: Program, feeds: dict[str, Any]) -> tuple[dict[str, Any], flo
 
 def _compare(
     request: Request,
-    point: dict[str, Any],
+    point: SamplePoint,
     minimum: int,
-    references: Sequence[dict[str, Any]],
-    outputs: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
+    references: Sequence[Arrays],
+    outputs: Sequence[Arrays],
+) -> Evidence:
     """Return what the runs of one point come to; where there were few samples of the model, that proves little."""
     from . import evidence
 
@@ -380,7 +424,7 @@ def _compare(
     return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
 
 
-def _parts(points: Sequence[dict[str, Any]], most: int) -> Iterator[range]:
+def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
     """Yield the indexes of each point's runs, at most so many."""
     start = 0
     for point in points:
@@ -388,10 +432,10 @@ def _parts(points: Sequence[dict[str, Any]], most: int) -> Iterator[range]:
         start += point["runs"]
 
 
-def _bench(request: Request, messages: Messages) -> Result:
+def _bench(request: Request, messages: Messages) -> BenchAnswer:
     from .turns import bench
 
-    return {**bench(request, messages, _load_any), "peak_memory": _peak_memory()}
+    return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
 
 
 def _load_any(request: Request) -> Program:
@@ -409,12 +453,12 @@ def _load_any(request: Request) -> Program:
 
 def _measure(
     program: Program,
-    feeds: dict[str, Any],
+    feeds: Arrays,
     times: Sequence[float],
     batch: int,
     budget: float,
     messages: Messages,
-) -> dict[str, Any]:
+) -> RunTimes:
     """Return the measurements of one run after another for `budget` seconds; verification was the warm-up.
 
     Where one run takes longer than the whole budget, the last of verification's is the only repeat.
@@ -456,7 +500,7 @@ def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[f
     return seconds
 
 
-def _save_sample(path: str, feeds: dict[str, Any], reference: dict[str, Any]) -> None:
+def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
     """Write one set of inputs and its expected outputs, named as in the model."""
     from .samples import plain, write_npz
 

@@ -17,7 +17,7 @@ from typing import Any
 PACKAGE = "farm_runner"
 
 
-def start(work: Callable[[Any, Any], dict[str, Any]] | None = None) -> int:
+def start(work: Callable[[Any, Any], Any] | None = None) -> int:
     """Run the request named on the command line under a guard; return the guard's exit code.
 
     `work` takes the request and a `protocol.Messages`, and returns the result; without it, `actions.py` does

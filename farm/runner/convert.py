@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler
+from .protocol import Messages, RequestFailed, blamed_on_compiler
+
+if TYPE_CHECKING:
+    from .documents import ConversionOptions, ConvertAnswer, ConvertedInput, ConvertRequest, LibrariesAnswer, Request
 
 _LIBRARIES = {"torch": ("torch", "onnx", "onnxscript"), "tensorflow": ("tensorflow", "tf2onnx")}
 """What a conversion depends on, by the extra of the farm that installs it."""
@@ -20,7 +23,7 @@ _FORMATS = {"torch": "PyTorch models", "tensorflow": "SavedModels"}
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_cpu", "tensorflow-rocm")}
 
 
-def libraries(request: Request) -> Result:
+def libraries(request: Request | ConvertRequest) -> LibrariesAnswer:
     """Return the versions of the libraries that a converter uses, without loading them.
 
     Raises RequestFailed (`toolchain_mismatch`) that names what is missing and what installs it.
@@ -46,7 +49,7 @@ def _version(name: str) -> str:
     return ""
 
 
-def convert(request: Request, messages: Messages) -> Result:
+def convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
     """Convert the model `source` of the kind `kind` (`pt2`, `torchscript`, `saved-model`) and write it to `output`."""
     libraries(request)
     options, source, output = request["options"], request["source"], request["output"]
@@ -63,7 +66,7 @@ def convert(request: Request, messages: Messages) -> Result:
     return {"size": os.stat(output).st_size}  # noqa: PTH116
 
 
-def _from_pt2(source: str, output: str, options: Mapping[str, Any]) -> None:
+def _from_pt2(source: str, output: str, options: ConversionOptions) -> None:
     import torch
 
     with blamed_on_compiler("torch cannot load the program", "bad_model"):
@@ -73,7 +76,7 @@ def _from_pt2(source: str, output: str, options: Mapping[str, Any]) -> None:
         exported.save(output)
 
 
-def _from_torchscript(source: str, output: str, options: Mapping[str, Any], inputs: list[Mapping[str, Any]]) -> None:
+def _from_torchscript(source: str, output: str, options: ConversionOptions, inputs: Sequence[ConvertedInput]) -> None:
     """Export a TorchScript archive: it does not say what its inputs are, so the manifest does, in their order."""
     import torch
 
@@ -97,7 +100,7 @@ def _from_torchscript(source: str, output: str, options: Mapping[str, Any], inpu
         )
 
 
-def _from_saved_model(source: str, output: str, options: Mapping[str, Any]) -> None:
+def _from_saved_model(source: str, output: str, options: ConversionOptions) -> None:
     from tf2onnx import convert as tf2onnx
 
     sys.argv = [
@@ -108,7 +111,7 @@ def _from_saved_model(source: str, output: str, options: Mapping[str, Any]) -> N
         tf2onnx.main()
 
 
-def _frozen(source: str, output: str, options: Mapping[str, Any]) -> None:
+def _frozen(source: str, output: str, options: ConversionOptions) -> None:
     import tensorflow
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 

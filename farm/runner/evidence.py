@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .protocol import RequestFailed
 
-Arrays = dict[str, Any]
+if TYPE_CHECKING:
+    from .documents import Arrays, Evidence
 
 
 def compare(
@@ -21,7 +22,7 @@ def compare(
     tolerance: float,
     equal_share: float,
     on_output: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
+) -> Evidence:
     """Compare outputs with the reference, over all runs.
 
     By output: `errors` (float outputs; rel_l2 = |y - r| / |r|, where r is all zero |y|), `rms` (MIGraphX's
@@ -30,55 +31,63 @@ def compare(
     outputs 1 - the share that the best constant answer gets right). `weak` is whether a program that always
     gives that mean would pass.
     """
-    found: dict[str, Any] = {"errors": {}, "rms": {}, "equal": {}, "nonfinite": [], "spread": {}}
+    errors: dict[str, float] = {}
+    rms: dict[str, float] = {}
+    equal: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    nonfinite: list[str] = []
     for name in references[0]:
         pairs = [
             (reference[name], _same_shape(name, output[name], reference[name]))
             for reference, output in zip(references, outputs, strict=True)
         ]
         if pairs[0][0].dtype.kind in "fcV":
-            error, rms, clean = _float_error(pairs)
-            found["errors"][name], found["rms"][name] = error, rms
+            errors[name], rms[name], clean = _float_error(pairs)
             if not clean:
-                found["nonfinite"].append(name)
-            found["spread"][name] = _float_spread([reference for reference, _ in pairs], batch)
+                nonfinite.append(name)
+            spread[name] = _float_spread([reference for reference, _ in pairs], batch)
         else:
-            found["equal"][name] = _equal_share(pairs)
-            found["spread"][name] = _discrete_spread([reference for reference, _ in pairs], batch)
+            equal[name] = _equal_share(pairs)
+            spread[name] = _discrete_spread([reference for reference, _ in pairs], batch)
         if on_output:
             on_output(name)
-    found["weak"] = is_weak(found, tolerance, equal_share)
-    return found
+    return {
+        "errors": errors,
+        "rms": rms,
+        "equal": equal,
+        "nonfinite": nonfinite,
+        "spread": spread,
+        "weak": is_weak(errors, spread, tolerance, equal_share),
+    }
 
 
-def worst(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def worst(found: Sequence[Evidence]) -> Evidence:
     """Return the comparisons at several sizes of a dynamic program as one, which is no better than any of them."""
 
-    def by_output(field: str, choose: Callable[[Iterator[float]], float]) -> dict[str, float]:
+    def by_output(
+        choose: Callable[[Iterator[float]], float], field: Literal["errors", "rms", "equal", "spread"]
+    ) -> dict[str, float]:
         return {name: choose(each[field][name] for each in found) for name in found[0][field]}
 
     return {
-        "errors": by_output("errors", max),
-        "rms": by_output("rms", max),
-        "equal": by_output("equal", min),
+        "errors": by_output(max, "errors"),
+        "rms": by_output(max, "rms"),
+        "equal": by_output(min, "equal"),
         "nonfinite": list(dict.fromkeys(name for each in found for name in each["nonfinite"])),
-        "spread": by_output("spread", min),
+        "spread": by_output(min, "spread"),
         "weak": any(each["weak"] for each in found),
     }
 
 
-def is_weak(found: Mapping[str, Any], tolerance: float, equal_share: float) -> bool:
+def is_weak(errors: Mapping[str, float], spreads: Mapping[str, float], tolerance: float, equal_share: float) -> bool:
     """Whether some output's check could not fail: always giving the mean over the samples would pass.
 
     An output that does not depend on the inputs (spread 0) is a constant by right, unless all are.
     """
-    spreads = found["spread"]
     telling = {name: spread for name, spread in spreads.items() if spread > 1e-9}
     if not telling:
         return True
-    return any(
-        spread <= (tolerance if name in found["errors"] else 1 - equal_share) for name, spread in telling.items()
-    )
+    return any(spread <= (tolerance if name in errors else 1 - equal_share) for name, spread in telling.items())
 
 
 def _same_shape(name: str, output: Any, reference: Any) -> Any:

@@ -16,13 +16,18 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from .protocol import Messages, Request, RequestFailed, Result, first_line
+from .protocol import Messages, RequestFailed, first_line
 from .seal import seal
 
-RequestWork = Callable[[Request, Messages], Result]
+if TYPE_CHECKING:
+    from .documents import ChildUsage, ControlGroup, Request
+
+RequestWork = Callable[[Any, Messages], Any]
+"""Takes a request, and returns its answer."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -87,10 +92,10 @@ def _work(request: Request, descriptor: int, guard: int, work: RequestWork | Non
     if request.get("disk"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
-        if request.get("seal"):
+        if paths := request.get("seal"):
             seal(
-                request["seal"]["read"],
-                request["seal"]["write"],
+                paths["read"],
+                paths["write"],
                 maker=request.get("maker", "amd") if request.get("gpu") else "",
             )
         messages.send({"result": (work or _action())(request, messages)})
@@ -128,7 +133,7 @@ def _log_traceback() -> None:
     traceback.print_exc()
 
 
-def _join(group: Mapping[str, str]) -> None:
+def _join(group: ControlGroup) -> None:
     """Enter the control group that holds the memory limit; without it the guard's looking has to do."""
     if not group:
         return
@@ -205,7 +210,7 @@ class _Guard:
         )
         return 0
 
-    def measure(self) -> dict[str, float]:
+    def measure(self) -> ChildUsage:
         """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, memory = used.ru_utime + used.ru_stime, 0

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import drop_overridable_constants, graphs_of
-from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler
+from .protocol import Messages, RequestFailed, blamed_on_compiler
+
+if TYPE_CHECKING:
+    from .documents import PackAnswer, Request
 
 _MAX_FILE_BYTES = 2**31 - 1
 
 
-def pack_weights(request: Request, messages: Messages) -> Result:
+def pack_weights(request: Request, messages: Messages) -> PackAnswer:
     """Write the request's model with packed weights to `packed`; say how many operators have them.
 
     Raises RequestFailed `nothing_quantized` where no weight can be packed.

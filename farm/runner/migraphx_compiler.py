@@ -21,15 +21,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import mxr
 from .elf import identity
 from .mxr import dtype_name
-from .protocol import CannotRun, Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
+from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 from .tf_check import check_tf
 from .wire import onnx_outputs
+
+if TYPE_CHECKING:
+    from .documents import (
+        Array,
+        Arrays,
+        CompileAnswer,
+        GpuElsewhere,
+        InputSpec,
+        Options,
+        ProbeAnswer,
+        ProgramPort,
+        Request,
+        ToolchainState,
+        TuneAnswer,
+    )
 
 _PARTS = re.compile(
     r"^lib(migraphx(?!_py|_c\.)|MIOpen|rocblas|hipblaslt|amdhip64|hiprtc(?!-builtins)|amd_comgr)[\w.+-]*\.so"
@@ -61,7 +76,7 @@ _HALF = ("fp16", "bf16")
 # --- what is installed -----------------------------------------------------------------------------------------
 
 
-def probe(request: Request) -> Result:
+def probe(request: Request) -> ProbeAnswer:
     """Say what MIGraphX is installed, and why it cannot be used where it cannot."""
     try:
         migraphx = _module()
@@ -95,14 +110,19 @@ def probe(request: Request) -> Result:
     }
 
 
-def state(request: Request) -> Result:
+def state(request: Request) -> ToolchainState:
     """Say of this process what a cache key says of who compiles; the version of ROCm in the label is not its to know.
 
     Every target is loaded for it, as by `probe`: the toolchain is made of the libraries of all.
     """
     _module()
     found = probe({**request, "rocm": ""})
-    return {"recipe": RECIPE, **{name: found[name] for name in ("toolchain", "libraries", "cpu_family")}}
+    return {
+        "recipe": RECIPE,
+        "toolchain": found["toolchain"],
+        "libraries": found["libraries"],
+        "cpu_family": found["cpu_family"],
+    }
 
 
 def _features(migraphx: Any) -> list[str]:
@@ -192,7 +212,7 @@ def _loaded_parts() -> list[str]:
 # --- compile ---------------------------------------------------------------------------------------------------
 
 
-def compile(request: Request, messages: Messages) -> Result:
+def compile(request: Request, messages: Messages) -> CompileAnswer:
     """Parse, quantize, compile and save."""
     migraphx = _module()
     options, precision = request["options"], request["precision"].split("-")
@@ -208,9 +228,13 @@ def compile(request: Request, messages: Messages) -> Result:
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
-    _refuse_broken(request["program"], (request.get("expected") or {}).get("arch") or request["device"])
-    result = {
-        **_signature(program, request),
+    expected = request.get("expected")
+    _refuse_broken(request["program"], (expected["arch"] if expected else "") or request["device"])
+    signature = _signature(program, request)
+    result: CompileAnswer = {
+        "inputs": signature.inputs,
+        "outputs": signature.outputs,
+        "output_parameters": signature.output_parameters,
         "weight_dtypes": _weight_dtypes(instructions),
         "compute_dtypes": _compute_dtypes(instructions),
         "quantized": quantized,
@@ -247,12 +271,12 @@ def _refuse_broken(path: str, device: str) -> None:
         raise RequestFailed(
             "compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over"
         )
-    foreign = mxr.foreign_arches(found, device)
+    foreign = mxr.foreign_arches(found["code_objects"], device)
     if foreign:
         raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
-def tune(request: Request, messages: Messages) -> Result:
+def tune(request: Request, messages: Messages) -> TuneAnswer:
     """Compile one slice for what that leaves in the databases that the environment names; nothing is saved."""
     program, _ = _compiled(_module(), request, messages)
     # The problem cache is written when the program's context goes.
@@ -294,7 +318,7 @@ _DEVICE_HERE = "ref"
 """The target that every build of MIGraphX has, and every machine runs."""
 
 
-def _cross_target(migraphx: Any, cross: Mapping[str, Any]) -> Any:
+def _cross_target(migraphx: Any, cross: GpuElsewhere) -> Any:
     """Return the gpu target for a GPU that is not here; what is not given is MIGraphX's default."""
     arch, _, _ = cross["arch"].partition(":")
     sizes = {"gpu_num_cu": cross["compute_units"], "gpu_num_chiplets": cross["xcc"]}
@@ -339,9 +363,9 @@ def _parse(migraphx: Any, request: Request) -> Any:
     return program
 
 
-def _onnx_arguments(migraphx: Any, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _onnx_arguments(migraphx: Any, options: Options, inputs: Mapping[str, InputSpec]) -> dict[str, object]:
     # What a release lacks was not asked of it (the plan says so), or is its default.
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         name: options[name]
         for name in ("max_loop_iterations", "limit_max_iterations", "use_debug_symbols")
         if name in options and _takes(migraphx, "parse_onnx", name)
@@ -419,7 +443,9 @@ def _of_type(program: Any, precision: str) -> int:
     return sum(instruction.type == wanted for instruction in _instructions(program))
 
 
-def _calibration(migraphx: Any, program: Any, samples: Samples, request: Request) -> tuple[list[dict[str, Any]], Held]:
+def _calibration(
+    migraphx: Any, program: Any, samples: Samples, request: Request
+) -> tuple[list[dict[str, object]], Held]:
     """Return calibration arguments and what they point into, which must live as long.
 
     MIGraphX fills a missing input with whatever memory holds, and takes an empty list for a fixed scale.
@@ -461,10 +487,11 @@ def static_lens(shape: Any) -> list[int]:
 
 
 def _is_nhwc(request: Request) -> bool:
-    return (request.get("model") or {}).get("format") == "tf" and bool(request["options"].get("nhwc", True))
+    model = request.get("model")
+    return model is not None and model["format"] == "tf" and bool(request["options"].get("nhwc", True))
 
 
-def _program_shape(spec: Mapping[str, Any], request: Request) -> list[int]:
+def _program_shape(spec: InputSpec, request: Request) -> list[int]:
     shape = list(static_shape(spec))
     return [shape[0], shape[3], shape[1], shape[2]] if len(shape) == 4 and _is_nhwc(request) else shape
 
@@ -484,6 +511,12 @@ def _model_array(array: Any, request: Request) -> Any:
 
 
 # --- what a program is -----------------------------------------------------------------------------------------
+
+
+class _ProgramSignature(NamedTuple):
+    inputs: list[ProgramPort]
+    outputs: list[ProgramPort]
+    output_parameters: list[str]
 
 
 class _Instruction(NamedTuple):
@@ -551,18 +584,18 @@ def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _signature(program: Any, request: Request) -> Result:
+def _signature(program: Any, request: Request) -> _ProgramSignature:
     shapes = program.get_parameter_shapes()
     outputs = program.get_output_shapes()
     names = _output_names(request, len(outputs))
     # Where the caller copies, he also hands the buffers that the outputs go to.
     buffers = sorted((name for name in shapes if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
     inputs = [name for name in request["inputs"] if name in shapes]
-    return {
-        "inputs": [_described(name, shapes[name]) for name in inputs],
-        "outputs": [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
-        "output_parameters": buffers,
-    }
+    return _ProgramSignature(
+        [_described(name, shapes[name]) for name in inputs],
+        [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
+        buffers,
+    )
 
 
 def _model_outputs(request: Request) -> list[str]:
@@ -582,7 +615,7 @@ def _output_names(request: Request, count: int) -> list[str]:
     return names
 
 
-def _described(name: str, shape: Any) -> dict[str, Any]:
+def _described(name: str, shape: Any) -> ProgramPort:
     if shape.dynamic():
         sizes = [f"{size.min}..{size.max}" if size.min < size.max else size.min for size in shape.dyn_dims()]
         return {"name": name, "dtype": _dtype(shape), "shape": sizes, "strides": None}
@@ -602,8 +635,9 @@ def _dtype(shape: Any) -> str:
 
 
 class _Prepared(NamedTuple):
-    arguments: dict[str, Any]
-    arrays: list[Any]
+    arguments: dict[str, object]
+    """MIGraphX's own, by name."""
+    arrays: list[Array]
     """What the arguments point into."""
 
 
@@ -620,7 +654,7 @@ class _MigraphxProgram:
         self.copies = self.on_gpu and not request["options"].get("offload_copy", True)
         self.outputs = _output_names(request, len(program.get_output_shapes()))
 
-    def prepare(self, feeds: dict[str, Any]) -> _Prepared:
+    def prepare(self, feeds: Arrays) -> _Prepared:
         """Return MIGraphX arguments, with the arrays that they point into."""
         arguments, arrays = {}, []
         for name, shape in self.shapes.items():
@@ -632,7 +666,7 @@ class _MigraphxProgram:
             arguments[name] = _argument(self.migraphx, array, shape)
         return _Prepared(arguments, arrays)
 
-    def run(self, prepared: _Prepared) -> list[Any]:
+    def run(self, prepared: _Prepared) -> list[Array]:
         """Run once, with the copies from and to the host."""
         with blamed_on_compiler("MIGraphX failed while running"):
             arguments = prepared.arguments
@@ -656,7 +690,7 @@ class _MigraphxProgram:
 
         return run
 
-    def _on_device(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _on_device(self, arguments: Mapping[str, object]) -> dict[str, object]:
         return {
             name: argument if name in self.buffers else self.migraphx.to_gpu(argument)
             for name, argument in arguments.items()

@@ -17,8 +17,8 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 from .elf import gpu_arches
 
@@ -63,20 +63,83 @@ class Binary(NamedTuple):
     head: bytes
 
 
+Fields = Mapping[str, object]
+"""A map as it stands in the file: every value of it is checked when it is used."""
+
+
+class StoredShape(TypedDict):
+    """A shape in a program; a dynamic dimension is `1..4`."""
+
+    dtype: str
+    shape: list[int | str]
+    strides: list[int] | None
+
+
+class StoredPort(StoredShape):
+    """An input of a program."""
+
+    name: str
+
+
+class ModuleOperators(TypedDict):
+    """How often a module has each operator."""
+
+    operators: dict[str, int]
+
+
+class CodeObjectCount(TypedDict):
+    """Kernels for the same architectures, and their size in bytes."""
+
+    arches: list[str]
+    count: int
+    size: int
+
+
+class ChosenSolution(TypedDict):
+    """A solution that tuning chose for an operator, and how often."""
+
+    operator: str
+    solution: int
+    count: int
+
+
+class ProgramSummary(TypedDict):
+    """What a program is; sizes in bytes, nothing of its weights or kernels."""
+
+    format: str
+    """`msgpack` or `json`."""
+    size: int
+    trailing: int
+    """Bytes behind the program."""
+    file_version: object
+    migraphx_version: str
+    targets: list[str]
+    contexts: list[object]
+    compiled: bool
+    inputs: list[StoredPort]
+    outputs: list[StoredShape]
+    output_parameters: list[str]
+    """Names such as `main:#output_0`."""
+    modules: dict[str, ModuleOperators]
+    code_objects: list[CodeObjectCount]
+    solutions: list[ChosenSolution]
+    weights: dict[str, int]
+    """Bytes by dtype."""
+    offload_copy: bool | None
+    """None if there is no GPU to copy to."""
+    left_over: int
+    """Undecided operators."""
+    unknown: list[str]
+    """Operators that the parser did not know."""
+
+
 def dtype_name(migraphx_type: str) -> str:
     """Return our name of a MIGraphX type: `float_type` -> `float32`."""
     return _DTYPES.get(migraphx_type, migraphx_type.removesuffix("_type"))
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a program is; sizes in bytes, nothing of its weights or kernels.
-
-    `format` (`msgpack`, `json`), `size`, `trailing` (bytes behind the program), `file_version`, `migraphx_version`,
-    `targets`, `contexts`, `compiled`; of the main module `inputs` (`{"name", "dtype", "shape", "strides"}`, a
-    dynamic dimension is `1..4`), `outputs` and `output_parameters` (`main:#output_0`); `modules` by name with their
-    `operators` and counts; `code_objects` (`{"arches", "count", "size"}`), `solutions` (`{"operator", "solution",
-    "count"}`) and `weights` (bytes by dtype); `offload_copy` (None where there is no GPU to copy to); `left_over`
-    (count of undecided operators), `unknown` (operators that the parser did not know).
+def read(path: str | os.PathLike[str]) -> ProgramSummary:
+    """Return what a program is.
 
     Raises MalformedProgram, ProgramTooLarge, OSError.
     """
@@ -84,17 +147,15 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         reader = _reader(file)
         found = _Program(reader)
         found.read()
-        return {"format": reader.format, "size": reader.size, "trailing": reader.trailing(), **found.summary()}
+        return found.summary(reader.format, reader.size, reader.trailing())
 
 
-def foreign_arches(program: Mapping[str, Any], device: str) -> list[str]:
+def foreign_arches(code_objects: Sequence[CodeObjectCount], device: str) -> list[str]:
     """Return the architectures of those kernels that a device (`gfx90a`, `gfx90a:sramecc+:xnack-`) does not run.
 
     A feature that either of the two does not name fits, and so do generic architectures and what cannot be told.
     """
-    foreign = [
-        code["arches"] for code in program["code_objects"] if not any(_fits(arch, device) for arch in code["arches"])
-    ]
+    foreign = [code["arches"] for code in code_objects if not any(_fits(arch, device) for arch in code["arches"])]
     return sorted({arch for arches in foreign for arch in arches})
 
 
@@ -304,7 +365,7 @@ class _Json(_ProgramReader):
         return 0
 
 
-def _binary(fields: dict[str, Any]) -> Any:
+def _binary(fields: Fields) -> Any:
     """Return a binary value as one; any other map as it is."""
     numbers = fields.get("bytes")
     if len(fields) > 1 or not isinstance(numbers, list):
@@ -323,13 +384,13 @@ class _Program:
 
     def __init__(self, reader: _ProgramReader) -> None:
         self.reader = reader
-        self.fields: dict[str, Any] = {}
+        self.fields: dict[str, object] = {}
         self.modules: dict[str, Counter[str]] = {}
         self.nodes = 0
-        self.inputs: list[dict[str, Any]] = []
+        self.inputs: list[StoredPort] = []
         self.output_parameters: list[str] = []
-        self.outputs: list[dict[str, Any]] = []
-        self.shapes: dict[str, dict[str, Any]] = {}
+        self.outputs: list[StoredShape] = []
+        self.shapes: dict[str, StoredShape] = {}
         self.code_objects: Counter[tuple[str, ...]] = Counter()
         self.code_bytes: Counter[tuple[str, ...]] = Counter()
         self.solutions: Counter[tuple[str, int]] = Counter()
@@ -383,19 +444,21 @@ class _Program:
         if module == "main":
             self.add_to_main(operator, node, place)
 
-    def add_part(self, operator: str, part: Mapping[str, Any], place: str) -> None:
+    def add_part(self, operator: str, part: Fields, place: str) -> None:
         code, data = part.get("code_object"), part.get("data")
         if isinstance(code, Binary):
             arches = tuple(arch[:MAX_NAME] for arch in gpu_arches(code.head)) or ("unknown",)
             self.code_objects[arches] += 1
             self.code_bytes[arches] += code.size
-        if isinstance(data, Binary) and isinstance(part.get("shape"), dict):
-            self.weights[dtype_name(_checked(part["shape"], "type", str, place))] += data.size
+        shape = part.get("shape")
+        if isinstance(data, Binary) and isinstance(shape, dict):
+            self.weights[dtype_name(_checked(shape, "type", str, place))] += data.size
         for field in ("solution_id", "solution_idx"):
-            if isinstance(part.get(field), int):
-                self.solutions[operator, part[field]] += 1
+            solution = part.get(field)
+            if isinstance(solution, int):
+                self.solutions[operator, solution] += 1
 
-    def add_to_main(self, operator: str, node: Mapping[str, Any], place: str) -> None:
+    def add_to_main(self, operator: str, node: Fields, place: str) -> None:
         if operator == "@return":
             inputs = _checked(node, "inputs", list, place)
             unknown = [name for name in inputs if not isinstance(name, str) or name not in self.shapes]
@@ -414,7 +477,7 @@ class _Program:
         # Where nothing is returned in so many words, the last node is the result.
         self.outputs = [shape]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, container: str, size: int, trailing: int) -> ProgramSummary:
         targets = [
             _checked(target if isinstance(target, dict) else {}, "name", str, "a target")
             for target in _checked(self.fields, "targets", list, "the program", [])
@@ -422,6 +485,9 @@ class _Program:
         operators = sum(self.modules.values(), Counter())
         copies = any(operators[name] for name in ("hip::copy_to_gpu", "hip::copy_from_gpu"))
         return {
+            "format": container,
+            "size": size,
+            "trailing": trailing,
             "file_version": self.fields["version"],
             "migraphx_version": _checked(self.fields, "migraphx_version", str, "the program", ""),
             "targets": targets,
@@ -450,7 +516,7 @@ _KINDS = {int: "a whole number", str: "text", list: "a list", dict: "a map"}
 _MISSING = object()
 
 
-def _checked(document: Mapping[str, Any], name: str, kind: type, place: str, default: Any = _MISSING) -> Any:
+def _checked(document: Fields, name: str, kind: type, place: str, default: Any = _MISSING) -> Any:
     value = document.get(name, default)
     if value is _MISSING:
         raise MalformedProgram(f"{place} has no {name!r}")
@@ -461,7 +527,7 @@ def _checked(document: Mapping[str, Any], name: str, kind: type, place: str, def
     return value
 
 
-def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
+def _maps(value: Any) -> Iterator[Fields]:
     """Yield a map and all that lie in it; operators hold operators."""
     if isinstance(value, dict):
         yield value
@@ -469,7 +535,7 @@ def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _maps(inner)
 
 
-def _shape(shape: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _shape(shape: Fields, place: str) -> StoredShape:
     dtype = dtype_name(_checked(shape, "type", str, place))
     dynamic = _checked(shape, "dynamic_dimensions", list, place, [])
     if not dynamic:

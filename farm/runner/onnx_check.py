@@ -12,7 +12,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .documents import CheckAnswer, TensorInfo
 
 MAX_FILE_BYTES = 2**31
 """Protobuf's own limit; a larger model keeps its weights in external data."""
@@ -107,7 +110,7 @@ class BadModel(Exception):
         self.kind = kind
 
 
-def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> dict[str, Any]:
+def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> CheckAnswer:
     """Check an ONNX file and return what it is.
 
     The answer has `format`, `inputs` and `outputs` (`{"name", "dtype", "shape"}`; a dimension is a number, a
@@ -167,7 +170,7 @@ class _Check:
         self.expanded: dict[_Key, int] = {}
         self.nodes = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> CheckAnswer:
         opsets = self.opsets(self.model.opset_import)
         if len(self.functions) < len(self.model.functions):
             raise BadModel("two functions of the model have one name")
@@ -391,7 +394,7 @@ class _Check:
             raise BadModel(f"{where}: external data {_name(location)} has a second name (hard link)")
         return status.st_size
 
-    def value(self, info: Any, what: str) -> dict[str, Any]:
+    def value(self, info: Any, what: str) -> TensorInfo:
         where = f"{what} {_name(info.name)}"
         if not info.name:
             raise BadModel(f"an {what} of the model has no name")

@@ -6,10 +6,13 @@ It computes right outputs for models that ONNX Runtime does not take: in bfloat1
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import nodes_of
-from .protocol import Request, blamed_on_compiler
+from .protocol import blamed_on_compiler
+
+if TYPE_CHECKING:
+    from .documents import Array, Arrays, Request
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -28,18 +31,18 @@ class _Evaluated:
             self.evaluator = ReferenceEvaluator(onnx.load_model(path))
         self.outputs = [str(name) for name in self.evaluator.output_names]
 
-    def prepare(self, feeds: dict[str, Any]) -> dict[str, Any]:
+    def prepare(self, feeds: Arrays) -> Arrays:
         """Return the arrays themselves."""
         return feeds
 
-    def run(self, prepared: dict[str, Any]) -> list[Any]:
+    def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
         import numpy as np
 
         with blamed_on_compiler(_REFUSAL):
             return [np.asarray(value) for value in self.evaluator.run(None, prepared)]
 
-    def run_on_device(self, prepared: dict[str, Any]) -> None:
+    def run_on_device(self, prepared: Arrays) -> None:
         """Host and device are one."""
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .protocol import RequestFailed
+
+if TYPE_CHECKING:
+    from .documents import InputSpec
 
 
 def drop_overridable_constants(model: Any) -> None:
@@ -18,7 +21,7 @@ def drop_overridable_constants(model: Any) -> None:
         model.ir_version = max(model.ir_version, 4)
 
 
-def fix_shapes(model: Any, inputs: Mapping[str, Any]) -> None:
+def fix_shapes(model: Any, inputs: Mapping[str, InputSpec]) -> None:
     """Write the static shapes into the model, and everywhere a dimension of that name occurs."""
     named: dict[str, int] = {}
     known = {value.name: value for value in model.graph.input}

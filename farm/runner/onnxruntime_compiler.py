@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import onnx_evaluator, onnxruntime_cuda, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
-from .protocol import Messages, Request, RequestFailed, Result, blamed_on_compiler, first_line, keep_text
+from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples, points_of
+
+if TYPE_CHECKING:
+    from .documents import Array, Arrays, CompileAnswer, ProbeAnswer, ProgramPort, Request, ToolchainState, TuneAnswer
 
 QUIET = 3
 """Log severity: errors only."""
@@ -38,15 +41,20 @@ RECIPE = 1
 # --- what is installed -----------------------------------------------------------------------------------------
 
 
-def state(request: Request) -> Result:
+def state(request: Request) -> ToolchainState:
     """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, CPU family."""
     found = probe(request)
     if not found["available"]:
         raise RequestFailed("toolchain_mismatch", found["reason"])
-    return {"recipe": RECIPE, **{name: found[name] for name in ("toolchain", "libraries", "cpu_family")}}
+    return {
+        "recipe": RECIPE,
+        "toolchain": found["toolchain"],
+        "libraries": found["libraries"],
+        "cpu_family": found["cpu_family"],
+    }
 
 
-def probe(request: Request) -> Result:
+def probe(request: Request) -> ProbeAnswer:
     """Say what ONNX Runtime is installed: for CPUs, or for the device that the request names."""
     try:
         import onnx
@@ -62,13 +70,13 @@ def probe(request: Request) -> Result:
         reason = "the installed ONNX Runtime has no CUDA provider"
         fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
         return {"available": False, "reason": reason, "fix": fix}
-    found: Result = onnxruntime_cuda.libraries() if cuda else {"versions": {}, "lowest": 0}
-    if cuda and found["missing"]:
-        reason = f"the CUDA provider lacks {'; '.join(found['missing'].values())}"
+    found = onnxruntime_cuda.libraries() if cuda else onnxruntime_cuda.CudaLibraries({}, {}, 0)
+    if cuda and found.missing:
+        reason = f"the CUDA provider lacks {'; '.join(found.missing.values())}"
         return {"available": False, "reason": reason, "fix": onnxruntime_cuda.FIX}
     if cuda:
-        parts += [[name, version] for name, version in found["versions"].items()]
-        label += f"-cuda{found['versions']['cuda']}"
+        parts += [[name, version] for name, version in found.versions.items()]
+        label += f"-cuda{found.versions['cuda']}"
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
     libraries = {}
     for name, distribution in (("ml_dtypes", "ml_dtypes"), ("onnx_ir", "onnx-ir"), ("sympy", "sympy")):
@@ -87,12 +95,12 @@ def probe(request: Request) -> Result:
         "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
         "targets": [request["device"] if cuda else "cpu"],
         "cpu_family": "" if cuda else cpu_family(),
-        "lowest": found["lowest"],
+        "lowest": found.lowest,
     }
 
 
-def _on_cuda(request: Request) -> bool:
-    return bool(request.get("device") == "cuda")
+def _on_cuda(request: Request | None) -> bool:
+    return request is not None and request.get("device") == "cuda"
 
 
 def cpu_family() -> str:
@@ -112,7 +120,7 @@ def cpu_family() -> str:
 # --- compile ---------------------------------------------------------------------------------------------------
 
 
-def compile(request: Request, messages: Messages) -> Result:
+def compile(request: Request, messages: Messages) -> CompileAnswer:
     """Convert to the precision, optimise to the level, save, and accept only what loads and is what was asked."""
     import onnx
     import onnxruntime
@@ -143,9 +151,12 @@ def compile(request: Request, messages: Messages) -> Result:
     else:
         messages.phase("compiling")
         symbolic = _optimise_original(request, scratch, program, level, threads)
-    result = {**_accept(request, program, quantized, scratch, threads), "symbolic_shapes": symbolic}
+    result = _accept(request, program, quantized, scratch, threads)
+    result["symbolic_shapes"] = symbolic
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
-    return {**result, "session": choice._asdict()} if choice else result
+    if choice:
+        result["session"] = {"level": choice.level, "threads": choice.threads, "spinning": choice.spinning}
+    return result
 
 
 def _choice(request: Request, threads: int) -> onnxruntime_tuning.Candidate | None:
@@ -154,12 +165,17 @@ def _choice(request: Request, threads: int) -> onnxruntime_tuning.Candidate | No
     return onnxruntime_tuning.choose(Path(request["database"]), slices, threads) if slices else None
 
 
-def tune(request: Request, messages: Messages) -> Result:
+def tune(request: Request, messages: Messages) -> TuneAnswer:
     """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
-    plain = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
+    plain: Request = {
+        **request,
+        "tuning": {"mode": "off"},
+        "options": {"level": "standard"},
+        "program": str(program),
+    }
     compile(plain, messages)
-    feeds = make_samples(request["calibration"], request["inputs"], None, what="samples").runs[0]
+    feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
 
     def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any]:
         session = _SessionProgram(str(program), candidate, "the slice does not load")
@@ -178,7 +194,7 @@ def _text(model: Any) -> str:
     return str(onnx.helper.printable_graph(model.graph))
 
 
-def _accept(request: Request, program: Path, quantized: dict[str, int], scratch: Path, threads: int) -> Result:
+def _accept(request: Request, program: Path, quantized: dict[str, int], scratch: Path, threads: int) -> CompileAnswer:
     """Load the program the way its users will, and return what is in it."""
     import onnx
 
@@ -231,10 +247,10 @@ def _optimise(
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     disabled = None if fold else ["ConstantFolding"]
-    return _session(str(source), options, refusal, request or {}, disabled)
+    return _session(str(source), options, refusal, request, disabled)
 
 
-def _session(path: str, options: Any, refusal: str, request: Request, disabled: list[str] | None = None) -> Any:
+def _session(path: str, options: Any, refusal: str, request: Request | None, disabled: list[str] | None = None) -> Any:
     """Return a session on the request's device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
     import onnxruntime
 
@@ -245,7 +261,7 @@ def _session(path: str, options: Any, refusal: str, request: Request, disabled: 
         session = onnxruntime.InferenceSession(
             path,
             options,
-            providers=onnxruntime_cuda.providers(request) if cuda else [onnxruntime_cuda.CPU],
+            providers=onnxruntime_cuda.providers(request) if request and cuda else [onnxruntime_cuda.CPU],
             disabled_optimizers=disabled,
             enable_fallback=0,
         )
@@ -410,7 +426,7 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
     return {}
 
 
-def _reader(runs: Sequence[dict[str, Any]], messages: Messages) -> Any:
+def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -419,13 +435,12 @@ def _reader(runs: Sequence[dict[str, Any]], messages: Messages) -> Any:
         def __init__(self) -> None:
             self.next = 0
 
-        def get_next(self) -> dict[str, Any] | None:
+        def get_next(self) -> Arrays | None:
             if self.next == len(runs):
                 return None
             messages.phase("quantizing", 0.1 + 0.8 * self.next / len(runs), "calibration")
             self.next += 1
-            feeds: dict[str, Any] = runs[self.next - 1]
-            return feeds
+            return runs[self.next - 1]
 
     return Reader()
 
@@ -532,7 +547,7 @@ def _compute_dtypes(model: Any) -> dict[str, int]:
 _SESSION_TYPES = {"float": "float32", "double": "float64"}
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _described(value: Any) -> ProgramPort:
     """Return name, dtype, shape and strides (in elements) of a session's input or output."""
     dtype = value.type.removeprefix("tensor(").removesuffix(")")
     shape: list[Any] = ["?" if size is None else size for size in value.shape]
@@ -572,22 +587,22 @@ class _SessionProgram:
         options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
-        self.on_cuda = _on_cuda(request or {})
-        self.session = _session(path, options, refusal, request or {})
+        self.on_cuda = _on_cuda(request)
+        self.session = _session(path, options, refusal, request)
         self.outputs = [value.name for value in self.session.get_outputs()]
 
-    def prepare(self, feeds: dict[str, Any]) -> dict[str, Any]:
+    def prepare(self, feeds: Arrays) -> Arrays:
         """Return the arrays themselves."""
         return feeds
 
-    def run(self, prepared: dict[str, Any]) -> list[Any]:
+    def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
         import numpy as np
 
         with blamed_on_compiler(f"ONNX Runtime failed while running{', on CUDA' if self.on_cuda else ''}"):
             return [np.asarray(value) for value in self.session.run(None, prepared)]
 
-    def run_on_device(self, prepared: dict[str, Any]) -> Callable[[], None] | None:
+    def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
         """Return what runs with inputs and outputs that stay on the card; None where host and device are one."""
         if not self.on_cuda:
             return None

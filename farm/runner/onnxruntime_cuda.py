@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .onnx_graph import nodes_of
-from .protocol import Request, RequestFailed, Result
+from .protocol import RequestFailed
+
+if TYPE_CHECKING:
+    from .documents import NodePlacement, Request
 
 PROVIDER = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -28,6 +31,16 @@ _LOWEST = {"12": 60, "13": 75}
 FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
 
 
+class CudaLibraries(NamedTuple):
+    """CUDA's libraries on this machine: versions by name, why others are missing, and the lowest compute capability
+    that they serve, times 10.
+    """
+
+    versions: dict[str, str]
+    missing: dict[str, str]
+    lowest: int
+
+
 def is_there() -> bool:
     """Whether the installed ONNX Runtime was built with the provider."""
     import onnxruntime
@@ -35,14 +48,15 @@ def is_there() -> bool:
     return PROVIDER in onnxruntime.get_available_providers()
 
 
-def libraries() -> Result:
-    """Load what the provider needs and return `versions` by name, `missing` {name: why}, and `lowest` capability."""
+def libraries() -> CudaLibraries:
+    """Load the libraries that the provider needs, and return what was found."""
     import onnxruntime
     from onnxruntime.capi import build_and_package_info
 
     onnxruntime.preload_dlls()
     major = str(getattr(build_and_package_info, "cuda_version", "")).partition(".")[0]
-    versions, missing = {}, {}
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name, file in {**_LIBRARIES.get(major, {}), **_ALWAYS}.items():
         try:
             library = ctypes.CDLL(file)
@@ -51,7 +65,7 @@ def libraries() -> Result:
             continue
         if name in _VERSIONS:
             versions[name] = _VERSIONS[name](library)
-    return {"versions": versions, "missing": missing, "lowest": _LOWEST.get(major, 0)}
+    return CudaLibraries(versions, missing, _LOWEST.get(major, 0))
 
 
 def _cuda(library: Any) -> str:
@@ -105,7 +119,7 @@ def refuse_without_provider(session: Any) -> None:
     """
     if PROVIDER in session.get_providers():
         return
-    missing = libraries()["missing"]
+    missing = libraries().missing
     why = "; ".join(missing.values()) or "the log has its reason"
     raise RequestFailed("gpu_library", f"ONNX Runtime's CUDA provider cannot be loaded: {why}", FIX)
 
@@ -128,7 +142,7 @@ def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
             yield str(part.ep_name), str(node.domain), str(node.op_type), str(node.name)
 
 
-def placement(session: Any, executed: Any) -> Result:
+def placement(session: Any, executed: Any) -> NodePlacement:
     """Return which nodes run on which provider, and which of those on the CPU are there for want of a kernel.
 
     `executed` is the optimised model, whose types tell the two kinds apart: ONNX Runtime moves what computes on shapes
@@ -145,7 +159,11 @@ def placement(session: Any, executed: Any) -> Result:
             purpose = operator in SHAPES and name not in floats
             names = kinds["on_purpose" if purpose else "fallback"].setdefault(label, [])
             names += [name] if len(names) < MOST_NAMES else []
-    return {"nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()}, **kinds}
+    return {
+        "nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()},
+        "on_purpose": kinds["on_purpose"],
+        "fallback": kinds["fallback"],
+    }
 
 
 def _floating(model: Any) -> set[str]:

@@ -14,7 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from .documents import SlicePart
 
 RECORDS = "onnxruntime.json"
 _LEVELS = {"quick": ("basic", "all"), "exhaustive": ("basic", "extended", "all")}
@@ -91,7 +94,7 @@ def add_record(folder: Path, key: str, seconds: Mapping[str, float]) -> None:
     os.replace(partial, folder / RECORDS)  # noqa: PTH105
 
 
-def choose(folder: Path, slices: Sequence[Mapping[str, Any]], threads: int) -> Candidate:
+def choose(folder: Path, slices: Sequence[SlicePart], threads: int) -> Candidate:
     """Return the best candidate for a program of these slices (`{key, count}`).
 
     Only candidates measured on every known slice and for no more threads count; without any it is the default.

@@ -13,20 +13,20 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .protocol import RequestFailed
 
-Arrays = dict[str, Any]
-"""Arrays by input or output name."""
+if TYPE_CHECKING:
+    from .documents import Array, Arrays, InputSpec, RunsHeader, SampleSource, Size, ValueRange
 
 LEADING = -1
 """Samples are stacked on an axis of their own, before those of the input."""
 
 
-class Runs(Sequence[Arrays]):
+class Runs(Sequence["Arrays"]):
     """Sets of inputs, each made when it is asked for: so many that they need not all be in memory."""
 
     def __init__(self, number: int, make: Callable[[int], Arrays]) -> None:
@@ -51,7 +51,7 @@ class Samples:
         self.batch = batch
         """How many samples one run holds."""
 
-    def distinct(self, inputs: Mapping[str, Any]) -> int:
+    def distinct(self, inputs: Mapping[str, InputSpec]) -> int:
         """Return how many different samples there are."""
         seen = set()
         for run in self.runs:
@@ -65,7 +65,7 @@ class Samples:
         return len(seen)
 
 
-def points_of(inputs: Mapping[str, Any], batch: Any) -> list[tuple[dict[str, Any], int | None]]:
+def points_of(inputs: Mapping[str, InputSpec], batch: Size | None) -> list[tuple[dict[str, InputSpec], int | None]]:
     """Return the inputs and batches at which a program is verified and measured: one where all sizes are static.
 
     Of dynamic ones (`{"min", "max", "optimals"}`) these are the smallest sizes, the first optimals, the second and so
@@ -74,24 +74,27 @@ def points_of(inputs: Mapping[str, Any], batch: Any) -> list[tuple[dict[str, Any
     sizes = [batch, *(size for spec in inputs.values() for size in spec["shape"])]
     optimals = max((len(size["optimals"]) for size in sizes if isinstance(size, Mapping)), default=0)
 
-    def at(size: Any, index: int) -> Any:
-        if not isinstance(size, Mapping):
+    def at(size: Size, index: int) -> int:
+        if isinstance(size, int):
             return size
         if index < 0:
             return size["min"]
         return size["optimals"][index] if index < len(size["optimals"]) else size["max"]
 
-    found: list[tuple[dict[str, Any], int | None]] = []
+    found: list[tuple[dict[str, InputSpec], int | None]] = []
     for index in range(-1, optimals + 1):
-        point = {name: {**spec, "shape": [at(size, index) for size in spec["shape"]]} for name, spec in inputs.items()}
-        if (point, at(batch, index)) not in found:
-            found.append((point, at(batch, index)))
+        point: dict[str, InputSpec] = {
+            name: {**spec, "shape": [at(size, index) for size in spec["shape"]]} for name, spec in inputs.items()
+        }
+        chosen = None if batch is None else at(batch, index)
+        if (point, chosen) not in found:
+            found.append((point, chosen))
     return found
 
 
 def make_samples(
-    source: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    source: SampleSource,
+    inputs: Mapping[str, InputSpec],
     batch: int | None,
     *,
     what: str,
@@ -113,7 +116,7 @@ def make_samples(
 # --- generated -------------------------------------------------------------------------------------------------
 
 
-def _generated(source: Mapping[str, Any], inputs: Mapping[str, Any], batch: int | None) -> Samples:
+def _generated(source: SampleSource, inputs: Mapping[str, InputSpec], batch: int | None) -> Samples:
     size = batch or 1
     for spec in inputs.values():
         shape = static_shape(spec)
@@ -124,7 +127,7 @@ def _generated(source: Mapping[str, Any], inputs: Mapping[str, Any], batch: int 
     return Samples(Runs(count, lambda index: _generate(source, inputs, index)), [], size)
 
 
-def _generate(source: Mapping[str, Any], inputs: Mapping[str, Any], index: int) -> Arrays:
+def _generate(source: SampleSource, inputs: Mapping[str, InputSpec], index: int) -> Arrays:
     ranges = source.get("ranges") or {}
     seed = int(source.get("seed") or 0)
     return {
@@ -139,22 +142,25 @@ def _generate(source: Mapping[str, Any], inputs: Mapping[str, Any], index: int) 
     }
 
 
-def fill(shape: tuple[int, ...], dtype_name: str, declared: Mapping[str, Any], random: Any) -> Any:
+def fill(shape: tuple[int, ...], dtype_name: str, declared: ValueRange, random: Any) -> Array:
     """Return one seeded array: a declared constant `value`, or values in a declared `range` (integers: both ends
     included). Undeclared: normally distributed floats, integers 0 and 1 (which are valid indices everywhere)."""
     if dtype_name == "string":
         raise RequestFailed("bad_calibration", "inputs of text cannot be generated; give samples")
     dtype = numpy_dtype(dtype_name)
     if declared.get("value") is not None:
-        return np.full(shape, declared["value"]).astype(dtype)
+        constant: Array = np.full(shape, declared["value"]).astype(dtype)
+        return constant
     low, high = declared.get("range") or (None, None)
+    values: Array
     if dtype.kind == "b":
-        return random.integers(0, 2, size=shape).astype(dtype)
-    if dtype.kind in "iu":
-        return random.integers(
+        values = random.integers(0, 2, size=shape)
+    elif dtype.kind in "iu":
+        values = random.integers(
             0 if low is None else low, 1 if high is None else high, size=shape, endpoint=True, dtype=np.int64
-        ).astype(dtype)
-    values = random.standard_normal(shape) if low is None else random.uniform(low, high, shape)
+        )
+    else:
+        values = random.standard_normal(shape) if low is None else random.uniform(low, high, shape)
     return values.astype(dtype)
 
 
@@ -162,8 +168,8 @@ def fill(shape: tuple[int, ...], dtype_name: str, declared: Mapping[str, Any], r
 
 
 def _from_file(
-    source: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    source: SampleSource,
+    inputs: Mapping[str, InputSpec],
     batch: int | None,
     what: str,
     output_ranks: Mapping[str, int | None],
@@ -195,9 +201,7 @@ def _from_file(
     return Samples(runs, expected if known else [], size)
 
 
-def _of_input(
-    name: str, spec: dict[str, Any], arrays: Arrays, declared: Mapping[str, Any], batch: int | None, what: str
-) -> Any:
+def _of_input(name: str, spec: InputSpec, arrays: Arrays, declared: ValueRange, batch: int | None, what: str) -> Array:
     """Return an input's array, samples stacked; a declared constant needs none. Says in `spec` where the batch is."""
     shape = static_shape(spec)
     if name in arrays:
@@ -266,7 +270,7 @@ def _mapped(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any
     return np.memmap(path, dtype, "r", offset, shape, order) if math.prod(shape) else np.empty(shape, dtype)
 
 
-def _cast(array: Any, dtype_name: str, where: str) -> Any:
+def _cast(array: Array, dtype_name: str, where: str) -> Array:
     dtype = numpy_dtype(dtype_name)
     if array.dtype == dtype:
         return array
@@ -277,7 +281,7 @@ def _cast(array: Any, dtype_name: str, where: str) -> Any:
     return array.astype(dtype)
 
 
-def _stacking(name: str, found: tuple[int, ...], spec: Mapping[str, Any], what: str) -> tuple[int, int]:
+def _stacking(name: str, found: tuple[int, ...], spec: InputSpec, what: str) -> tuple[int, int]:
     """Return the axis that samples are stacked on (or LEADING) and how many there are."""
     shape = static_shape(spec)
     if len(found) == len(shape) + 1 and found[1:] == shape:
@@ -366,7 +370,7 @@ def numpy_dtype(name: str) -> Any:
     return np.dtype(kind)
 
 
-def static_shape(spec: Mapping[str, Any]) -> tuple[int, ...]:
+def static_shape(spec: InputSpec) -> tuple[int, ...]:
     """Return an input's shape as numbers; of a dynamic dimension its largest value."""
     return tuple(int(size["max"] if isinstance(size, Mapping) else size) for size in spec["shape"])
 
@@ -374,7 +378,7 @@ def static_shape(spec: Mapping[str, Any]) -> tuple[int, ...]:
 # --- the file of reference outputs -----------------------------------------------------------------------------
 
 
-def save_runs(path: str, runs: Sequence[Arrays], outputs: list[Arrays], meta: Mapping[str, Any]) -> None:
+def save_runs(path: str, runs: Sequence[Arrays], outputs: list[Arrays], meta: RunsHeader) -> None:
     """Write inputs and reference outputs of every run to an .npz; `load_runs` reads it back.
 
     Arrays are stored one by one, since outputs may differ in shape from run to run.
@@ -403,7 +407,7 @@ def write_npz(path: str, arrays: Arrays) -> None:
                 np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
-def load_runs(path: str) -> tuple[list[Arrays], list[Arrays], dict[str, Any]]:
+def load_runs(path: str) -> tuple[list[Arrays], list[Arrays], RunsHeader]:
     """Read what `save_runs` wrote: inputs and outputs of every run, and the rest of the header."""
     import json
 

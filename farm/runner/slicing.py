@@ -13,11 +13,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of
-from .protocol import Result
+
+if TYPE_CHECKING:
+    from .documents import InputSpec, SliceAnswer, SlicedModel
 
 TUNABLE = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "MatMul", "Gemm", "MatMulInteger",
@@ -50,11 +52,11 @@ class Slice:
     model: Any
     signature: str
     operations: int
-    inputs: dict[str, dict[str, Any]]
+    inputs: dict[str, InputSpec]
     count: int = 1
 
 
-def write_slices(path: str, inputs: Mapping[str, Any], folder: Path) -> Result:
+def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> SliceAnswer:
     """Cut the model and write the distinct slices into a folder.
 
     Returns `slices`, a list of `{path, signature, operations, count, inputs}` in the model's order, and `operations`,
@@ -62,7 +64,7 @@ def write_slices(path: str, inputs: Mapping[str, Any], folder: Path) -> Result:
     """
     import onnx
 
-    distinct: dict[str, dict[str, Any]] = {}
+    distinct: dict[str, SlicedModel] = {}
     total = 0
     for piece in cut(path, inputs):
         total += piece.operations
@@ -82,7 +84,7 @@ def write_slices(path: str, inputs: Mapping[str, Any], folder: Path) -> Result:
     return {"slices": list(distinct.values()), "operations": total}
 
 
-def cut(path: str, inputs: Mapping[str, Any], per_slice: int = PER_SLICE) -> Iterator[Slice]:
+def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) -> Iterator[Slice]:
     """Yield the slices of the model in a file, at these input shapes, in its own order."""
     import onnx
     from onnx import inliner

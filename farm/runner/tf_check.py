@@ -10,10 +10,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .onnx_check import MAX_ELEMENTS, MAX_NODES, BadModel, check_file
 from .wire import MalformedMessage, as_bytes, fields, signed, text
+
+if TYPE_CHECKING:
+    from .documents import CheckAnswer
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("float32", 4),
@@ -36,7 +39,7 @@ DTYPES: dict[int, tuple[str, int]] = {
 _NO_OUTPUT = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
 
 
-def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> dict[str, Any]:
+def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> CheckAnswer:
     """Check a frozen GraphDef and return what it is, in the form of `check_onnx`.
 
     Inputs are the placeholders; outputs are the nodes named in `outputs`, else those that no other node uses.
@@ -52,7 +55,7 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> dict[
         raise BadModel("the file is not a TensorFlow frozen graph, or is cut short") from None
 
 
-def _graph(data: memoryview, outputs: Sequence[str]) -> dict[str, Any]:
+def _graph(data: memoryview, outputs: Sequence[str]) -> CheckAnswer:
     nodes, version = _nodes(data)
     used = _used(nodes)
     variables = [node for node in nodes.values() if node.op in ("Variable", "VariableV2", "VarHandleOp")]

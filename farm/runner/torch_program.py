@@ -5,11 +5,14 @@ Loading one can run what is in it, so it happens only in a sealed child, on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from .protocol import Request, RequestFailed, blamed_on_compiler
+from .protocol import RequestFailed, blamed_on_compiler
 from .samples import plain
+
+if TYPE_CHECKING:
+    from .documents import Arrays, Request
 
 
 def load(request: Request) -> TorchProgram:
@@ -34,12 +37,12 @@ def load(request: Request) -> TorchProgram:
 class TorchProgram:
     """A model that PyTorch runs on the CPU; `arguments` puts arrays by input name into its call."""
 
-    def __init__(self, module: Any, arguments: Callable[[Mapping[str, Any]], tuple[Any, Any]]) -> None:
+    def __init__(self, module: Any, arguments: Callable[[Arrays], tuple[Any, Any]]) -> None:
         self._module = module
         self._arguments = arguments
         self.outputs: list[str] = []  # PyTorch does not name them
 
-    def prepare(self, feeds: dict[str, Any]) -> Any:
+    def prepare(self, feeds: Arrays) -> Any:
         """Return the positional and the named arguments of the call."""
         return self._arguments(feeds)
 
@@ -56,7 +59,7 @@ class TorchProgram:
         """Return None: the CPU needs no copies."""
 
 
-def _arguments(program: Any, feeds: Mapping[str, Any]) -> tuple[Any, Any]:
+def _arguments(program: Any, feeds: Arrays) -> tuple[Any, Any]:
     """Return what an exported program is called with: its flat inputs, put back into the form that it was traced with.
 
     An input that is no tensor was traced as a constant, and is passed on as such.
@@ -73,7 +76,7 @@ def _arguments(program: Any, feeds: Mapping[str, Any]) -> tuple[Any, Any]:
     return positional, named
 
 
-def _tensor(feeds: Mapping[str, Any], name: str) -> Any:
+def _tensor(feeds: Arrays, name: str) -> Any:
     import torch
 
     if name not in feeds:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .protocol import Messages, Request, Result
+from .protocol import Messages
 from .samples import make_samples, points_of
+
+if TYPE_CHECKING:
+    from .documents import Arrays, BenchProgram, Request, TimedProgram
 
 MAX_RUNS = 2_000
 """Runs of one program in one round at most."""
@@ -23,13 +26,13 @@ class _Loaded(NamedTuple):
     first: list[float]
 
 
-def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> Result:
+def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
     """Load every program of the request, time its first runs, then let them take turns.
 
     The order turns around with each round (ABBA), so that a drift of the machine meets all alike. `load` returns the
     program that a part of the request describes.
     """
-    loaded = [_load({**request, **program}, messages, load) for program in request["programs"]]
+    loaded = [_load(_joined(request, program), messages, load) for program in request["programs"]]
     rounds, seconds = int(request["rounds"]), float(request["seconds"])
     times: list[list[list[float]]] = [[] for _ in loaded]
     most = max(1, min(MAX_RUNS, MAX_TOLD // max(1, rounds * len(loaded))))
@@ -38,12 +41,16 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
         turns = list(enumerate(loaded))
         for place, program in reversed(turns) if number % 2 else turns:
             times[place].append(_round(program, seconds / rounds, most))
-    return {
-        "programs": [
-            {"load": program.load, "first": program.first, "rounds": blocks}
-            for program, blocks in zip(loaded, times, strict=True)
-        ]
-    }
+    return [
+        {"load": program.load, "first": program.first, "rounds": blocks}
+        for program, blocks in zip(loaded, times, strict=True)
+    ]
+
+
+def _joined(request: Request, program: BenchProgram) -> Request:
+    """Return the request of one program: its own fields, and those that all programs share."""
+    whole: Request = {**request, **program}  # type: ignore[typeddict-item]  # A model as it is has no program.
+    return whole
 
 
 def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
@@ -62,11 +69,11 @@ def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     return _Loaded(lambda: program.run(prepared), seconds, first)
 
 
-def _feeds(request: Request) -> Mapping[str, Any]:
+def _feeds(request: Request) -> Arrays:
     """Return the arrays to run with: the first of the request's samples; of dynamic sizes the largest."""
     inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
     samples = make_samples(request["samples"], inputs, batch, what="the sample")
-    feeds: Mapping[str, Any] = samples.runs[0]
+    feeds: Arrays = samples.runs[0]
     return feeds
 
 

@@ -12,6 +12,7 @@ from farm.compiling.failures import classify
 from farm.errors import FarmFault, UsageError
 from farm.files import read_plain
 from farm.jobs.state import Fault
+from farm.runner.documents import ChildRequest
 from farm.spec import Device
 from farm.tuning import text
 from farm.tuning.records import RecordSource, Snapshot
@@ -23,6 +24,18 @@ LIMITS = ChildLimits(time=120, memory=1 << 30, log=1 << 20, disk=256 << 20)
 
 KNOWN_MEMORY = 64
 """Bytes of memory for each packed byte of what the database holds already."""
+
+
+class ImportRequest(ChildRequest, total=False):
+    """What `import_child.py` is asked: the files to read and to write, and what the records were measured on."""
+
+    offered: str
+    known: str
+    delta: str
+    made_on: Mapping[str, object]
+    toolchain: str
+    miopen: str
+    source: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +64,18 @@ def read_brought(
         offered.write_bytes(packed)
         ours.write_bytes(text.pack(known))
         made.mkdir()
+        request: ImportRequest = {
+            "action": "import",
+            "offered": str(offered),
+            "known": str(ours),
+            "delta": str(made / "delta.gz"),
+            "made_on": asdict(device),
+            "toolchain": toolchain,
+            "miopen": miopen,
+            "source": list(astuple(source)),
+        }
         end = run_child(
-            {
-                "action": "import",
-                "offered": str(offered),
-                "known": str(ours),
-                "delta": str(made / "delta.gz"),
-                "made_on": asdict(device),
-                "toolchain": toolchain,
-                "miopen": miopen,
-                "source": list(astuple(source)),
-            },
+            request,
             log_path=folder / "log.txt",
             limits=_limits(ours.stat().st_size),
             folder=folder,

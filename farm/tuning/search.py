@@ -24,6 +24,7 @@ from farm.compiling.steps import Steps
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
+from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedModel, SlicePart
 from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
@@ -69,7 +70,7 @@ class SearchedSlice(NamedTuple):
 
     key: str
     operations: int
-    cut: Mapping[str, Any]
+    cut: SlicedModel
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Search:
         """Whether the budget ended before the tuning did."""
         self.left_over = 0
         """Operations that were left untuned then."""
-        self.slices: list[dict[str, Any]] = []
+        self.slices: list[SlicePart] = []
         """The model's slices, `{key, count}`."""
         compiler = COMPILERS[self.spec["compiler"]["name"]]
         enforce = self.spec["tuning"].get("miopen_find_enforce")
@@ -197,7 +198,7 @@ class Search:
         finally:
             self._gather_logs()
 
-    def ask(self, request: Mapping[str, Any], *, read: Sequence[Path], write: Sequence[Path]) -> dict[str, Any] | None:
+    def ask(self, request: Request, *, read: Sequence[Path], write: Sequence[Path]) -> CompileAnswer | None:
         """Ask for the whole in a child that tunes what is left; None if the budget is over, before or meanwhile.
 
         All that is known by now is in `folder` then. Raises StepEnded.
@@ -210,7 +211,7 @@ class Search:
             return None
         finished = False
         try:
-            answer = self._ask(own, request, read=read, write=write)
+            answer: CompileAnswer = self._ask(own, request, read=read, write=write)
             finished = True
             return answer
         except StepEnded as ended:
@@ -274,14 +275,14 @@ class Search:
             self.work += TuningWork(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
         return entry is not None
 
-    def _cut(self, model: Path, inputs: Sequence[Path]) -> list[dict[str, Any]]:
+    def _cut(self, model: Path, inputs: Sequence[Path]) -> list[SlicedModel]:
         """Return the model's slices; none if it cannot be cut, which is then tuned as a whole."""
         if self.order["model"]["format"] != "onnx":
             return []
         folder = self._slices
         folder.mkdir()
         try:
-            found = self.steps.ask(slice_request(self.order, model, folder), read=inputs, write=[folder])
+            found: SliceAnswer = self.steps.ask(slice_request(self.order, model, folder), read=inputs, write=[folder])
         except StepEnded as ended:
             if ended.failure is None or ended.failure.kind not in REFUSED:
                 raise
@@ -290,7 +291,7 @@ class Search:
         return [self._checked(cut, folder) for cut in found["slices"]]
 
     @staticmethod
-    def _checked(cut: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def _checked(cut: SlicedModel, folder: Path) -> SlicedModel:
         """Return a slice as a child described it, with its file in the child's folder, whatever path it named."""
         match cut:
             case {"path": str(path), "signature": str(), "operations": int(operations), "count": int(count)} if (
@@ -380,12 +381,12 @@ class Search:
     def _ask(
         self,
         lane: Lane,
-        request: Mapping[str, Any],
+        request: Request,
         *,
         read: Sequence[Path],
         write: Sequence[Path] = (),
         quiet: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Ask a child that tunes into a lane's folder, within the budget."""
         began = time.monotonic()
         lane.ended, lane.began = None, began

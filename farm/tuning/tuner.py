@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
-from farm.compiling.requests import bench_request, compile_request
+from farm.compiling.program_record import (
+    GpuConditions,
+    ProgramRecord,
+    ProgramSpeed,
+    RecordedLatency,
+    RecordedTuning,
+    TurnFigures,
+    is_shared,
+)
+from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.compiling.slots import FreeSlots
-from farm.compiling.steps import Steps, inputs_of, is_shared
+from farm.compiling.steps import Steps, inputs_of
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
+from farm.runner.documents import BenchAnswer, CompileAnswer, Request, TimedProgram, TuningWish
 from farm.targets.compilers import OFF
 from farm.tuning.database import Learning
 from farm.tuning.formats import read_folder
@@ -43,11 +53,10 @@ _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 
 
 class PublishedProgram(NamedTuple):
-    """A program of the same cell that is out already: its cache key, its file, and what its compile said of it."""
+    """A program of the same cell that was published before, and its cache key."""
 
     key: str
-    program: Path
-    compiled: Mapping[str, Any]
+    program: MadeProgram
 
 
 class Tuner:
@@ -91,8 +100,8 @@ class Tuner:
         self.measuring = self.mode.reading(str(self.proof))
         """The environment of the children that measure."""
         self.untuned = self.children.folder / "untuned" / steps.program.name
-        self.untuned_compiled: dict[str, Any] = {}
-        self.measured: list[dict[str, Any]] = []
+        self.untuned_compiled: CompileAnswer | None = None
+        self.measured: Sequence[TimedProgram] = []
         self.comparison: Comparison | None = None
         self._published = published
         self._against: Comparison | None = None
@@ -101,10 +110,10 @@ class Tuner:
         self.kernel_cache: Path | None = None
         """The archive of MIOpen's kernel binaries that the chosen program takes; None if it takes none."""
         self._is_faster = True
-        self._conditions: list[dict[str, Any]] = []
-        self._turns: dict[str, Any] | None = None
+        self._conditions: list[GpuConditions] = []
+        self._turns: GpuConditions | None = None
 
-    def compile(self, model: Path, calibration: Path | None) -> dict[str, Any]:
+    def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Tune what is not known yet, compile, and return the compiling child's answer.
 
         Raises StepEnded; what was learnt until then is kept.
@@ -121,7 +130,7 @@ class Tuner:
         self._conditions = [found for found in (before, after) if found]
         return compiled
 
-    def choose(self, compiled: Mapping[str, Any], samples: Path | None, *, runs: bool) -> dict[str, Any] | None:
+    def choose(self, compiled: CompileAnswer, samples: Path | None, *, runs: bool) -> CompileAnswer | None:
         """Compare the tuned program, which was measured alone before, with the one without tuning.
 
         Return None if the tuned program stays, as it does if it cannot be run from here (`runs`). If the other one is
@@ -129,7 +138,7 @@ class Tuner:
         """
         kernels = self.kernels()  # Before other programs leave theirs in the same folder.
         self.kernel_cache = self._pack(kernels) if kernels else None
-        self._is_faster = self.prove(compiled, samples) if runs else True
+        self._is_faster = self.prove(MadeProgram.of(self.steps.program, compiled), samples) if runs else True
         self._turns = self.children.look("after the turns of measuring")
         if self._is_faster:
             return None
@@ -139,37 +148,39 @@ class Tuner:
         self.untuned.parent.rename(self.steps.program.parent)
         return self.untuned_compiled
 
-    def describe(self, record: dict[str, Any]) -> None:
+    def describe(self, record: ProgramRecord) -> None:
         """Add to the record of the chosen program what the tuning found, and how the two programs compare."""
         record["tuning"] |= self.report(published=self._is_faster)
         record["tuning"]["conditions"] = self._conditions
-        measured = record["measurements"]
-        measured |= self.figures()
+        measured: ProgramSpeed = {**record["measurements"], **self.figures()}
+        record["measurements"] = measured
         if self._turns:
-            measured["conditions"] = [*measured["conditions"], self._turns]
+            measured["conditions"] = [*measured.get("conditions", ()), self._turns]
             measured["shared"] = measured["shared"] or is_shared(self._turns)
 
-    def _compile(self) -> dict[str, Any]:
-        def request(database: Path, **tuning: Any) -> dict[str, Any]:
+    def _compile(self) -> CompileAnswer:
+        def request(database: Path, **changed: Any) -> Request:
             whole = compile_request(self.order, self._model, self._calibration, self.steps.program)
-            tuning = {**whole["tuning"], "slices": self.search.slices, **tuning}
-            return {**whole, "tuning": tuning, "database": str(database)}
+            wish: TuningWish = {**whole["tuning"], "slices": self.search.slices, **changed}  # type: ignore[typeddict-item]
+            return {**whole, "tuning": wish, "database": str(database)}
 
         write = [self.steps.program.parent]
-        compiled = self.search.ask(request(self.folder), read=self._inputs, write=write)
+        compiled: CompileAnswer | None = self.search.ask(request(self.folder), read=self._inputs, write=write)
         if compiled:
             return compiled
         # From a copy: what the compiler now chooses in a hurry would stop every later search for something better.
         copy = self.folder.with_name("tuning-copy")
         self.search.copy(copy)
-        return self.steps.ask(
+        compiled = self.steps.ask(
             request(copy, **dict.fromkeys(self.mode.arguments, False)),
             self.mode.reading(str(copy)),
             read=self._inputs,
             write=[*write, copy],
         )
+        assert compiled
+        return compiled
 
-    def prove(self, compiled: Mapping[str, Any], samples: Path | None) -> bool:
+    def prove(self, tuned: MadeProgram, samples: Path | None) -> bool:
         """Measure the untuned program beside the tuned one, in one process, in turns; say whether tuned is faster.
 
         True also where there is no untuned program to compare with. Its file is `untuned`, what its child said of it
@@ -177,19 +188,19 @@ class Tuner:
         """
         # Now, before the other program leaves something there too.
         self._written = len(read_folder(self.proof, RecordSource("")).snapshot)
-        programs = [(self.steps.program, compiled)]
-        if self._compile_untuned():
-            programs.append((self.untuned, self.untuned_compiled))
+        programs = [tuned]
+        if untuned := self._compile_untuned():
+            programs.append(MadeProgram.of(self.untuned, untuned))
         if self._published:
-            programs.append((self._published.program, self._published.compiled))
+            programs.append(self._published.program)
         if len(programs) == 1:
             return True
         with self.children.phase(Phase.MEASURING):
             request = bench_request(
                 self.order, programs, samples, rounds=ROUNDS, seconds=self.children.settings.measure_seconds
             )
-            read = [*(path for path, _ in programs), *([samples] if samples else [])]
-            answer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
+            read = [*(program.path for program in programs), *([samples] if samples else [])]
+            answer: BenchAnswer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
         rounds = [each["rounds"] for each in answer["programs"]]
         best = rounds[0]
         if self.untuned_compiled:
@@ -199,22 +210,20 @@ class Tuner:
         if self._published:
             self._against = compare(best, rounds[-1])
         if best is rounds[0] and self.mode.stores:
-            self._alone = compare(rounds[0], self._with_databases(compiled, samples))
+            self._alone = compare(rounds[0], self._with_databases(tuned, samples))
         return best is rounds[0]
 
-    def _with_databases(self, compiled: Mapping[str, Any], samples: Path | None) -> Rounds:
+    def _with_databases(self, tuned: MadeProgram, samples: Path | None) -> Rounds:
         """Measure the tuned program in a process that has all that tuned it."""
         with self.children.phase(Phase.MEASURING):
             seconds = self.children.settings.measure_seconds
-            request = bench_request(
-                self.order, [(self.steps.program, compiled)], samples, rounds=ROUNDS, seconds=seconds
-            )
+            request = bench_request(self.order, [tuned], samples, rounds=ROUNDS, seconds=seconds)
             read = [self.steps.program, *([samples] if samples else [])]
             answer = self.steps.ask(request, self.mode.reading(str(self.folder)), read=read, write=[self.folder])
         rounds: Rounds = answer["programs"][0]["rounds"]
         return rounds
 
-    def _compile_untuned(self) -> bool:
+    def _compile_untuned(self) -> CompileAnswer | None:
         request = compile_request(self.order, self._model, self._calibration, self.untuned)
         with self.children.phase(Phase.COMPILING):
             try:
@@ -225,7 +234,7 @@ class Tuner:
                 if ended.failure is None or ended.failure.kind not in REFUSED:
                     raise
                 log.warning("the untuned program does not compile", reason=ended.failure.message)
-        return bool(self.untuned_compiled)
+        return self.untuned_compiled
 
     def kernels(self) -> list[Path]:
         """Return MIOpen's kernel binaries that the program took when it was measured alone."""
@@ -242,20 +251,24 @@ class Tuner:
                 part.unlink()
         return path
 
-    def report(self, *, published: bool) -> dict[str, Any]:
+    def report(self, *, published: bool) -> RecordedTuning:
         """Return the sidecar's entry for the tuning; `published` is whether the tuned program is published."""
         work = self.search.work
         return {
             "mode": self.spec["tuning"]["mode"],
             "operations": work.known + work.tuned + work.untunable + self.search.left_over,
-            **{name: getattr(work, name) for name in ("known", "tuned", "untunable", "seconds", "saved")},
+            "known": work.known,
+            "tuned": work.tuned,
+            "untunable": work.untunable,
+            "seconds": work.seconds,
+            "saved": work.saved,
             "finished": not self.search.cut,
             "published": "tuned" if published else "untuned",
             "written": self._written,
             **self._carried(),
         }
 
-    def _carried(self) -> dict[str, Any]:
+    def _carried(self) -> RecordedTuning:
         """Say whether the file carries its tuning: as fast with empty databases, and nothing written into them."""
         if self._alone is None:
             return {}
@@ -267,22 +280,26 @@ class Tuner:
             "alone": {"ratio": self._alone.ratio, "interval": [self._alone.low, self._alone.high]},
         }
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> TurnFigures:
         """Return what the sidecar's measurements say of the programs that took turns."""
-        against = (
-            {"against": {"key": self._published.key, **self._against.as_dict()}}
-            if self._published and self._against
-            else {}
-        )
+        figures: TurnFigures = {}
+        if self._published and self._against:
+            compared = self._against
+            figures["against"] = {
+                "key": self._published.key,
+                "ratio": compared.ratio,
+                "interval": [compared.low, compared.high],
+                "verdict": compared.verdict,
+            }
         if self.comparison is None:
-            return against
+            return figures
         tuned, baseline = (distribution([run for runs in each["rounds"] for run in runs]) for each in self.measured)
         return {
+            **figures,
             "tuned": _latency(tuned),
             "baseline": _latency(baseline),
             "ratio": self.comparison.ratio,
             "interval": [self.comparison.low, self.comparison.high],
-            **against,
         }
 
     def first_run_warm(self) -> float:
@@ -290,6 +307,11 @@ class Tuner:
         return float(self.measured[0]["first"][0])
 
 
-def _latency(measured: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"p50": "median", "p90": "p90", "p99": "p99", "minimum": "minimum", "repeats": "repeats"}
-    return {names[name]: value for name, value in measured.items() if name in names}
+def _latency(measured: Mapping[str, Any]) -> RecordedLatency:
+    return {
+        "median": measured["p50"],
+        "p90": measured["p90"],
+        "p99": measured["p99"],
+        "minimum": measured["minimum"],
+        "repeats": measured["repeats"],
+    }

@@ -32,7 +32,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.matrix": {"farm.errors", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
     "farm.results": {"farm.errors", "farm.jobs", "farm.models", "farm.targets", "farm.units"},
     # what compiles
-    "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.spec", "farm.targets"},
+    "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.runner", "farm.spec", "farm.targets"},
     # what is kept
     "farm.artifacts": {"farm.errors", "farm.files", "farm.jobs", "farm.logging", "farm.settings"},
     "farm.tuning": {
@@ -62,6 +62,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.matrix",
         "farm.models",
         "farm.results",
+        "farm.runner",
         "farm.settings",
         "farm.spec",
         "farm.store",

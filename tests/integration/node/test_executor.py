@@ -18,8 +18,9 @@ from farm.artifacts.sidecar import Measurements
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
+from farm.compiling.program_record import speed_of
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.compiling.steps import Steps, measurements_of
+from farm.compiling.steps import Steps
 from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
@@ -226,7 +227,7 @@ def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: py
     request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
     told = Messages(os.open(os.devnull, os.O_WRONLY))
     answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
-    measured = Measurements.model_validate(measurements_of(answer["measurements"], shared=False))
+    measured = Measurements.model_validate(speed_of(answer["measurements"], shared=False))
     assert measured.latency
     assert measured.device_latency
     assert measured.device_latency.repeats > 1
@@ -267,7 +268,7 @@ def test_what_cannot_be_run_through_no_fault_of_its_own_is_not_verified(
     if published:
         answer = evaluated()
         assert answer["verification"]["unverified"] == {"y": failure.message}
-        assert Measurements.model_validate(measurements_of(answer["measurements"], shared=False)).latency is None
+        assert Measurements.model_validate(speed_of(answer["measurements"], shared=False)).latency is None
     else:
         with pytest.raises(RequestFailed):
             evaluated()

@@ -10,6 +10,7 @@ import pytest
 
 from farm.artifacts.s3 import S3Store
 from farm.compiling.children import StepEnded
+from farm.compiling.requests import MadeProgram
 from farm.compiling.slots import Slot
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
@@ -98,7 +99,7 @@ def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_setting
     """It is compiled without a search. What the tuned one left in its empty databases is told, its kernels are kept."""
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:2]), None)
-    assert tuner.prove(compiled, None)
+    assert tuner.prove(MadeProgram.of(tuner.steps.program, compiled), None)
     assert environments(tuner)["compile"] == {}
     report, figures = tuner.report(published=True), tuner.figures()
     assert (report["published"], report["written"], report["carried"]) == ("tuned", 0, True)
@@ -109,7 +110,7 @@ def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_setting
     )
     (tuner.proof / "kernels").mkdir()
     (tuner.proof / "kernels" / "gfx942130.ukdb").write_bytes(b"kernels")
-    tuner.prove(compiled, None)
+    tuner.prove(MadeProgram.of(tuner.steps.program, compiled), None)
     report = tuner.report(published=True)
     assert (report["written"], report["carried"]) == (1, False), "it tuned again"
     assert [path.name for path in tuner.kernels()] == ["gfx942130.ukdb"]
@@ -135,11 +136,11 @@ def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
     """With empty databases it is slower than with those that tuned it; a program out already takes turns too."""
-    out = PublishedProgram("a" * 64, tmp_path / "published.mxr", {"outputs": []})
+    out = PublishedProgram("a" * 64, MadeProgram(tmp_path / "published.mxr", [], None))
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
     tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}
-    assert tuner.prove(compiled, None)
+    assert tuner.prove(MadeProgram.of(tuner.steps.program, compiled), None)
     report, against = tuner.report(published=True), tuner.figures()["against"]
     assert report["carried"] is False
     assert report["alone"]["interval"] == pytest.approx([2 / 3, 2 / 3])

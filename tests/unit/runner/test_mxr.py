@@ -85,7 +85,7 @@ def test_a_code_objects_own_notes_say_the_same_of_its_architecture(arch: str) ->
     ],
 )
 def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) -> None:
-    assert (not foreign_arches(read(write_mxr(tmp_path / "net.mxr")), device)) is runs
+    assert (not foreign_arches(read(write_mxr(tmp_path / "net.mxr"))["code_objects"], device)) is runs
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_nodes_on_the_cpu_on_purpose_are_told_from_those_without_a_kernel() -> N
 
 
 def test_a_session_that_was_made_without_the_provider_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = {"missing": {"cudnn": "libcudnn.so.9: cannot open shared object file"}}
-    monkeypatch.setattr(onnxruntime_cuda, "libraries", lambda: missing)
+    found = onnxruntime_cuda.CudaLibraries({}, {"cudnn": "libcudnn.so.9: cannot open shared object file"}, 0)
+    monkeypatch.setattr(onnxruntime_cuda, "libraries", lambda: found)
     with pytest.raises(onnxruntime_cuda.RequestFailed, match="cannot be loaded: libcudnn") as raised:
         onnxruntime_cuda.refuse_without_provider(StandInSession())
     assert raised.value.kind == "gpu_library"
