@@ -17,7 +17,7 @@ _PIECE = 1 << 20
 """Bytes of a file that are copied at once."""
 
 
-def write_anew(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """Write a file in a folder in which others write, and replace whatever they left in its place, even a folder.
 
     No link is followed. A reader sees what was there before, or all of the new file. Raises OSError.

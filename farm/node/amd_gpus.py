@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from farm.node import amd_smi, kfd, rocminfo
-from farm.node.gpu_source import Told, same_gpu, whole_card
+from farm.node.gpu_source import GpuReport, same_gpu, whole_card
 from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
 
@@ -28,15 +28,15 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
     }
     if not all(gpu.model and gpu.partition for gpu in sources["rocminfo"]) or not sources["rocminfo"]:
         sources["amd-smi"] = _amd_smi(machine, programs)
-    name, base = next(((name, told) for name, told in sources.items() if told), ("", []))
-    others = {source: told for source, told in sources.items() if source != name and told}
+    name, base = next(((name, report) for name, report in sources.items() if report), ("", []))
+    others = {source: report for source, report in sources.items() if source != name and report}
     notes = [*_unseen(machine, base), *_counts(name, base, others)]
     uuids = Counter(gpu.uuid for gpu in base)
     found: list[Gpu] = []
-    for index, told in enumerate(base):
-        whole, said = _completed(told, others)
-        gpu, told_notes = _usable(machine, index, whole, said, alone=uuids[told.uuid] == 1)
-        notes += told_notes
+    for index, report in enumerate(base):
+        whole, said = _completed(report, others)
+        gpu, report_notes = _usable(machine, index, whole, said, alone=uuids[report.uuid] == 1)
+        notes += report_notes
         found += [gpu] if gpu else []
     found, left_out = _allowed(found, machine.environ.get(CHOICE))
     notes += left_out
@@ -63,11 +63,11 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
     return next(filter(None, answers), "")
 
 
-def _amd_smi(machine: Machine, folders: Sequence[str]) -> list[Told]:
+def _amd_smi(machine: Machine, folders: Sequence[str]) -> list[GpuReport]:
     return amd_smi.gpus(_ask(machine, "amd-smi", folders, amd_smi.COMMAND, amd_smi.SHORT_COMMAND))
 
 
-def _unseen(machine: Machine, base: Sequence[Told]) -> list[Note]:
+def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
     """GPUs that the machine has and this process does not see."""
     notes = []
     if nodes := kfd.hidden(machine):
@@ -83,87 +83,89 @@ def _unseen(machine: Machine, base: Sequence[Told]) -> list[Note]:
 _CONTAINER = "start the container with --device /dev/kfd --device /dev/dri"
 
 
-def _counts(name: str, base: Sequence[Told], others: dict[str, list[Told]]) -> list[Note]:
+def _counts(name: str, base: Sequence[GpuReport], others: dict[str, list[GpuReport]]) -> list[Note]:
     return [
-        Note("GPUs", f"{name} has {len(base)}, {source} {len(told)}: {name}'s word stands", broken=False)
-        for source, told in others.items()
-        if len(told) != len(base)
+        Note("GPUs", f"{name} has {len(base)}, {source} {len(report)}: {name}'s word stands", broken=False)
+        for source, report in others.items()
+        if len(report) != len(base)
     ]
 
 
-def _completed(told: Told, others: dict[str, list[Told]]) -> tuple[Told, dict[str, Told]]:
+def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[GpuReport, dict[str, GpuReport]]:
     """Return a GPU with its gaps filled by what other sources say of it, and what each of them says."""
-    said = {source: one for source, list_ in others.items() if (one := _about(told, list_))}
-    whole = told
+    said = {source: one for source, list_ in others.items() if (one := _about(report, list_))}
+    whole = report
     for one in said.values():
-        gaps = {name: value for name in Told.__slots__ if (value := getattr(one, name)) and not getattr(whole, name)}
+        gaps = {
+            name: value for name in GpuReport.__slots__ if (value := getattr(one, name)) and not getattr(whole, name)
+        }
         if ":" in one.arch and one.arch.partition(":")[0] == whole.arch:
             gaps["arch"] = one.arch
         whole = replace(whole, **gaps)
     return whole, said
 
 
-def _about(told: Told, others: Iterable[Told]) -> Told | None:
-    matches = [one for one in others if same_gpu(told, one)]
+def _about(report: GpuReport, others: Iterable[GpuReport]) -> GpuReport | None:
+    matches = [one for one in others if same_gpu(report, one)]
     return matches[0] if len(matches) == 1 else None
 
 
 def _usable(
-    machine: Machine, index: int, told: Told, said: dict[str, Told], *, alone: bool
+    machine: Machine, index: int, report: GpuReport, said: dict[str, GpuReport], *, alone: bool
 ) -> tuple[Gpu | None, list[Note]]:
-    subject = f"GPU {index}" + (f" ({told.bdf})" if told.bdf else "")
+    subject = f"GPU {index}" + (f" ({report.bdf})" if report.bdf else "")
     notes = []
     for source, one in said.items():
         short = one.arch.partition(":")[0]
-        if short and short != told.arch.partition(":")[0]:
-            text = f"{source} calls it {one.arch}, which it is not: the kernel says {told.arch}"
+        if short and short != report.arch.partition(":")[0]:
+            text = f"{source} calls it {one.arch}, which it is not: the kernel says {report.arch}"
             return None, [Note(subject, text, f"look for {SPOOF} in the environment, and remove it")]
-        if one.compute_units not in (None, told.compute_units):
-            text = f"{source} counts {one.compute_units} compute units, the kernel {told.compute_units}, which stands"
+        if one.compute_units not in (None, report.compute_units):
+            text = f"{source} counts {one.compute_units} compute units, the kernel {report.compute_units}, which stands"
             notes.append(Note(subject, text, "a mask of compute units (HSA_CU_MASK, ROC_GLOBAL_CU_MASK) may be set"))
-    if not told.arch or not told.compute_units:
-        missing = "architecture" if not told.arch else "number of compute units"
+    if not report.arch or not report.compute_units:
+        missing = "architecture" if not report.arch else "number of compute units"
         fix = "install rocminfo, or a newer driver" if not said else "look at the kernel's log (dmesg | grep amdgpu)"
         return None, [*notes, Note(subject, f"nothing says its {missing}", fix)]
-    if note := _closed(machine, subject, told):
+    if note := _closed(machine, subject, report):
         return None, [*notes, note]
-    if ":" not in told.arch and told.arch.startswith("gfx9"):
-        text = f"feature bits of {told.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
+    if ":" not in report.arch and report.arch.startswith("gfx9"):
+        text = f"feature bits of {report.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
         notes.append(Note(subject, text, "install rocminfo", False))
     gpu = Gpu(
         index=index,
-        uuid=told.uuid,
-        arch=told.arch,
-        compute_units=told.compute_units,
-        xcc=told.xcc,
-        memory=told.memory,
-        model=told.model,
-        partition=_partition(machine, told) or told.partition,
-        bdf=told.bdf,
-        cpus=_cpus(machine, told),
+        uuid=report.uuid,
+        arch=report.arch,
+        compute_units=report.compute_units,
+        xcc=report.xcc,
+        memory=report.memory,
+        model=report.model,
+        partition=_partition(machine, report) or report.partition,
+        bdf=report.bdf,
+        cpus=_cpus(machine, report),
         driver=_driver(machine),
         alone=alone,
     )
     return gpu, notes
 
 
-def _closed(machine: Machine, subject: str, told: Told) -> Note | None:
+def _closed(machine: Machine, subject: str, report: GpuReport) -> Note | None:
     """Say why this process may not open the GPU's devices; None where it may."""
-    names = ["/dev/kfd", *([f"/dev/dri/renderD{told.render}"] if told.render else [])]
+    names = ["/dev/kfd", *([f"/dev/dri/renderD{report.render}"] if report.render else [])]
     for name in names:
         path = machine.path(name)
         if not path.exists():
             return Note(subject, f"{name} is not there", _CONTAINER)
         if not os.access(path, os.R_OK | os.W_OK):
-            group = "render" if told.node is not None else "video"
+            group = "render" if report.node is not None else "video"
             fix = f"add this user to the group that owns it (usermod -aG {group},video $USER), and log in again"
             return Note(subject, f"this user may not open {name}", fix)
     return None
 
 
-def _partition(machine: Machine, told: Told) -> str:
-    folders = [f"/sys/class/drm/renderD{told.render}/device"] if told.render else []
-    folders += [f"/sys/bus/pci/devices/{whole_card(told.bdf)}"] if told.bdf else []
+def _partition(machine: Machine, report: GpuReport) -> str:
+    folders = [f"/sys/class/drm/renderD{report.render}/device"] if report.render else []
+    folders += [f"/sys/bus/pci/devices/{whole_card(report.bdf)}"] if report.bdf else []
     return next(filter(None, (machine.text(f"{folder}/current_compute_partition") for folder in folders)), "")
 
 
@@ -173,10 +175,10 @@ def _driver(machine: Machine) -> str:
     return machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else "")
 
 
-def _cpus(machine: Machine, told: Told) -> str:
+def _cpus(machine: Machine, report: GpuReport) -> str:
     """Return the CPUs near a GPU: as its PCI device tells, else those of the CPU node that KFD links it to."""
-    near = machine.text(f"/sys/bus/pci/devices/{whole_card(told.bdf)}/local_cpulist") if told.bdf else ""
-    if near or told.node is None:
+    near = machine.text(f"/sys/bus/pci/devices/{whole_card(report.bdf)}/local_cpulist") if report.bdf else ""
+    if near or report.node is None:
         return near
-    node = kfd.numa_node(machine, told.node)
+    node = kfd.numa_node(machine, report.node)
     return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")

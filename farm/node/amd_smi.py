@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from farm.node.gpu_source import Told
+from farm.node.gpu_source import GpuReport
 
 COMMAND = ("static", "--asic", "--bus", "--vram", "--partition", "--json")
 SHORT_COMMAND = ("static", "--asic", "--json")
 """For releases that do not know all of the other's switches."""
 
 
-def gpus(text: str) -> list[Told]:
+def gpus(text: str) -> list[GpuReport]:
     """Return the GPUs of `amd-smi static`'s JSON: `{"gpu_data": [...]}`, and a bare list before ROCm 7.
 
     Fields without a value are `"N/A"`. Text that is no such JSON is no GPU.
@@ -28,12 +28,12 @@ def gpus(text: str) -> list[Told]:
     return [_gpu(row) for row in rows if isinstance(row, dict) and isinstance(row.get("asic"), dict)]
 
 
-def _gpu(row: Mapping[str, Any]) -> Told:
+def _gpu(row: Mapping[str, Any]) -> GpuReport:
     asic, bus, partition, vram = (_mapping(row.get(name)) for name in ("asic", "bus", "partition", "vram"))
     serial = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", str(asic.get("asic_serial")))
     units, size = asic.get("num_compute_units"), _mapping(vram.get("size"))
     mode = str(partition.get("accelerator_partition") or partition.get("compute_partition") or "")
-    return Told(
+    return GpuReport(
         bdf=_known(bus.get("bdf")).lower(),
         uuid=f"GPU-{serial[1].lower():0>16}" if serial else "",
         arch=_known(asic.get("target_graphics_version")),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GpuReport:
     """One GPU as one source tells of it; what it does not tell is None or empty.
 
     `node` is KFD's number of the node, `bdf` the PCI address (`0000:05:00.0`; partitions of a card differ in the
@@ -25,7 +25,7 @@ class Told:
     render: int | None = None
 
 
-def same_gpu(one: Told, other: Told) -> bool:
+def same_gpu(one: GpuReport, other: GpuReport) -> bool:
     """Whether two sources speak of one GPU: by the first name that both know, and not by the order of lists."""
     for name in ("node", "bdf", "uuid"):
         mine, theirs = getattr(one, name), getattr(other, name)

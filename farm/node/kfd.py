@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.node.gpu_source import Told, pci_address
+from farm.node.gpu_source import GpuReport, pci_address
 from farm.node.machine import Machine
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -12,10 +12,10 @@ _MEMORY_HEAPS = (1, 2)
 """`heap_type` of a GPU's own memory: visible to the host, and not."""
 
 
-def gpus(machine: Machine) -> list[Told]:
+def gpus(machine: Machine) -> list[GpuReport]:
     """Return the GPUs that this process may see, in ROCr's order; a node that may not be read is none of them."""
-    told = [(node, machine.numbers(f"{NODES}/{node}/properties")) for node in machine.numbered(NODES)]
-    return [_gpu(machine, node, properties) for node, properties in told if _is_gpu(properties)]
+    found = [(node, machine.numbers(f"{NODES}/{node}/properties")) for node in machine.numbered(NODES)]
+    return [_gpu(machine, node, properties) for node, properties in found if _is_gpu(properties)]
 
 
 def hidden(machine: Machine) -> list[int]:
@@ -24,7 +24,7 @@ def hidden(machine: Machine) -> list[int]:
 
 
 def numa_node(machine: Machine, node: int) -> int | None:
-    """Return the CPU node that a GPU's node is nearest to, by its links; None where none is told."""
+    """Return the CPU node that a GPU's node is nearest to, by its links; None if there is none."""
     folder = f"{NODES}/{node}/io_links"
     links = [machine.numbers(f"{folder}/{link}/properties") for link in machine.numbered(folder)]
     near = sorted((link.get("weight", 0), link["node_to"]) for link in links if "node_to" in link)
@@ -32,7 +32,7 @@ def numa_node(machine: Machine, node: int) -> int | None:
 
 
 def held(machine: Machine, bdf: str) -> list[int] | None:
-    """Return the bytes of a GPU's memory that each process holds, of those that hold any; None where that is not told.
+    """Return the bytes of a GPU's memory that each process holds, of those that hold any; None if KFD does not say.
 
     KFD has a folder for each process that uses it, of all containers, named by the pid that the host knows it by. In it
     is `vram_<gpu_id>` for each GPU: `kfd_process.c` of Linux' amdkfd, 5.8 or newer.
@@ -57,13 +57,13 @@ def _address(properties: dict[str, int]) -> str:
     return pci_address(properties.get("domain", 0), location) if location else ""
 
 
-def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> Told:
+def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> GpuReport:
     simd, per_unit = properties.get("simd_count"), properties.get("simd_per_cu")
     unique, render = properties.get("unique_id"), properties.get("drm_render_minor")
     banks = f"{NODES}/{node}/mem_banks"
     heaps = [machine.numbers(f"{banks}/{bank}/properties") for bank in machine.numbered(banks)]
     own = [heap.get("size_in_bytes", 0) for heap in heaps if heap.get("heap_type") in _MEMORY_HEAPS]
-    return Told(
+    return GpuReport(
         node=node,
         bdf=_address(properties),
         uuid=f"GPU-{unique:016x}" if unique else "",

@@ -50,7 +50,7 @@ class Probes:
         # A daemon: it may take minutes, and nobody waits for it when the worker ends.
         threading.Thread(target=self._run, name="health-probe", daemon=True).start()
 
-    def told(self) -> None:
+    def reported(self) -> None:
         """The store knows the answer."""
         self.answer = None
         self.proven = True

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 
-from farm.node.gpu_source import Told, pci_address
+from farm.node.gpu_source import GpuReport, pci_address
 
 
-def gpus(text: str) -> list[Told]:
+def gpus(text: str) -> list[GpuReport]:
     """Return the GPU agents of rocminfo's output. `Node` is KFD's number; `BDFID` leaves the PCI domain out."""
     agents = re.split(r"^\*+[ \t]*\nAgent \d+[ \t]*\n\*+[ \t]*$", text, flags=re.MULTILINE)[1:]
     return [_gpu(agent) for agent in agents if re.search(r"^\s*Device Type:\s+GPU", agent, re.MULTILINE)]
 
 
-def _gpu(agent: str) -> Told:
+def _gpu(agent: str) -> GpuReport:
     node, bdf, units = (_number(agent, name) for name in ("Node", "BDFID", "Compute Unit"))
     uuid, short = _value(agent, "Uuid"), _value(agent, "Name")
     # An agent also lists the generic arch that it belongs to (gfx9-4-generic).
     names = re.findall(r"Name:\s+amdgcn-amd-amdhsa--(gfx\S+)", agent)
     memory = re.search(r"Segment:\s+GLOBAL; FLAGS: COARSE GRAINED\s+Size:\s+(\d+)\(0x[0-9a-f]+\) KB", agent)
-    return Told(
+    return GpuReport(
         node=node,
         bdf=pci_address(0, bdf) if bdf else "",
         uuid=uuid if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid) else "",

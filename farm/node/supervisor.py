@@ -386,7 +386,7 @@ class Worker:
                 return
             if fenced is None:
                 return  # The store lost it since this heartbeat: the next one registers it, with its fence.
-            self._probes.told()
+            self._probes.reported()
         else:
             fenced = beat.fenced
         if fenced and not self._fenced:

@@ -165,7 +165,7 @@ class TuningDatabase:
             blob_key(fields["snapshot"])
             return Head(**fields, etag=found.etag)
         except (ValueError, KeyError, TypeError) as error:
-            raise self._unreadable(f"head {found.key}", text.told(error)) from None
+            raise self._unreadable(f"head {found.key}", text.cause_of(error)) from None
 
     def check(self) -> Head | None:
         """Return what `head` does; raises ArtifactGone if the snapshot that it names is of no use either."""

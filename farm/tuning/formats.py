@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.files import is_plain, read_plain, write_anew
+from farm.files import is_plain, read_plain, write_new
 from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
 PROBLEM_CACHE = "problem_cache.json"
@@ -198,14 +198,14 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     if caches and path.suffix in SQLITE_SUFFIXES:
         _write_sqlite(keyed, path)
     elif keyed:
-        write_anew(path, _keyed_json(keyed))
+        write_new(path, _keyed_json(keyed))
     elif caches:
-        write_anew(path, _entries_json(caches[""]))
+        write_new(path, _entries_json(caches[""]))
     for (store, file), table in snapshot.tables.items():
         if store in OBJECTS:
             write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
         elif store is not RecordStore.PROBLEM_CACHE and table:
-            write_anew(folder / file, _miopen_text(store, table))
+            write_new(folder / file, _miopen_text(store, table))
 
 
 def _reader(path: Path) -> Callable[[Path, RecordSource, Dropped], list[Record]] | None:
@@ -354,7 +354,7 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
 def write_object(folder: Path, store: RecordStore, values: Mapping[str, Any]) -> None:
     """Write a store of our own. A reader sees the file before or after, never half of it."""
     lines = (f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items())
-    write_anew(folder / OBJECTS[store], "{" + ",\n".join(lines) + "}\n")
+    write_new(folder / OBJECTS[store], "{" + ",\n".join(lines) + "}\n")
 
 
 def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:

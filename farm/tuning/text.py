@@ -123,10 +123,10 @@ def read(data: bytes) -> Snapshot:
         sources = {str(number): RecordSource(*fields) for number, fields in enumerate(document["sources"])}
         return Snapshot(dict(_table(part, sources) for part in parts), _log(document))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise UsageError(f"not a snapshot of a tuning database: {told(error)}") from None
+        raise UsageError(f"not a snapshot of a tuning database: {cause_of(error)}") from None
 
 
-def told(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     """Return what an error says; one that names only a field says more with its type."""
     return str(error) if isinstance(error, ValueError) else repr(error)
 
