@@ -25,6 +25,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NotRequired, TypedDict
 
 
 class ExitCode(IntEnum):
@@ -90,6 +91,29 @@ class UsageError(FarmError):
     http_status = 400
 
 
+class ProblemDocument(TypedDict):
+    """A `Problem` as plain JSON."""
+
+    message: str
+    file: str
+    line: int
+    column: int
+    hint: str
+    snippet: str
+
+
+class ProblemDetails(TypedDict):
+    """An error as the API answers it (RFC 9457); `hint`, `problems` and `missing_blobs` are ours."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    hint: NotRequired[str]
+    problems: NotRequired[list[ProblemDocument]]
+    missing_blobs: NotRequired[Sequence[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong in a manifest, with its place (line and column count from 1)."""
@@ -100,6 +124,17 @@ class Problem:
     column: int = 0
     hint: str = ""
     snippet: str = ""
+
+    def as_dict(self) -> ProblemDocument:
+        """Return the problem as plain JSON."""
+        return {
+            "message": self.message,
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "hint": self.hint,
+            "snippet": self.snippet,
+        }
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""

@@ -8,15 +8,124 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 SCHEMA = 1
 """Number of the cache key's recipe: every change to the recipe gets a new number."""
 
 Json = Any
 """A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them."""
+
+JsonSchema = dict[str, Any]
+"""A JSON Schema: what pydantic makes of a model, whose form the standard leaves open."""
+
+
+class FileReference(TypedDict):
+    """A file and the blob that holds its bytes."""
+
+    path: str
+    digest: str
+    size: int
+
+
+class DynamicSize(TypedDict):
+    """A dimension that takes every size from `min` to `max`; the `optimals` matter most."""
+
+    min: int
+    max: int
+    optimals: Sequence[int]
+
+
+PlainSize = int | DynamicSize
+"""The size of a dimension, as a spec has it."""
+
+OptionValue = bool | int | float | str | Sequence[str]
+
+
+class InputDocument(TypedDict):
+    """An input of a program. Samples stack on `batch_axis`, or on a new first axis if it is missing."""
+
+    dtype: str
+    shape: Sequence[PlainSize]
+    batch_axis: NotRequired[int]
+
+
+class KeyedModel(TypedDict):
+    """The model of a spec; `outputs` are the nodes that a TensorFlow graph is cut at."""
+
+    digest: str
+    format: str
+    outputs: NotRequired[Sequence[str]]
+
+
+class KeyedCompiler(TypedDict):
+    """The compiler of a spec: the number of our recipe for it, and the versions of libraries that rewrite the model."""
+
+    name: str
+    recipe: int
+    libraries: Mapping[str, str]
+
+
+class DeviceDocument(TypedDict):
+    """A `Device` as plain JSON."""
+
+    arch: str
+    compute_units: int | None
+    xcc: int | None
+    cpu_family: str | None
+
+
+class KeyedTuning(TypedDict):
+    """The tuning of a spec; `budget` (seconds) is there if it cut the tuning short."""
+
+    mode: str
+    miopen_find_enforce: NotRequired[int]
+    budget: NotRequired[float]
+
+
+class DeclaredValues(TypedDict, total=False):
+    """What a manifest declares of an input's values: a range, both ends included, or one value."""
+
+    range: Sequence[float]
+    value: float
+
+
+class DataRecipe(TypedDict, total=False):
+    """Calibration data or samples: a blob by its `digest`, or how many to `generate`, from which `seed`."""
+
+    digest: str
+    generate: int
+    seed: int
+    ranges: Mapping[str, DeclaredValues]
+
+
+class KeyedVerification(TypedDict):
+    """What a program is compared with: samples, and who computes the expected outputs."""
+
+    samples: DataRecipe | None
+    reference: str
+
+
+class SpecDocument(TypedDict):
+    """A `CompileSpec` as plain JSON."""
+
+    model: KeyedModel
+    compiler: KeyedCompiler
+    device: DeviceDocument
+    toolchain: str
+    precision: str
+    inputs: Mapping[str, InputDocument]
+    batch: PlainSize | None
+    options: Mapping[str, OptionValue]
+    tuning: KeyedTuning
+    env: Mapping[str, str]
+    calibration: DataRecipe | None
+    quantization: Mapping[str, OptionValue]
+    verification: KeyedVerification | None
+    salt: str
+    schema: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +141,49 @@ class Device:
     xcc: int | None = None
     cpu_family: str | None = None
 
+    def as_dict(self) -> DeviceDocument:
+        """Return the device as plain JSON."""
+        return {
+            "arch": self.arch,
+            "compute_units": self.compute_units,
+            "xcc": self.xcc,
+            "cpu_family": self.cpu_family,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
     """One fully resolved compile. Equal specs have equal cache keys and may share one artifact.
 
-    `inputs` maps input names to `{"dtype": "float32", "shape": [1, 3, 224, 224]}` (all dimensions resolved; a dynamic
-    one, also as `batch`, is `{"min": 1, "max": 8, "optimals": [4]}`).
-    `compiler` is `{"name", "recipe", "libraries"}`: the recipe number of our module for it and the versions of
-    the libraries that rewrite the model. `calibration` is `{"digest"}` or `{"generate", "seed", "ranges"}`;
-    `verification` is None (off) or `{"samples": {"digest"} or {"generate", "seed", "ranges"}, "reference"}`.
-    Names, labels, priority, limits, tolerances and gates are not part of a spec.
+    All dimensions of `inputs` are resolved; `verification` is None if it is off. Names, labels, priority, limits,
+    tolerances and gates are not part of a spec.
     """
 
-    model: Mapping[str, Json]
-    compiler: Mapping[str, Json]
+    model: KeyedModel
+    compiler: KeyedCompiler
     device: Device
     toolchain: str
     precision: str
-    inputs: Mapping[str, Mapping[str, Json]]
-    batch: Json = None
-    options: Mapping[str, Json] = field(default_factory=dict)
-    tuning: Mapping[str, Json] = field(default_factory=lambda: {"mode": "off"})
+    inputs: Mapping[str, InputDocument]
+    batch: PlainSize | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    tuning: KeyedTuning = field(default_factory=lambda: KeyedTuning(mode="off"))
     env: Mapping[str, str] = field(default_factory=dict)
-    calibration: Mapping[str, Json] | None = None
-    quantization: Mapping[str, Json] = field(default_factory=dict)
-    verification: Mapping[str, Json] | None = None
+    calibration: DataRecipe | None = None
+    quantization: Mapping[str, OptionValue] = field(default_factory=dict)
+    verification: KeyedVerification | None = None
     salt: str = ""
     schema: int = SCHEMA
 
-    def as_dict(self) -> dict[str, Json]:
+    def as_dict(self) -> SpecDocument:
         """Return the spec as plain JSON; every field is present, even if it is empty."""
-        return asdict(self)
+        return cast(SpecDocument, asdict(self))
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Json]) -> CompileSpec:
+    def from_dict(cls, document: SpecDocument) -> CompileSpec:
         """Read back what `as_dict` wrote."""
-        return cls(**{**document, "device": Device(**document["device"])})
+        fields: Mapping[str, Json] = {**document, "device": Device(**document["device"])}
+        return cls(**fields)
 
 
 def canonical_json(value: Json) -> str:
@@ -96,32 +211,17 @@ def _decimals_as_text(value: Json) -> Json:
             return value
 
 
-def cut_short(document: Mapping[str, Json], budget: float) -> dict[str, Json]:
+def cut_short(document: SpecDocument, budget: float) -> SpecDocument:
     """Return the spec (as a document) for a tuning that its budget, in seconds, cut short.
 
     A finished tuning has no budget in its key, so a larger budget is a miss that continues from the database.
     """
-    return {**document, "tuning": {**document["tuning"], "budget": _whole(budget)}}
+    return {**document, "tuning": {**document["tuning"], "budget": whole_seconds(budget)}}
 
 
-def _whole(seconds: float) -> float:
+def whole_seconds(seconds: float) -> float:
     """Return a number of seconds as an integer if it is one."""
     return int(seconds) if seconds == int(seconds) else seconds
-
-
-def keys_of(order: Mapping[str, Json], key: str) -> list[str]:
-    """Return the cache keys under which a work order's program may be: its own, and that of a tuning cut short."""
-    if not order.get("budget"):
-        return [key]
-    return [key, cache_key(CompileSpec.from_dict(cut_short(order["spec"], order["budget"])))]
-
-
-def job_key(order: Mapping[str, Json], key: str) -> str:
-    """Return what cells that share a job have in common: their cache key, and their tuning budget if they have one.
-
-    A tuning that a budget cut short does not answer a cell with a larger budget, or none.
-    """
-    return f"{key}:{_whole(order['budget'])}" if order.get("budget") else key
 
 
 def digest_of(value: Json) -> str:
@@ -134,7 +234,7 @@ def cache_key(spec: CompileSpec) -> str:
     return key_of_fields(canonical_fields(spec.as_dict()))
 
 
-def canonical_fields(document: Mapping[str, Json]) -> dict[str, str]:
+def canonical_fields(document: Mapping[str, object]) -> dict[str, str]:
     """Return the canonical JSON of each field of a spec, so that fields shared by cells are written only once."""
     return {name: canonical_json(value) for name, value in document.items()}
 
@@ -159,7 +259,7 @@ def model_digest(files: Mapping[str, str]) -> str:
 _NOTHING: tuple[Any, ...] = (None, "", {})
 
 
-def changes(before: Mapping[str, Any], after: CompileSpec) -> list[str]:
+def changes(before: SpecDocument, after: CompileSpec) -> list[str]:
     """List the parts of the cache key that differ: `options.level: standard -> tuned`."""
     found: list[str] = []
     _compare("", before, after.as_dict(), found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
 
 import anyio
 from fastapi import APIRouter, FastAPI, Request
@@ -32,6 +31,7 @@ from farm.app import Farm
 from farm.errors import UsageError
 from farm.manifest import manifest_schema
 from farm.settings import load_settings
+from farm.spec import JsonSchema
 
 router = APIRouter(tags=["farm"])
 
@@ -98,7 +98,7 @@ def _ask_storage(farm: Farm) -> None:
     farm.artifacts.with_patience(0.0).get_object("config/health")
 
 
-def openapi() -> dict[str, Any]:
+def openapi() -> JsonSchema:
     """Return the API's document, as `docs/openapi.json` has it; needs no server."""
     return create_app(Farm.from_settings(load_settings({})), loopback=True).openapi()
 
@@ -106,7 +106,7 @@ def openapi() -> dict[str, Any]:
 class _Application(FastAPI):
     """FastAPI whose document calls our schemas by their published names: `CellView` is `Cell` for callers."""
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> JsonSchema:
         """Return the document; it is made once."""
         if not self.openapi_schema:
             self.openapi_schema = json.loads(re.sub(r'View(?=["\]_])', "", json.dumps(super().openapi())))

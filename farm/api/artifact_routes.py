@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import sidecar_key
-from farm.artifacts.refs import Ref, Refs
+from farm.artifacts.refs import Refs, RefView, ShownRef
 from farm.errors import ArtifactGone, NotFound
 
 router = APIRouter(tags=["artifacts"])
@@ -40,8 +40,8 @@ def refs(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[str]:
     return schemas.Items(items=sorted(Refs(farm.artifacts).list(caller.namespace)))
 
 
-@router.get("/refs/{tag}")
-def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
+@router.get("/refs/{tag}", response_model=schemas.Document)
+def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> ShownRef:
     """Return where a ref points, and its snapshot: the cells that it names, with their cache keys and programs."""
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
@@ -49,27 +49,23 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
         first = "`latest` exists after the first build that passed"
         hint = first if tag == "latest" else "`farm ls refs` lists them"
         raise NotFound(f"no ref {tag} in namespace {caller.namespace}", hint=hint)
-    return {**_told(found), **refs.snapshot(found.snapshot)}
+    return {**found.as_dict(), **refs.snapshot(found.snapshot)}
 
 
-@router.put("/refs/{tag}", response_model=schemas.RefView)
+@router.put("/refs/{tag}", response_model=RefView)
 def point(
     tag: Tag, pointing: schemas.Pointing, caller: Submitter, farm: FarmDep, generation: Generation = None
-) -> schemas.Document:
+) -> RefView:
     """Let a ref point to what another names, or named before its last move.
 
     Repeating it is harmless; of a ref that goes back to its own `previous` only with `generation`.
     """
     refs = Refs(farm.artifacts)
     moved = refs.point(caller.namespace, tag, pointing.source, previous=pointing.previous, generation=generation)
-    return _told(moved)
+    return moved.as_dict()
 
 
 @router.delete("/refs/{tag}", status_code=204)
 def delete_ref(tag: Tag, caller: Submitter, farm: FarmDep, generation: Generation = None) -> None:
     """Forget a ref; the artifacts that it names stay."""
     Refs(farm.artifacts).delete(caller.namespace, tag, generation=generation)
-
-
-def _told(ref: Ref) -> schemas.Document:
-    return {name: getattr(ref, name) for name in schemas.RefView.model_fields}

@@ -12,6 +12,7 @@ from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import blob_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.s3 import client_parts
+from farm.artifacts.storage import Missing, Put, Upload
 from farm.errors import NotFound, UsageError
 
 router = APIRouter(tags=["blobs"])
@@ -23,8 +24,8 @@ MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
 
 
-@router.post("/blobs", response_model=schemas.Missing)
-def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> schemas.Missing:
+@router.post("/blobs", response_model=Missing)
+def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> Missing:
     """Say which of these blobs are missing, each with the presigned PUTs that bring what is missing of it.
 
     A single PUT accepts exactly the blob's bytes. A large blob is sent in parts, of which those that are there already
@@ -38,7 +39,7 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
         raise UsageError(
             f"these blobs need {parts} upload parts, more than the {MAX_PERMISSIONS} of one answer", hint=hint
         )
-    uploads = []
+    uploads: list[Upload] = []
     for digest in missing:
         size = wanted[digest]
         large = size > MAX_PUT
@@ -47,11 +48,9 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
             if large
             else [farm.artifacts.presign_put(digest, size)]
         )
-        puts = [
-            schemas.Put(url=put.url, headers=dict(put.headers), start=put.start, size=put.size) for put in permissions
-        ]
-        uploads.append(schemas.Upload(digest=digest, size=size, puts=puts, finish=large))
-    return schemas.Missing(missing=uploads)
+        puts = [Put(url=put.url, headers=dict(put.headers), start=put.start, size=put.size) for put in permissions]
+        uploads.append({"digest": digest, "size": size, "puts": puts, "finish": large})
+    return {"missing": uploads}
 
 
 @router.post("/blobs/{digest}/finish", response_model=schemas.BlobQuery)

@@ -16,7 +16,10 @@ from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import QuotaExceeded, UsageError
+from farm.jobs.rows import CancelledCells, Listed, ReproductionDocument
 from farm.jobs.state import State
+from farm.matrix.planned import ShownPlan
+from farm.results.report import AcceptedBuild, BuildView, JudgedCell, Report
 
 router = APIRouter(tags=["builds"])
 
@@ -38,9 +41,9 @@ BuildReference = Annotated[
 
 
 @router.post("/plan", response_model=schemas.PlanView)
-def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Say what a submission would do: cells, hits, misses and why, and the blobs that are missing. Changes nothing."""
-    return farm.builds.plan(caller.namespace, submission.model_dump())
+    return farm.builds.plan(caller.namespace, submission.document())
 
 
 @router.post("/builds", response_model=schemas.Build, status_code=201)
@@ -51,11 +54,11 @@ def submit(
     request: Request,
     response: Response,
     idempotency_key: Annotated[str | None, Header(description="The build id again, for clients that send one.")] = None,
-) -> schemas.Document:
+) -> AcceptedBuild:
     """Accept a build. The same build id again is answered with the build that is there."""
     if idempotency_key not in (None, submission.build_id):
         raise UsageError("Idempotency-Key differs from build_id", hint="leave it out, or send the build id")
-    build = farm.builds.submit(caller.namespace, submission.model_dump(), by=caller.name, max_cells=caller.max_cells)
+    build = farm.builds.submit(caller.namespace, submission.document(), by=caller.name, max_cells=caller.max_cells)
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
 
@@ -63,13 +66,13 @@ def submit(
 @router.get("/builds", response_model=schemas.Items[schemas.Build])
 def list_builds(
     caller: ReaderCaller, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
-) -> dict[str, list[schemas.Document]]:
+) -> Listed[BuildView]:
     """List the newest builds of the namespace."""
     return {"items": farm.build_reader.list(caller.namespace, limit)}
 
 
 @router.get("/builds/{build_id}", response_model=schemas.Build)
-def get_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
+def get_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> BuildView:
     """Return a build: its state, counts and verdict."""
     return farm.build_reader.get(caller.namespace, build_id)
 
@@ -80,56 +83,57 @@ def cells(
     caller: ReaderCaller,
     farm: FarmDep,
     state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
-) -> dict[str, list[schemas.Document]]:
+) -> Listed[JudgedCell]:
     """Return a build's cells, judged, in the order of its manifest."""
     found = farm.build_reader.cells(caller.namespace, build_id)
     return {"items": [cell for cell in found if state is None or cell["state"] in state]}
 
 
 @router.post("/builds/{build_id}/cancel", response_model=schemas.Cancelled)
-def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> CancelledCells:
     """End every cell of a build that has not ended. Repeating it is harmless."""
     return farm.builds.cancel(caller.namespace, build_id)
 
 
 @router.post("/builds/{build_id}/pause", response_model=schemas.Build)
-def pause(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def pause(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildView:
     """Hand out no more of a build's jobs; what runs goes on. Repeating it is harmless."""
     return farm.builds.pause(caller.namespace, build_id, paused=True)
 
 
 @router.post("/builds/{build_id}/resume", response_model=schemas.Build)
-def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildView:
     """Hand out the jobs of a paused build again."""
     return farm.builds.pause(caller.namespace, build_id, paused=False)
 
 
 @router.post("/builds/{build_id}/retry/plan", response_model=schemas.PlanView)
-def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Say what a retry would do. Changes nothing."""
-    return farm.builds.plan_retry(caller.namespace, build_id, retry.model_dump())
+    return farm.builds.plan_retry(caller.namespace, build_id, retry.build_id, failed=retry.failed)
 
 
 @router.post("/builds/{build_id}/retry", response_model=schemas.Build, status_code=201)
-def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> schemas.Document:
+def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> BuildView:
     """Accept a build with an ended build's cells as they were planned. Repeating it is harmless."""
-    document = retry.model_dump()
-    return farm.builds.retry(caller.namespace, build_id, document, by=caller.name, max_cells=caller.max_cells)
+    return farm.builds.retry(
+        caller.namespace, build_id, retry.build_id, failed=retry.failed, by=caller.name, max_cells=caller.max_cells
+    )
 
 
-@router.get("/builds/{build_id}/report")
-def report(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
+@router.get("/builds/{build_id}/report", response_model=schemas.Document)
+def report(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Report:
     """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""
     return farm.build_reader.report(caller.namespace, build_id)
 
 
-@router.get("/builds/{build_id}/reproduction")
+@router.get("/builds/{build_id}/reproduction", response_model=schemas.Document)
 def reproduction(
     build_id: BuildReference,
     caller: ReaderCaller,
     farm: FarmDep,
     cell: Annotated[str, Query(description="The cell's identifier.", max_length=500)],
-) -> schemas.Document:
+) -> ReproductionDocument:
     """Return what reruns a cell's last attempt elsewhere, also when its job is no longer known."""
     return farm.build_reader.reproduction_of_cell(caller.namespace, build_id, cell)
 

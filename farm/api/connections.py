@@ -166,5 +166,5 @@ def bounded() -> type[BoundedConnection]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     room = MOST if soft == resource.RLIM_INFINITY else min(MOST, max(soft - OTHER_FILES, soft // 2))
-    members: dict[str, Any] = {"most": room, "_handshakes": set(), "__doc__": BoundedConnection.__doc__}
+    members: dict[str, object] = {"most": room, "_handshakes": set(), "__doc__": BoundedConnection.__doc__}
     return type("BoundedConnection", (BoundedConnection,), members)

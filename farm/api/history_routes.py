@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
+from farm.jobs.rows import Listed
+from farm.results.report import PastCell
 
 router = APIRouter(tags=["history"])
 
@@ -18,12 +20,12 @@ def history(
     farm: FarmDep,
     cell: Annotated[str, Query(description="A cell's identifier.", min_length=1, max_length=500)],
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> schemas.Document:
+) -> Listed[PastCell]:
     """Return how a cell ended in the newest builds that had it, with its numbers, the newest first."""
     return {"items": farm.cell_history.of(caller.namespace, cell, limit)}
 
 
 @router.post("/history/rebuild", response_model=schemas.Rebuilt)
-def rebuild(_: Admin, farm: FarmDep) -> schemas.Document:
+def rebuild(_: Admin, farm: FarmDep) -> dict[str, int]:
     """Make this server's history again, of all reports in object storage. Repeating it is harmless."""
     return {"reports": farm.cell_history.rebuild()}

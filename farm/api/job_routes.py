@@ -8,14 +8,15 @@ from fastapi import APIRouter, Path, Response
 
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller
+from farm.jobs.rows import JobView, ReproductionDocument
 
 router = APIRouter(tags=["jobs"])
 
 JobId = Annotated[str, Path(pattern=schemas.JOB_ID)]
 
 
-@router.get("/jobs/{job_id}")
-def job(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
+@router.get("/jobs/{job_id}", response_model=schemas.Document)
+def job(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> JobView:
     """Return a job with its attempts."""
     return farm.jobs.get(caller.namespace, job_id)
 
@@ -31,7 +32,7 @@ def log(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> Response:
     )
 
 
-@router.get("/jobs/{job_id}/reproduction")
-def reproduction(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
+@router.get("/jobs/{job_id}/reproduction", response_model=schemas.Document)
+def reproduction(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> ReproductionDocument:
     """Return what reruns a job's last attempt elsewhere: work order, limits, inputs by digest; however it ended."""
     return farm.jobs.reproduction(caller.namespace, job_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from farm.errors import FarmError, FarmFault, InputsMissing, ManifestError, QuotaExceeded
+from farm.errors import FarmError, FarmFault, InputsMissing, ManifestError, ProblemDetails, QuotaExceeded
 from farm.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
@@ -22,9 +21,9 @@ TYPE_PREFIX = "urn:farm:error:"
 _log = get_logger(__name__)
 
 
-def problem(error: FarmError) -> dict[str, Any]:
-    """Return the Problem Details of an error; `hint`, `problems` and `missing_blobs` are ours."""
-    document: dict[str, Any] = {
+def problem(error: FarmError) -> ProblemDetails:
+    """Return the Problem Details of an error."""
+    document: ProblemDetails = {
         "type": TYPE_PREFIX + type(error).__name__,
         "title": _title(type(error).__name__),
         "status": error.http_status,
@@ -33,7 +32,7 @@ def problem(error: FarmError) -> dict[str, Any]:
     if error.hint:
         document["hint"] = error.hint
     if isinstance(error, ManifestError):
-        document["problems"] = [asdict(each) for each in error.problems]
+        document["problems"] = [each.as_dict() for each in error.problems]
     if isinstance(error, InputsMissing):
         document["missing_blobs"] = error.blobs
     return document
@@ -71,7 +70,12 @@ def install(app: FastAPI) -> None:
 
     def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        document = {"type": "about:blank", "title": error.detail, "status": error.status_code, "detail": error.detail}
+        document: ProblemDetails = {
+            "type": "about:blank",
+            "title": error.detail,
+            "status": error.status_code,
+            "detail": error.detail,
+        }
         return _answer(document, dict(error.headers or {}))
 
     def unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -92,7 +96,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _answer(document: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
+def _answer(document: ProblemDetails, headers: dict[str, str] | None = None) -> JSONResponse:
     return JSONResponse(document, document["status"], headers, media_type=MEDIA_TYPE)
 
 

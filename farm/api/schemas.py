@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from farm.matrix.planned import SubmissionDocument
 from farm.settings import NAMESPACE
 from farm.spec import model_digest
 
@@ -147,6 +148,10 @@ class Submission(BaseModel):
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
     gates: GatesView | None = None
 
+    def document(self) -> SubmissionDocument:
+        """Return the checked submission as plain JSON."""
+        return cast(SubmissionDocument, self.model_dump())
+
 
 class Retry(BaseModel):
     """The build that is to have an ended build's cells again; `failed`: only those that did not succeed."""
@@ -164,16 +169,6 @@ class Pointing(BaseModel):
 
     source: Annotated[str, Field(pattern=TAG)]
     previous: bool = False
-
-
-class RefView(BaseModel):
-    """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs."""
-
-    tag: str
-    generation: int
-    snapshot: str
-    previous: str | None
-    moved: str
 
 
 class Range(BaseModel):
@@ -275,30 +270,6 @@ class BlobsView(BaseModel):
     blobs: Annotated[list[BlobQuery], Field(max_length=1000)]
 
 
-class Put(BaseModel):
-    """A PUT to `url` with `headers` and `size` bytes of a blob from `start` on."""
-
-    url: str
-    headers: dict[str, str]
-    start: int
-    size: int
-
-
-class Upload(BaseModel):
-    """How to send a missing blob: these PUTs, and where `finish` says so a POST to `/v1/blobs/{digest}/finish`."""
-
-    digest: str
-    size: int
-    puts: list[Put]
-    finish: bool
-
-
-class Missing(BaseModel):
-    """The blobs that the farm does not have yet."""
-
-    missing: list[Upload]
-
-
 class Location(BaseModel):
     """Where a blob's bytes are, for a few minutes."""
 
@@ -318,20 +289,6 @@ class TokenView(NewToken):
     """A token as the farm knows it."""
 
     created: str
-
-
-class Secret(BaseModel):
-    """A new token's secret; it is told this once."""
-
-    secret: str
-
-
-class Collected(BaseModel):
-    """Blobs that nothing named and that were deleted (or would be marked), and how many are marked and go later."""
-
-    blobs: int
-    bytes: int
-    marked: int
 
 
 class PastCellView(_Open):
@@ -357,78 +314,6 @@ class Rebuilt(BaseModel):
     """How many reports a history was made of."""
 
     reports: int
-
-
-class TuningDatabaseView(BaseModel):
-    """A tuning database: what tuning learnt on one pool, device and mode.
-
-    `size` in bytes, packed; `waiting` deltas; `damaged` says why it cannot be read, where that is so.
-    """
-
-    name: str
-    namespace: str
-    pool: str
-    device: str
-    mode: str
-    generation: int = 0
-    records: dict[str, int] = {}
-    size: int = 0
-    moved: str = ""
-    waiting: int = 0
-    damaged: str = ""
-
-
-class TuningWorkView(BaseModel):
-    """What sessions of tuning came to.
-
-    Operations that came from the database, were tuned, are not tunable; seconds spent and saved.
-    """
-
-    sessions: int
-    known: int
-    tuned: int
-    untunable: int
-    seconds: float
-    saved: float
-
-
-class TuningDayView(TuningWorkView):
-    """The sessions that ended on one day."""
-
-    date: str
-
-
-class TuningStats(BaseModel):
-    """What a tuning database holds, and what tuning took and saved."""
-
-    database: str
-    records: dict[str, int]
-    total: TuningWorkView
-    days: list[TuningDayView]
-
-
-class TuningImported(BaseModel):
-    """What an import brought: records by store, how many of them are new, and what was refused, with the reason."""
-
-    records: dict[str, int]
-    added: int
-    refused: dict[str, str]
-
-
-class TuningMerged(BaseModel):
-    """What a merge came to: the head's generation, deltas merged, records in all, deltas that cannot be read."""
-
-    generation: int
-    deltas: int
-    records: int
-    unreadable: list[str]
-
-
-class TuningPruned(BaseModel):
-    """How many records went, or would go, and how many are left."""
-
-    pruned: int
-    left: int
 
 
 class HealthView(BaseModel):

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Path
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep
-from farm.artifacts.tokens import Role
+from farm.artifacts.tokens import Role, Secret, TokenDocument
+from farm.jobs.rows import Listed
 
 router = APIRouter(tags=["tokens"])
 
@@ -16,16 +17,16 @@ TokenName = Annotated[str, Path(pattern=schemas.TAG)]
 
 
 @router.get("/tokens", response_model=schemas.Items[schemas.TokenView])
-def tokens(_: Admin, farm: FarmDep) -> schemas.Document:
+def tokens(_: Admin, farm: FarmDep) -> Listed[TokenDocument]:
     """List the tokens; their secrets are known to nobody but their owners."""
     return {"items": [token.as_dict() for token in farm.tokens.list()]}
 
 
-@router.post("/tokens", response_model=schemas.Secret, status_code=201)
-def create(new: schemas.NewToken, _: Admin, farm: FarmDep) -> schemas.Secret:
+@router.post("/tokens", response_model=Secret, status_code=201)
+def create(new: schemas.NewToken, _: Admin, farm: FarmDep) -> Secret:
     """Make a token. Its secret is in this answer and nowhere else."""
     secret = farm.tokens.create(new.name, Role[new.role.upper()], new.namespace, max_cells=new.max_cells)
-    return schemas.Secret(secret=secret)
+    return {"secret": secret}
 
 
 @router.delete("/tokens/{name}", status_code=204)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
@@ -14,12 +14,25 @@ from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.jobs.rows import Listed
 from farm.targets.compilers import COMPILERS
 from farm.targets.pools import Pool
 from farm.tuning import text
 from farm.tuning.brought import read_brought
 from farm.tuning.database import TuningDatabase, databases, device_name
-from farm.tuning.records import Record, RecordSource, Snapshot, TuningDay
+from farm.tuning.records import (
+    Record,
+    RecordSource,
+    Snapshot,
+    TuningDatabaseView,
+    TuningDay,
+    TuningDayView,
+    TuningImported,
+    TuningMerged,
+    TuningPruned,
+    TuningStats,
+    TuningWorkView,
+)
 
 router = APIRouter(tags=["tuning"])
 
@@ -42,8 +55,8 @@ def _there(database: Addressed) -> TuningDatabase:
 There = Annotated[TuningDatabase, Depends(_there)]
 
 
-@router.get("/tuning", response_model=schemas.Items[schemas.TuningDatabaseView])
-def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> dict[str, list[schemas.Document]]:
+@router.get("/tuning", response_model=schemas.Items[TuningDatabaseView])
+def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDatabaseView]:
     """List the namespace's tuning databases, and those that it could have: one for each mode of a known pool."""
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
@@ -64,15 +77,15 @@ def tuning_snapshot(database: There) -> Response:
     return Response(data, media_type="text/tab-separated-values", headers={"Content-Encoding": "gzip"})
 
 
-@router.get("/tuning/{pool}/{device}/{mode}/stats", response_model=schemas.TuningStats)
-def tuning_stats(database: There) -> schemas.Document:
+@router.get("/tuning/{pool}/{device}/{mode}/stats", response_model=TuningStats)
+def tuning_stats(database: There) -> TuningStats:
     """Say what the database holds, and what tuning took and saved: in all, and by the day."""
     snapshot = database.read().snapshot
-    days = [{"date": date, **_sum(day)} for date, day in snapshot.log.by_day().items()]
+    days: list[TuningDayView] = [{"date": date, **_sum(day)} for date, day in snapshot.log.by_day().items()]
     return {"database": database.name, "records": snapshot.counts(), "total": _sum(snapshot.log.total()), "days": days}
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/import", response_model=schemas.TuningImported)
+@router.post("/tuning/{pool}/{device}/{mode}/import", response_model=TuningImported)
 async def tuning_import(
     database: Addressed,
     caller: Submitter,
@@ -80,7 +93,7 @@ async def tuning_import(
     request: Request,
     snapshot: Annotated[bytes, Body(media_type="application/gzip", description="A snapshot as gzipped text.")],
     miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
-) -> schemas.Document:
+) -> TuningImported:
     """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name.
 
     At most 64 MiB of text, with 500,000 records.
@@ -90,7 +103,7 @@ async def tuning_import(
     return await anyio.to_thread.run_sync(work, limiter=request.app.state.imports)
 
 
-def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miopen: str) -> schemas.Document:
+def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miopen: str) -> TuningImported:
     pools = [pool for pool in _pools(farm) if pool.stem == database.pool]
     own = [pool for pool in pools if (database.device, database.mode) in _possible(pool)]
     # Those with an enforcement of MIOpen's search are there once a job has asked for it.
@@ -103,16 +116,22 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     found = read_brought(snapshot, known_now, pool.device, pool.toolchain, miopen, source)
     if found.delta:
         database.commit_packed(found.delta, sum(found.records.values()))
-    return {"records": found.records, "added": found.added, "refused": found.refused}
+    return {"records": dict(found.records), "added": found.added, "refused": dict(found.refused)}
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=schemas.TuningMerged)
-def tuning_merge(_: Submitter, database: There) -> schemas.Document:
+@router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=TuningMerged)
+def tuning_merge(_: Submitter, database: There) -> TuningMerged:
     """Bring what attempts committed into the head now; the control plane does so by itself after a while."""
-    return asdict(database.merge())
+    merged = database.merge()
+    return {
+        "generation": merged.generation,
+        "deltas": merged.deltas,
+        "records": merged.records,
+        "unreadable": list(merged.unreadable),
+    }
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=schemas.TuningPruned)
+@router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=TuningPruned)
 def tuning_prune(
     _: Submitter,
     database: There,
@@ -120,7 +139,7 @@ def tuning_prune(
     job: Annotated[str, Query(max_length=64, description="Records that this job measured.")] = "",
     everything: Annotated[bool, Query(description="The whole database.")] = False,
     dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,
-) -> schemas.Document:
+) -> TuningPruned:
     """Remove records, so that they are measured again. Of several conditions all must hold.
 
     Everything can be removed of a damaged database too; what could not be read is not counted.
@@ -163,26 +182,45 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
     return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
 
 
-def _sum(day: TuningDay) -> dict[str, Any]:
-    return {"sessions": day.sessions, **asdict(day.work)}
+def _sum(day: TuningDay) -> TuningWorkView:
+    work = day.work
+    return {
+        "sessions": day.sessions,
+        "known": work.known,
+        "tuned": work.tuned,
+        "untunable": work.untunable,
+        "seconds": work.seconds,
+        "saved": work.saved,
+    }
 
 
-def _described(database: TuningDatabase) -> dict[str, Any]:
+def _described(database: TuningDatabase) -> TuningDatabaseView:
     found, waiting = _empty(database), database.waiting()
     try:
         head = database.check()
     except ArtifactGone as error:
         return {**found, "waiting": len(waiting), "damaged": error.message}
     if head:
-        found |= {"generation": head.generation, "size": head.size, "moved": head.moved, "records": head.records}
+        found |= {
+            "generation": head.generation,
+            "size": head.size,
+            "moved": head.moved,
+            "records": dict(head.records),
+        }
     return {**found, "waiting": len(waiting)}
 
 
-def _empty(database: TuningDatabase) -> dict[str, Any]:
+def _empty(database: TuningDatabase) -> TuningDatabaseView:
     return {
         "name": database.name,
         "namespace": database.namespace,
         "pool": database.pool,
         "device": database.device,
         "mode": database.mode,
+        "generation": 0,
+        "records": {},
+        "size": 0,
+        "moved": "",
+        "waiting": 0,
+        "damaged": "",
     }

@@ -10,9 +10,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from farm.api import schemas
 from farm.api.auth import Admin, FarmDep
-from farm.artifacts.ownership import collect
+from farm.artifacts.ownership import Collected, collect
 from farm.control.audit import Auditor
 
 router = APIRouter(tags=["upkeep"])
@@ -37,10 +36,8 @@ def audit(
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-@router.post("/gc", response_model=schemas.Collected)
-def gc(
-    _: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Delete nothing.")] = False
-) -> schemas.Document:
+@router.post("/gc", response_model=Collected)
+def gc(_: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Delete nothing.")] = False) -> Collected:
     """Mark the blobs that nothing has named for a day, and delete those that were marked a day ago."""
     found = collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=dry_run)
     size = sum(entry.size for entry in found.deleted)

@@ -10,6 +10,7 @@ from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
 from farm.artifacts.tokens import Role
 from farm.errors import NotFound
+from farm.jobs.rows import Listed, PoolView, WorkerView
 
 router = APIRouter(tags=["workers"])
 
@@ -17,14 +18,14 @@ NodeName = Annotated[str, Path(pattern=schemas.NODE)]
 PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 
-@router.get("/workers")
-def workers(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
+@router.get("/workers", response_model=schemas.Items[schemas.Document])
+def workers(caller: ReaderCaller, farm: FarmDep) -> Listed[WorkerView]:
     """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so.
 
     The administrator sees all jobs that they run; others those of their namespace, and how many more there are.
     """
     namespace = "" if caller.role is Role.ADMIN else caller.namespace
-    return schemas.Items(items=[dict(worker) for worker in farm.store.workers.list(namespace)])
+    return {"items": farm.store.workers.list(namespace)}
 
 
 @router.post("/workers/{name}/drain", status_code=204)
@@ -53,7 +54,7 @@ def resume(name: PoolName, _: Admin, farm: FarmDep) -> None:
     farm.builds.pause_pool(name, paused=False)
 
 
-@router.get("/pools")
-def pools(_: ReaderCaller, farm: FarmDep) -> schemas.Items[schemas.Document]:
+@router.get("/pools", response_model=schemas.Items[schemas.Document])
+def pools(_: ReaderCaller, farm: FarmDep) -> Listed[PoolView]:
     """List the pools that the farm has ever known, with live workers, slots and waiting jobs."""
-    return schemas.Items(items=[dict(pool) for pool in farm.store.workers.pools()])
+    return {"items": farm.store.workers.pools()}

@@ -13,10 +13,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from farm.artifacts import BLOBS, ArtifactStore, artifacts_prefix
 from farm.artifacts import sidecar as sidecars
+from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
 
 log = get_logger(__name__)
@@ -31,11 +32,11 @@ class Known(NamedTuple):
     """The checkpoint's entry for one readable sidecar: its facts, and the blobs that it needs."""
 
     etag: str
-    facts: Mapping[str, Any]
+    facts: ArtifactFacts
     blobs: list[tuple[str, int]]
 
 
-def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, ArtifactFacts]]:
     """Yield key and facts of every complete artifact of a namespace, and update its checkpoint."""
     prefix = artifacts_prefix(namespace)
     listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
@@ -54,7 +55,7 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Map
         yield found.facts["key"], found.facts
 
 
-def without_program(artifacts: ArtifactStore, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def without_program(artifacts: ArtifactStore, found: Mapping[str, ArtifactFacts]) -> list[str]:
     """Return the names of the artifacts (name: facts) whose program is gone, or has another size."""
     programs = {name: (facts["program"]["digest"], facts["program"]["size"]) for name, facts in found.items()}
     if not programs:

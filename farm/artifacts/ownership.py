@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from typing_extensions import TypedDict
+
 from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key
 from farm.artifacts.refs import SNAPSHOT_LIMIT
 from farm.errors import ArtifactGone
@@ -33,6 +35,14 @@ def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[Lis
         return []
     named = {blob_key(digest) for digest in owned(artifacts, documents(artifacts))}
     return [entry for entry in old if entry.key not in named]
+
+
+class Collected(TypedDict):
+    """Blobs that nothing named and that were deleted (or would be marked), and how many are marked and go later."""
+
+    blobs: int
+    bytes: int
+    marked: int
 
 
 @dataclass(frozen=True, slots=True)

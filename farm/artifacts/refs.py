@@ -11,17 +11,67 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from farm.artifacts import ArtifactStore, Object, sidecar_key
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.logging import get_logger
+from farm.spec import FileReference, PlainSize
 
 log = get_logger(__name__)
 
-SnapshotDocument = dict[str, Any]
-"""`{"schema": 1, "cells": {"<identifier>@<device arch>@<toolchain>": cell}}`; see `snapshot_cell`."""
+
+class SnapshotCell(TypedDict):
+    """A cell that a ref names. `device` is an arch, `submitted` is in Unix seconds, `manifest` a manifest's name.
+
+    `sidecar` is an object key; without it the artifact is of the ref's namespace. Older farms did not record
+    `submitted`, `manifest` and `seconds`.
+    """
+
+    manifest: NotRequired[str]
+    submitted: NotRequired[float]
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    sizes: Mapping[str, PlainSize]
+    key: str
+    device: str
+    toolchain: str
+    program: FileReference
+    sidecar: NotRequired[str]
+    seconds: NotRequired[float]
+
+
+class SnapshotContent(TypedDict):
+    """The cells of a snapshot, by `<identifier>@<device arch>@<toolchain>`."""
+
+    cells: Mapping[str, SnapshotCell]
+
+
+class SnapshotDocument(SnapshotContent):
+    """A snapshot as it is stored."""
+
+    schema: int
+
+
+class RefView(TypedDict):
+    """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs."""
+
+    tag: str
+    generation: int
+    snapshot: str
+    previous: str | None
+    moved: str
+
+
+class ShownRef(RefView, SnapshotDocument):
+    """A ref with the cells that it names."""
+
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SNAPSHOT_LIMIT = 256 << 20
@@ -38,6 +88,16 @@ class Ref:
     previous: str | None
     moved: str
     etag: str
+
+    def as_dict(self) -> RefView:
+        """Return the ref as plain JSON."""
+        return {
+            "tag": self.tag,
+            "generation": self.generation,
+            "snapshot": self.snapshot,
+            "previous": self.previous,
+            "moved": self.moved,
+        }
 
 
 class Refs:
@@ -102,7 +162,7 @@ class Refs:
         self,
         namespace: str,
         tag: str,
-        update: Callable[[SnapshotDocument | None], SnapshotDocument],
+        update: Callable[[SnapshotContent | None], SnapshotContent],
         *,
         generation: int | None = None,
     ) -> Ref:
@@ -120,7 +180,7 @@ class Refs:
             there = self._artifacts.get_object(key)
             now = self._readable_ref(tag, there)
             source, before = self._readable_snapshot(now) if now else (None, None)
-            after = {"schema": 1, **update(before)}
+            after: SnapshotDocument = {"schema": 1, **update(before)}
             if now and after == before and source == now.snapshot:
                 return now
             digest, _ = self._artifacts.put_blob_bytes(_json(after))
@@ -148,18 +208,18 @@ class Refs:
         self,
         namespace: str,
         tag: str,
-        cells: Iterable[Mapping[str, Any]],
+        cells: Iterable[SnapshotCell],
         *,
-        drop: Callable[[Mapping[str, Any]], bool] = lambda entry: False,
+        drop: Callable[[SnapshotCell], bool] = lambda entry: False,
     ) -> Ref:
-        """Add these cells to a tag's snapshot: see `snapshot_cell`.
+        """Add these cells to a tag's snapshot: see `SnapshotCell`.
 
         An existing cell stays unless the new one was submitted later, or `drop` removes it.
         """
         added = dict(snapshot_cell(namespace, cell) for cell in cells)
 
-        def update(now: SnapshotDocument | None) -> SnapshotDocument:
-            there = now["cells"] if now else {}
+        def update(now: SnapshotContent | None) -> SnapshotContent:
+            there: Mapping[str, SnapshotCell] = now["cells"] if now else {}
             newer = {
                 name: cell
                 for name, cell in added.items()
@@ -169,25 +229,23 @@ class Refs:
 
         return self.move(namespace, tag, update)
 
-    def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> Ref:
+    def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, SnapshotCell]]) -> Ref:
         """Replace the cells that still have the given cache keys.
 
         A cell with another key stays, and so does one that was submitted later.
 
-        `cells` are pairs of that key and a cell: see `snapshot_cell`.
+        `cells` are pairs of that key and a cell: see `SnapshotCell`.
         """
         named = [(key, *snapshot_cell(namespace, cell)) for key, cell in cells]
 
-        def update(now: SnapshotDocument | None) -> SnapshotDocument:
-            there = now["cells"] if now else {}
-            return {
-                "cells": there
-                | {
-                    name: cell
-                    for key, name, cell in named
-                    if name in there and there[name]["key"] == key and _submitted(there[name]) <= _submitted(cell)
-                }
+        def update(now: SnapshotContent | None) -> SnapshotContent:
+            there: Mapping[str, SnapshotCell] = now["cells"] if now else {}
+            replaced = {
+                name: cell
+                for key, name, cell in named
+                if name in there and there[name]["key"] == key and _submitted(there[name]) <= _submitted(cell)
             }
+            return {"cells": {**there, **replaced}}
 
         return self.move(namespace, tag, update)
 
@@ -234,13 +292,8 @@ def _require_generation(tag: str, now: Ref | None, generation: int | None) -> No
         )
 
 
-def snapshot_cell(namespace: str, cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a cell's name in a snapshot, and its entry.
-
-    `cell` has identifier, model, target, precision, shape, key, device (arch), toolchain and program
-    (`{"path", "digest", "size"}`); `sidecar` if the artifact is of another namespace; `submitted`, the time of the
-    submission (Unix seconds), and `manifest`, the name of the manifest.
-    """
+def snapshot_cell(namespace: str, cell: SnapshotCell) -> tuple[str, SnapshotCell]:
+    """Return a cell's name in a snapshot, and its entry."""
     name = f"{cell['identifier']}@{cell['device']}@{cell['toolchain']}"
     sidecar = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
     return name, {**cell, "sidecar": sidecar}
@@ -263,8 +316,8 @@ def _parse_ref(tag: str, found: Object) -> Ref:
         ) from None
 
 
-def _submitted(cell: Mapping[str, Any]) -> float:
-    return float(cell.get("submitted", 0.0))  # An older farm did not record it.
+def _submitted(cell: SnapshotCell) -> float:
+    return cell.get("submitted", 0.0)  # An older farm did not record it.
 
 
 def _ref_key(namespace: str, tag: str) -> str:
@@ -273,6 +326,6 @@ def _ref_key(namespace: str, tag: str) -> str:
     return f"ns/{namespace}/refs/{tag}.json"
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     """One spelling for one value, so that equal snapshots are one blob."""
     return json.dumps(value, sort_keys=True, indent=1).encode()

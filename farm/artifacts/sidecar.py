@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.estimate import comparable
+from farm.jobs.facts import AgainstFacts, ArtifactFacts, ComparableWork, OtherProcesses, TuningSummary
+from farm.jobs.order import ConversionRecord
 from farm.jobs.state import Phase
+from farm.spec import FileReference, JsonSchema, SpecDocument
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]
@@ -33,6 +36,69 @@ def _finite_or(substitute: float) -> BeforeValidator:
 
 Error = Annotated[float, _finite_or(WORST), Field(ge=0)]
 Share = Annotated[float, _finite_or(0.0), Field(ge=0)]
+
+
+class BlobsDocument(TypedDict, total=False):
+    """`Blobs` as plain JSON."""
+
+    program: Required[FileReference]
+    log: FileReference | None
+    reproduction: FileReference | None
+    sample: FileReference | None
+    before: FileReference | None
+    after: FileReference | None
+    kernel_cache: FileReference | None
+
+
+class PortDocument(TypedDict):
+    """A `Port` as plain JSON."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int | str]
+    strides: Sequence[int] | None
+    batch_axis: int | None
+    parameter: str
+
+
+class DeviceFound(TypedDict):
+    """The architecture of a `FoundDevice`."""
+
+    arch: str
+
+
+class SessionSettings(TypedDict):
+    """How ONNX Runtime runs a tuned program best."""
+
+    level: str
+    threads: int
+    spinning: bool
+
+
+class SessionDocument(TypedDict):
+    """How to run a tuned program best, if tuning decided that."""
+
+    session: SessionSettings | None
+
+
+class SidecarDocument(TypedDict):
+    """A sidecar as plain JSON: the fields that are read without checking it. `Sidecar` has and checks all of them."""
+
+    key: str
+    namespace: str
+    identifier: str
+    spec: SpecDocument
+    blobs: BlobsDocument
+    toolchain: str
+    created: str
+    device: DeviceFound
+    offload_copy: NotRequired[bool | None]
+    inputs: NotRequired[Sequence[PortDocument]]
+    outputs: NotRequired[Sequence[PortDocument]]
+    tuning: NotRequired[SessionDocument]
+    conversion: NotRequired[ConversionRecord | None]
+    job: NotRequired[str]
+    attempt: NotRequired[int]
 
 
 class _SidecarPart(BaseModel):
@@ -217,6 +283,25 @@ class MeasuredPoint(_SidecarPart):
     throughput: float | None = None
 
 
+class LatencyDocument(TypedDict):
+    """A `Latency` as plain JSON."""
+
+    median: float
+    p90: float | None
+    p99: float | None
+    minimum: float | None
+    repeats: int
+
+
+class PointDocument(TypedDict):
+    """A `MeasuredPoint` as plain JSON."""
+
+    batch: int
+    shapes: Mapping[str, Sequence[int]]
+    latency: LatencyDocument
+    throughput: float | None
+
+
 class Against(_SidecarPart):
     """How this program compares with one that was published before it; they took turns in one process.
 
@@ -334,9 +419,15 @@ def text(sidecar: Sidecar) -> bytes:
     return sidecar.model_dump_json(by_alias=True, indent=1).encode() + b"\n"
 
 
-def document(sidecar: Sidecar) -> dict[str, Any]:
+def document(sidecar: Sidecar) -> SidecarDocument:
     """Return a sidecar as plain JSON."""
-    return sidecar.model_dump(mode="json", by_alias=True)
+    return cast(SidecarDocument, sidecar.model_dump(mode="json", by_alias=True))
+
+
+def blobs_of(sidecar: SidecarDocument) -> list[FileReference]:
+    """Return all blobs of a sidecar, also those that only a newer farm knows."""
+    blobs = cast(Mapping[str, FileReference | None], sidecar["blobs"])
+    return [blob for blob in blobs.values() if blob]
 
 
 def beside(program: Path) -> Path:
@@ -344,7 +435,7 @@ def beside(program: Path) -> Path:
     return program.with_name(f"{program.name}.artifact.json")
 
 
-def schema() -> dict[str, Any]:
+def schema() -> JsonSchema:
     """Return the sidecar's JSON Schema (draft 2020-12)."""
     published = json.dumps(Sidecar.model_json_schema(by_alias=True)).replace("TuningFacts", "Tuning")
     return {
@@ -354,30 +445,33 @@ def schema() -> dict[str, Any]:
     }
 
 
-def unverified_of(verification: Mapping[str, Any]) -> str:
+def unverified_of(verification: Verification) -> str:
     """Say which outputs of a program were compared with nothing, and why; empty if all were compared."""
-    names = list(verification.get("unverified") or ())
+    names = list(verification.unverified)
     if not names:
         return ""
-    why = verification["unverified"][names[0]]
-    if not verification["errors"] and not verification["equal"]:
+    why = verification.unverified[names[0]]
+    if not verification.errors and not verification.equal:
         return f"not verified: {why}"
     more = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
     return f"output `{names[0]}`{more} not verified: {why}"
 
 
-def _processes(sidecar: Sidecar) -> dict[str, int] | None:
+def _processes(sidecar: Sidecar) -> OtherProcesses | None:
     looks = [*sidecar.tuning.conditions, *sidecar.measurements.conditions]
-    told = [found.processes.model_dump() for found in looks if found.processes]
-    return max(told, key=lambda found: (found["count"], found["memory"]), default=None)
+    found = [
+        OtherProcesses(count=look.processes.count, memory=look.processes.memory) for look in looks if look.processes
+    ]
+    return max(found, key=lambda each: (each["count"], each["memory"]), default=None)
 
 
-def _work(sidecar: Sidecar) -> dict[str, Any] | None:
-    """Return what others estimate their durations by; None if it says too little."""
+def _work(sidecar: Sidecar) -> ComparableWork | None:
+    """Return what other compiles estimate their durations by; None if the sidecar says too little."""
     spec = sidecar.spec
     if not sidecar.model_size or not {"model", "compiler", "device", "precision", "tuning"} <= spec.keys():
         return None
-    return {"like": comparable(spec), "model": str(spec["model"]["digest"])[:12], "size": sidecar.model_size}
+    keyed = cast(SpecDocument, spec)
+    return {"like": comparable(keyed), "model": keyed["model"]["digest"][:12], "size": sidecar.model_size}
 
 
 def _fallback(sidecar: Sidecar) -> dict[str, list[str]]:
@@ -386,29 +480,39 @@ def _fallback(sidecar: Sidecar) -> dict[str, list[str]]:
     return {operator: names[:3] for operator, names in found.items()}
 
 
-_TUNING_FACTS = {
-    *("mode", "operations", "known", "tuned", "untunable", "seconds", "saved", "finished", "published", "carried")
-}
+def _against(found: Against) -> AgainstFacts:
+    return {"key": found.key, "ratio": found.ratio, "interval": list(found.interval), "verdict": found.verdict}
 
 
-def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
-    """Return the small extract of a sidecar that the store, the index and reports keep; builds judge by it.
+def _tuning(work: TuningFacts) -> TuningSummary | None:
+    """Return what tuning came to; None if it was off."""
+    if work.mode == "off":
+        return None
+    return {
+        "mode": work.mode,
+        "operations": work.operations,
+        "known": work.known,
+        "tuned": work.tuned,
+        "untunable": work.untunable,
+        "seconds": work.seconds,
+        "saved": work.saved,
+        "finished": work.finished,
+        "published": work.published,
+        "carried": work.carried,
+    }
 
-    `sidecar` is the object key that leads back to the whole. Seconds, bytes, and errors by output name as in
-    the sidecar; `latency` is null where nothing was measured, `baseline_latency` where no untuned build was.
-    `unverified` says which outputs were compared with nothing, and why; it is empty where verification is off.
-    `fallback` names nodes, by operator, that run on the CPU for want of a kernel on the GPU.
-    `processes` are the most others that used the GPU before or after tuning or measuring; null where that is not told.
-    """
+
+def facts(document: SidecarDocument | Sidecar) -> ArtifactFacts:
+    """Return the small extract of a sidecar that the store, the index and reports keep; builds judge by it."""
     sidecar = document if isinstance(document, Sidecar) else Sidecar.model_validate(document)
     verification = sidecar.verification or Verification()
-    unverified = unverified_of(verification.model_dump())
-    measured = sidecar.measurements
+    unverified = unverified_of(verification)
+    measured, program = sidecar.measurements, sidecar.blobs.program
     return {
         "key": sidecar.key,
         "namespace": sidecar.namespace,
         "sidecar": sidecar_key(sidecar.namespace, sidecar.key),
-        "program": {name: getattr(sidecar.blobs.program, name) for name in ("path", "digest", "size")},
+        "program": {"path": program.path, "digest": program.digest, "size": program.size},
         "toolchain": sidecar.toolchain,
         "device": sidecar.device.arch,
         "verified": sidecar.verification is not None
@@ -423,8 +527,8 @@ def facts(document: Mapping[str, Any] | Sidecar) -> dict[str, Any]:
         "latency": measured.latency.median if measured.latency else None,
         "baseline_latency": measured.baseline.median if measured.baseline else None,
         "ratio": measured.ratio,
-        "against": measured.against.model_dump(mode="json") if measured.against else None,
-        "tuning": sidecar.tuning.model_dump(include=_TUNING_FACTS) if sidecar.tuning.mode != "off" else None,
+        "against": _against(measured.against) if measured.against else None,
+        "tuning": _tuning(sidecar.tuning),
         "load": measured.load,
         "throughput": measured.throughput,
         "compile_seconds": sidecar.phases.get(Phase.COMPILING),

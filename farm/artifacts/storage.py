@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from typing_extensions import TypedDict
+
+if TYPE_CHECKING:
+    from farm.artifacts.sidecar import SidecarDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Artifact:
 
     namespace: str
     key: str
-    sidecar: Mapping[str, Any]
+    sidecar: SidecarDocument
     etag: str
 
 
@@ -41,7 +46,7 @@ class Artifact:
 class Published:
     """Result of publishing. `adopted`: another attempt was first, and `sidecar` is its sidecar."""
 
-    sidecar: Mapping[str, Any]
+    sidecar: SidecarDocument
     adopted: bool
 
 
@@ -53,6 +58,30 @@ class PresignedPut:
     headers: Mapping[str, str]
     start: int
     size: int
+
+
+class Put(TypedDict):
+    """A PUT to `url` with `headers` and `size` bytes of a blob from `start` on."""
+
+    url: str
+    headers: dict[str, str]
+    start: int
+    size: int
+
+
+class Upload(TypedDict):
+    """How to send a missing blob: these PUTs, and where `finish` says so a POST to `/v1/blobs/{digest}/finish`."""
+
+    digest: str
+    size: int
+    puts: list[Put]
+    finish: bool
+
+
+class Missing(TypedDict):
+    """The blobs that the farm does not have yet."""
+
+    missing: list[Upload]
 
 
 class ArtifactStore(Protocol):

@@ -12,9 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
+
+from typing_extensions import TypedDict
 
 from farm.artifacts import ArtifactStore
 from farm.errors import Conflict, NotFound
@@ -22,6 +24,22 @@ from farm.errors import Conflict, NotFound
 PREFIX = "config/tokens/"
 REMEMBERED = 5.0
 """Seconds for which a looked-up token is trusted; after that a revoked token is refused everywhere."""
+
+
+class Secret(TypedDict):
+    """A new token's secret; it is told this once."""
+
+    secret: str
+
+
+class TokenDocument(TypedDict):
+    """A token as the farm knows it, without its secret."""
+
+    name: str
+    role: str
+    namespace: str
+    max_cells: int
+    created: str
 
 
 class Role(IntEnum):
@@ -42,9 +60,15 @@ class Token:
     max_cells: int = 0
     created: str = ""
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> TokenDocument:
         """Return the token as JSON, without its secret."""
-        return {**asdict(self), "role": self.role.name.lower()}
+        return {
+            "name": self.name,
+            "role": self.role.name.lower(),
+            "namespace": self.namespace,
+            "max_cells": self.max_cells,
+            "created": self.created,
+        }
 
 
 class Tokens:

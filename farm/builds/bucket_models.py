@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from farm.artifacts.ownership import lacking
 from farm.artifacts.s3 import S3Store
@@ -16,6 +16,7 @@ from farm.compiling.requests import check_of
 from farm.errors import UsageError
 from farm.jobs.state import Fault
 from farm.models.model import FrozenModel, UnreadableModel, read_model
+from farm.runner.documents import CheckAnswer
 
 SIZE_LIMIT = 16 << 30
 """Bytes of one model at most, with its external data."""
@@ -90,13 +91,13 @@ class BucketModels:
         """Return the paths of external data that a model names."""
         if format != "onnx":
             return ()
-        locations: Sequence[str] = _checked_in_child(path, format, outputs, alone=True)["external_files"]
+        locations = _checked_in_child(path, format, outputs, alone=True)["external_files"]
         if len(locations) > MAX_PARTS:
             raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")
         return locations
 
 
-def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> Any:
+def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> CheckAnswer:
     """Check an untrusted model: its parser runs in a child, never in the farm's own process."""
     scratch = path.parent.parent
     end = run_child(
@@ -107,7 +108,7 @@ def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone:
         seal=Seal(read=[path.parent]),
     )
     if end.result is not None and end.ok:
-        return end.result
+        return cast(CheckAnswer, end.result)
     failure = classify(end)
     if failure is None or failure.kind.policy.fault is Fault.FARM:
         raise UsageError(f"{path.name} could not be checked: {failure.message if failure else 'interrupted'}")

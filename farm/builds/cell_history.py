@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
 
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmFault
 from farm.logging import get_logger
-from farm.results.gates import Values, values_of
+from farm.matrix.planned import Values
+from farm.results.gates import values_of
+from farm.results.report import PastCell, Report
 
 log = get_logger(__name__)
 
@@ -38,25 +39,6 @@ CREATE TABLE IF NOT EXISTS cells (
 """
 
 
-class CellRecord(TypedDict):
-    """How a cell ended in one build. `ended` in Unix seconds, `error` the largest relative error of an output."""
-
-    identifier: str
-    ended: float
-    build: str
-    manifest: str
-    state: str
-    kind: str
-    expected: bool
-    hit: bool
-    key: str
-    toolchain: str
-    device: str
-    node: str
-    error: float | None
-    values: Values
-
-
 class CellHistory:
     """The histories of all cells in all namespaces."""
 
@@ -66,7 +48,7 @@ class CellHistory:
         self._looked: dict[str, float] = {}
         self._looking = threading.Lock()
 
-    def add(self, report: Mapping[str, Any]) -> None:
+    def add(self, report: Report) -> None:
         """Take a build's report. Repeating it changes nothing."""
         namespace, build = report["build"]["namespace"], report["build"]["id"]
         rows = list(_rows(report))
@@ -79,7 +61,7 @@ class CellHistory:
                 [(row[0], row[1], KEPT - 1) for row in rows],
             )
 
-    def of(self, namespace: str, identifier: str, limit: int = 50) -> list[CellRecord]:
+    def of(self, namespace: str, identifier: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell ended, the newest build first."""
         self._catch_up(namespace)
         with self._open() as database:
@@ -89,7 +71,7 @@ class CellHistory:
             )
             return [_past(row) for row in found]
 
-    def last(self, namespace: str, manifest: str, identifiers: Sequence[str]) -> dict[str, CellRecord]:
+    def last(self, namespace: str, manifest: str, identifiers: Sequence[str]) -> dict[str, PastCell]:
         """Return how cells ended in the newest build of a manifest that had them and did not cancel them."""
         self._catch_up(namespace)
         with self._open() as database:
@@ -190,11 +172,11 @@ class CellHistory:
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
 
-def _rows(report: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _rows(report: Report) -> Iterator[tuple[object, ...]]:
     build = report["build"]
     ended = float(build.get("ended_at") or build.get("created_at") or 0.0)
     for cell in report["cells"]:
-        facts = cell.get("facts") or {}
+        facts = cell.get("facts")
         values = values_of(facts) if facts else Values()
         yield (
             build["namespace"],
@@ -206,16 +188,16 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             cell["kind"] or "",
             bool(cell.get("as_expected")),
             bool(cell["hit"]),
-            facts.get("key") or cell["key"],
-            facts.get("toolchain") or "",
-            facts.get("device") or "",
-            facts.get("node") or "",
-            max((facts.get("errors") or {}).values(), default=None),
+            facts["key"] if facts else cell["key"],
+            facts["toolchain"] if facts else "",
+            facts["device"] if facts else "",
+            (facts.get("node") or "") if facts else "",
+            max(facts["errors"].values(), default=None) if facts else None,
             json.dumps(values),
         )
 
 
-def _past(row: sqlite3.Row) -> CellRecord:
+def _past(row: sqlite3.Row) -> PastCell:
     return {
         "identifier": row["identifier"],
         "ended": row["ended"],

@@ -7,7 +7,6 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from farm.matrix import Cell
 
@@ -22,7 +21,7 @@ class Expansions:
         self._kept: OrderedDict[str, list[Cell]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, inputs: Any, expand: Callable[[], list[Cell]]) -> list[Cell]:
+    def get(self, inputs: object, expand: Callable[[], list[Cell]]) -> list[Cell]:
         """Return the cells for these inputs (JSON), which alone decide what `expand` returns. Raises what it raises."""
         key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         with self._lock:

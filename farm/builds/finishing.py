@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.cell_history import CellHistory
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
@@ -15,15 +14,17 @@ from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
 from farm.errors import Conflict, FarmError, FarmFault, UsageError
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import State
 from farm.logging import get_logger
+from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results import junit
+from farm.results.report import JudgedCell, Report
 from farm.results.sweep import draw
 from farm.store import Store
 
 log = get_logger(__name__)
-
-Document = dict[str, Any]
 
 
 class BuildFinisher:
@@ -65,9 +66,10 @@ class BuildFinisher:
         except FarmFault as error:
             log.warning("a report is not in the history yet", build=build_id, error=error.message)
         self._builds.let_go(namespace, build_id, report)
-        log.info("build finished", build=build_id, verdict=report["build"]["verdict"]["text"])
+        verdict = report["build"]["verdict"]
+        log.info("build finished", build=build_id, verdict=verdict["text"] if verdict else "")
 
-    def _write_report(self, namespace: str, build_id: str) -> Document | None:
+    def _write_report(self, namespace: str, build_id: str) -> Report | None:
         """Finish an ended build and write its report last; return the report that counts.
 
         None if the store has lost the build meanwhile.
@@ -94,7 +96,7 @@ class BuildFinisher:
             self._artifacts.put_object(key, data)
         return report
 
-    def _name_latest(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
+    def _name_latest(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Move `latest` to the cells that passed, or that a follow-up has shown to be faster; submit the follow-up."""
         planned = self._reader.read_plan(namespace, build_id)
         behind = background_cells(planned["cells"], passed)
@@ -102,15 +104,18 @@ class BuildFinisher:
         proven = {
             cell["identifier"]: known[cell["key"]]
             for cell in behind
-            if cell["key"] in known and is_proven(known[cell["key"]], cell["order"]["against"])
+            if cell["key"] in known and cell["order"] and is_proven(known[cell["key"]], cell["order"]["against"])
         }
-        best = [{**cell, "facts": proven.get(cell["identifier"], cell["facts"])} for cell in passed]
-        named = [_snapshot_cell(planned["build"], cell) for cell in best]
+        named = [
+            _snapshot_cell(planned["build"], cell, facts)
+            for cell in passed
+            if (facts := proven.get(cell["identifier"], cell["facts"]))
+        ]
         self._refs.add_cells(namespace, LATEST, named, drop=given_up(planned, passed))
         if missing := [cell for cell in behind if cell["key"] not in known]:
             self._follow_up(planned, missing)
 
-    def _follow_up(self, planned: Mapping[str, Any], missing: Sequence[Document]) -> None:
+    def _follow_up(self, planned: PlanDocument, missing: Sequence[CellPlan]) -> None:
         """Submit a build's follow-up with these cells, or accept a recorded one that was refused before."""
         namespace, build_id = planned["build"]["namespace"], planned["build"]["id"]
         follower = follow_up_id(build_id)
@@ -130,18 +135,18 @@ class BuildFinisher:
         except FarmError as error:
             log.error("no background tuning", build=follower, follows=build_id, error=error.message)
 
-    def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[Document]) -> None:
+    def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
         faster = [
-            (cell["facts"]["against"]["key"], _snapshot_cell(build, cell))
+            (against["key"], _snapshot_cell(build, cell, facts))
             for cell in passed
-            if cell["facts"].get("against") and is_proven(cell["facts"], cell["facts"]["against"]["key"])
+            if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"])
         ]
         if faster:
             self._refs.replace_cells(namespace, LATEST, faster)
 
-    def _draw(self, folder: str, report: Document) -> None:
+    def _draw(self, folder: str, report: Report) -> None:
         """Store a picture of the build's sweeps next to its report."""
         if report["sweeps"]:
             try:
@@ -152,16 +157,25 @@ class BuildFinisher:
             self._artifacts.put_object(f"{folder}/sweep.svg", picture, content_type="image/svg+xml")
 
 
-def _passed(cell: Mapping[str, Any]) -> bool:
+def _passed(cell: JudgedCell) -> bool:
     return cell["state"] == State.SUCCEEDED and not cell["warning"] and cell["facts"] is not None
 
 
-def _snapshot_cell(build: Mapping[str, Any], cell: Mapping[str, Any]) -> Document:
-    facts = cell["facts"]
+def _snapshot_cell(build: PlannedBuild, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
     return {
         "manifest": build["name"],
         "submitted": submitted(build),
-        **{name: cell[name] for name in ("identifier", "model", "target", "precision", "shape", "sizes")},
+        "identifier": cell["identifier"],
+        "model": cell["model"],
+        "target": cell["target"],
+        "precision": cell["precision"],
+        "shape": cell["shape"],
+        "sizes": cell["sizes"],
         # The artifact's key: if the tuning was cut short, it differs from the cell's.
-        **{name: facts[name] for name in ("key", "device", "toolchain", "program", "sidecar", "seconds")},
+        "key": facts["key"],
+        "device": facts["device"],
+        "toolchain": facts["toolchain"],
+        "program": facts["program"],
+        "sidecar": facts["sidecar"],
+        "seconds": facts["seconds"],
     }

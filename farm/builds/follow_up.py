@@ -8,13 +8,15 @@ it is shown to be faster.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from farm.builds.latest import submitted
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.order import LaterTuning, WorkOrder
+from farm.jobs.rows import PlannedBuild
+from farm.matrix.planned import CellPlan, PlanDocument
+from farm.results.report import JudgedCell
 from farm.spec import CompileSpec, cache_key
-
-Document = dict[str, Any]
 
 PRIORITY = -1000
 """Lower than any build that somebody waits for."""
@@ -25,25 +27,27 @@ def follow_up_id(build_id: str) -> str:
     return f"b-{hashlib.sha256(f'{build_id} in the background'.encode()).hexdigest()[:16]}"
 
 
-def background_cells(planned: Iterable[Mapping[str, Any]], passed: Iterable[Mapping[str, Any]]) -> list[Document]:
+def background_cells(planned: Iterable[CellPlan], passed: Iterable[JudgedCell]) -> list[CellPlan]:
     """Return the planned cells of a follow-up: the cells that passed and have background tuning.
 
     `planned` are the cells of a build's plan, `passed` its judged cells that `latest` may name.
     """
-    published = {cell["identifier"]: cell["facts"]["key"] for cell in passed}
+    published = {cell["identifier"]: cell["facts"]["key"] for cell in passed if cell["facts"]}
     return [
-        _more_thorough(cell, published[cell["identifier"]])
+        _more_thorough(cell, order, later, published[cell["identifier"]])
         for cell in planned
-        if cell["identifier"] in published and (cell["order"] or {}).get("background")
+        if cell["identifier"] in published and (order := cell["order"]) and (later := order.get("background"))
     ]
 
 
-def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
-    # A deep search takes days, and reaching the time limit would be final.
-    order = {name: value for name, value in cell["order"].items() if name not in ("background", "budget", "limit")}
-    order |= {"spec": {**order["spec"], **cell["order"]["background"]}, "against": published}
+def _more_thorough(cell: CellPlan, ordered: WorkOrder, later: LaterTuning, published: str) -> CellPlan:
+    order: WorkOrder = {**ordered, "spec": {**ordered["spec"], **later}, "against": published}
+    order.pop("background", None)
+    order.pop("budget", None)
+    order.pop("limit", None)
     key = cache_key(CompileSpec.from_dict(order["spec"]))
     mode = order["spec"]["tuning"]["mode"]
+    # A deep search takes days, and reaching the time limit would be final.
     return {
         **cell,
         "key": key,
@@ -61,10 +65,10 @@ def _more_thorough(cell: Mapping[str, Any], published: str) -> Document:
     }
 
 
-def plan_follow_up(planned: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], now: float) -> Document:
+def plan_follow_up(planned: PlanDocument, cells: Sequence[CellPlan], now: float) -> PlanDocument:
     """Return the plan of a build's follow-up with these cells; `now` is in Unix seconds."""
     before = planned["build"]
-    build = {
+    build: PlannedBuild = {
         **before,
         "id": follow_up_id(before["id"]),
         "follows": before["id"],
@@ -79,7 +83,7 @@ def plan_follow_up(planned: Mapping[str, Any], cells: Sequence[Mapping[str, Any]
     return {"schema": 1, "build": build, "cells": list(cells)}
 
 
-def is_proven(facts: Mapping[str, Any], published: str) -> bool:
+def is_proven(facts: ArtifactFacts, published: str) -> bool:
     """Whether a program was shown to be faster than that with the key `published`, in turns on one device."""
-    against = facts.get("against") or {}
-    return against.get("key") == published and against.get("verdict") == "faster"
+    against = facts.get("against")
+    return against is not None and (against["key"], against["verdict"]) == (published, "faster")

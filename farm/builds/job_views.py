@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from farm.artifacts import reference_key
 from farm.artifacts.s3 import S3Store
@@ -14,14 +12,15 @@ from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe, references_of
 from farm.errors import NotFound
+from farm.jobs.rows import FailureDocument, JobView, ReproductionDocument
 from farm.jobs.state import AttemptLimits, State
-from farm.spec import digest_of
+from farm.matrix.planned import BlobSize
+from farm.results.report import JudgedCell
+from farm.spec import FileReference, digest_of
 from farm.store import Store
 
 SHOWN_LOG = 64 << 20
 """Most bytes of a log that are shown, from its end; a compiler with traces writes more."""
-
-Document = dict[str, Any]
 
 
 class JobViews:
@@ -31,17 +30,17 @@ class JobViews:
         self._store = store
         self._artifacts = artifacts
 
-    def get(self, namespace: str, job_id: str) -> Document:
+    def get(self, namespace: str, job_id: str) -> JobView:
         """Return a job with its attempts. Raises NotFound."""
         job = self._store.jobs.get(job_id)
         if job is None or job["namespace"] != namespace:
             raise NotFound(f"no job {job_id} in namespace {namespace}")
-        return dict(job)
+        return job
 
     def log(self, namespace: str, job_id: str) -> bytes:
         """Return a job's log: its last part while it runs, then the last attempt's, at most `SHOWN_LOG` bytes."""
         job = self.get(namespace, job_id)
-        digest = job.get("log")
+        digest = job["log"]
         if not digest or job["state"] == State.RUNNING:
             return self._store.jobs.log_tail(job_id) or b""
         with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +52,7 @@ class JobViews:
                 shown = whole.read()
         return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
 
-    def reproduction(self, namespace: str, job_id: str) -> Document:
+    def reproduction(self, namespace: str, job_id: str) -> ReproductionDocument:
         """Return everything that determines a job's last attempt, see `farm.compiling.reproduction.describe`.
 
         Raises NotFound.
@@ -74,12 +73,16 @@ class JobViews:
         )
         return self.described(attempt, job)
 
-    def described(self, attempt: Attempt, ended: Mapping[str, Any]) -> Document:
+    def described(self, attempt: Attempt, ended: JobView | JudgedCell) -> ReproductionDocument:
         """Return everything that determines an attempt; `ended` is the job or cell with its end."""
         namespace, order = attempt.namespace, attempt.order
-        failure = {name: ended[name] for name in ("kind", "message")} if ended["kind"] else None
+        failure: FailureDocument | None = (
+            {"kind": ended["kind"], "message": ended["message"]} if ended["kind"] else None
+        )
         recipes = (reference_recipe(order, used) for used in references_of(order) or ("",))
         known = (self._artifacts.get_object(reference_key(namespace, digest_of(recipe))) for recipe in recipes)
-        made = next((json.loads(found.data) for found in known if found), None)
-        reference = {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
+        made: BlobSize | None = next((json.loads(found.data) for found in known if found), None)
+        reference: FileReference | None = (
+            {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
+        )
         return reproduction.describe(attempt, reference=reference, ended=failure)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from farm.artifacts import readable
 from farm.artifacts.index import rebuild, without_program
 from farm.artifacts.s3 import S3Store
+from farm.jobs.facts import ArtifactFacts
+from farm.spec import SpecDocument
 from farm.store import Store
 
 
@@ -21,29 +22,29 @@ class KnownArtifacts:
         self._filling = threading.Lock()
 
     def require_index(self, namespace: str) -> None:
-        """Refill the index from object storage where Redis has lost it."""
+        """Fill the index again from object storage if Redis has lost it."""
         for source in readable(namespace):
             # One thread fills it for all: reading every sidecar of a large farm takes a while.
             with self._filling:
                 if not self._store.index.complete(source):
                     self._store.index.fill(source, rebuild(self._artifacts, source))
 
-    def facts(self, namespace: str, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        """Facts of the whole artifacts among `keys`: `main` is asked first."""
-        known: dict[str, Mapping[str, Any]] = {}
+    def facts(self, namespace: str, keys: Sequence[str]) -> dict[str, ArtifactFacts]:
+        """Return the facts of the whole artifacts among `keys`; asks `main` first."""
+        known: dict[str, ArtifactFacts] = {}
         for source in readable(namespace):
             missing = [key for key in keys if key not in known]
             known |= self._store.index.get_many(source, missing)
         return known
 
-    def whole(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, Mapping[str, Any]]:
-        """Facts of whole artifacts; `names` are the cache keys under which each may be, the best first, by any name."""
+    def whole(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, ArtifactFacts]:
+        """Return the facts of whole artifacts by any name; `names` has the cache keys of each, the best one first."""
         found = self.facts(namespace, [name for all_ in names.values() for name in all_])
         for name in without_program(self._artifacts, found):
-            del found[name]  # The index hears of it within ten minutes.
+            del found[name]  # The index follows within ten minutes.
         return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
 
-    def read_spec(self, namespace: str, key: str) -> Mapping[str, Any] | None:
+    def read_spec(self, namespace: str, key: str) -> SpecDocument | None:
         """Return what the sidecar of an artifact says was compiled."""
         artifact = self._artifacts.lookup(readable(namespace), key)
         return artifact.sidecar["spec"] if artifact else None

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
+from farm.jobs.estimate import EstimateDocument, OutlookDocument, RangeDocument
+from farm.jobs.rows import PoolView
 from farm.jobs.state import State
+from farm.matrix.planned import CellPlan, ShownCell
+from farm.results.report import JudgedCell
 
 WIDENING = 2.1
 """A range goes from the expected value divided by this to the expected value times this.
@@ -22,7 +26,7 @@ Chosen by `tests/benchmarks/outlooks.py`: at least 78 of 100 builds of every sim
 LATE = 0.25
 """A running compile is expected to take at least this share of its elapsed time longer."""
 
-Document = dict[str, Any]
+EstimatedCell = ShownCell | CellPlan | JudgedCell
 
 _LIVE = frozenset({State.QUEUED, State.RUNNING, "miss", "joined"})
 
@@ -36,25 +40,20 @@ class _Compile(NamedTuple):
 
 
 def outlook(
-    cells: Iterable[Mapping[str, Any]], pools: Iterable[Mapping[str, Any]], *, paused: bool = False, parallel: int = 0
-) -> Document:
+    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: bool = False, parallel: int = 0
+) -> OutlookDocument:
     """Return when a build's live cells will be done, what they will cost, and what was spent so far.
 
-    Cells are `{"state", "pool", "job" or "key", "estimate", "elapsed", "spent"}` (seconds; planned cells have only
-    some), pools are those of the store, `parallel` is how many of the build's jobs may run at once (0: no bound).
-    Answers `{"eta", "slot_seconds", "gpu_hours", "spent_seconds", "spent_gpu_hours", "unknown", "unserved"}`: `eta`
-    (seconds from now) and the costs to come are `{"low", "expected", "high"}` of the cells that can be estimated, None
-    if there are none; `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no
-    jobs now. While there is one, or the build is `paused`, nobody knows when it will be done: `eta` is None.
+    `parallel` is how many of the build's jobs may run at once (0: no bound).
     """
     # Cells that share a job wait for it once.
     once = {cell.get("job") or cell.get("key") or position: cell for position, cell in enumerate(cells)}.values()
     live = [cell for cell in once if cell["state"] in _LIVE]
-    to_come = [_to_come(cell) for cell in live if cell.get("estimate")]
+    to_come = [_to_come(cell, estimate) for cell in live if (estimate := cell.get("estimate"))]
     to_come.sort(key=lambda each: (not each.runs, -each.seconds))  # What runs has its slot already.
     on_gpu = [each.seconds for each in to_come if _on_gpu(each.pool)]
     known_pools = {pool["name"]: pool for pool in pools}
-    slots = {name: _slots(known_pools.get(name, {}), parallel) for name in {each.pool for each in to_come}}
+    slots = {name: _slots(known_pools.get(name), parallel) for name in {each.pool for each in to_come}}
     unserved = sorted(name for name, count in slots.items() if not count)
     ends = [0.0]
     if to_come and not unserved and not paused:
@@ -68,17 +67,17 @@ def outlook(
         "eta": _range(max(ends)),
         "slot_seconds": _range(sum(each.seconds for each in to_come)),
         "gpu_hours": _range(sum(on_gpu) / 3600),
-        "spent_seconds": round(sum(cell.get("spent") or 0.0 for cell in once), 3),
-        "spent_gpu_hours": round(sum(cell.get("spent") or 0.0 for cell in once if _on_gpu(cell["pool"])) / 3600, 4),
+        "spent_seconds": round(sum(_seconds(cell, "spent") for cell in once), 3),
+        "spent_gpu_hours": round(sum(_seconds(cell, "spent") for cell in once if _on_gpu(cell["pool"])) / 3600, 4),
         "unknown": len(live) - len(to_come),
         "unserved": unserved,
     }
 
 
-def _to_come(cell: Mapping[str, Any]) -> _Compile:
+def _to_come(cell: EstimatedCell, estimate: EstimateDocument) -> _Compile:
     runs = cell["state"] == State.RUNNING
-    elapsed = (cell.get("elapsed") or 0.0) if runs else 0.0
-    seconds = max(0.001, cell["estimate"]["expected"])  # Rounded to milliseconds, an estimate may be 0.
+    elapsed = _seconds(cell, "elapsed") if runs else 0.0
+    seconds = max(0.001, estimate["expected"])  # Rounded to milliseconds, an estimate may be 0.
     return _Compile(cell["pool"], max(seconds - elapsed, LATE * elapsed), runs)
 
 
@@ -86,9 +85,15 @@ def _on_gpu(pool: str) -> bool:
     return "gfx" in pool or ".sm_" in pool
 
 
-def _slots(pool: Mapping[str, Any], parallel: int) -> int:
-    """Number of slots that take its jobs now."""
-    slots = 0 if pool.get("paused") else int(pool.get("slots") or 0)
+def _seconds(cell: EstimatedCell, name: Literal["elapsed", "spent"]) -> float:
+    """Return seconds of a cell that was submitted; a planned one has none."""
+    seconds = cell.get(name)
+    return seconds if isinstance(seconds, float | int) else 0.0
+
+
+def _slots(pool: PoolView | None, parallel: int) -> int:
+    """Return the number of slots that take its jobs now."""
+    slots = pool["slots"] if pool and not pool.get("paused") else 0
     return min(slots, parallel or slots)
 
 
@@ -103,7 +108,12 @@ def _end(lengths: Sequence[float], slots: int, others: int = 0) -> float:
     return max(free) + min(max(0, others), len(lengths)) * sum(lengths) / len(lengths) / slots
 
 
-def _range(expected: float) -> Document | None:
+def _range(expected: float) -> RangeDocument | None:
     """The range around an expected value; None for 0, that is, if nothing is left or known."""
-    ends = {"low": expected / WIDENING, "expected": expected, "high": expected * WIDENING}
-    return {name: round(value, 4) for name, value in ends.items()} if expected else None
+    if not expected:
+        return None
+    return {
+        "low": round(expected / WIDENING, 4),
+        "expected": round(expected, 4),
+        "high": round(expected * WIDENING, 4),
+    }

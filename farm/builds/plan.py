@@ -7,11 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from farm.artifacts.refs import SnapshotCell
 from farm.jobs.estimate import Estimate, Sample, comparable, estimate
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.order import ConversionRecord, WorkOrder, job_key
 from farm.matrix import Cell
-from farm.spec import changes, job_key
+from farm.matrix.planned import ShownCell
+from farm.spec import FileReference, SpecDocument, changes
 
 EXPLAINED = 50
 """Number of misses in one plan for which the last artifact's spec is read, to say what changed."""
@@ -24,11 +27,11 @@ class PlannedCell:
     cell: Cell
     state: str
     reason: str
-    facts: Mapping[str, Any] | None
+    facts: ArtifactFacts | None
     live_workers: int
     estimate: Estimate | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> ShownCell:
         """Return the cell as people and scripts see it."""
         cell = self.cell
         return {
@@ -60,10 +63,10 @@ class Plan:
     warnings: tuple[str, ...]
 
     @property
-    def conversions(self) -> dict[str, Any]:
+    def conversions(self) -> dict[str, ConversionRecord]:
         """How models were converted from other formats, by name."""
         models = {planned.cell.model: planned.cell.order["model"] for planned in self.cells}
-        return {name: model["conversion"] for name, model in models.items() if model.get("conversion")}
+        return {name: record for name, model in models.items() if (record := model.get("conversion"))}
 
     @property
     def digest(self) -> str:
@@ -79,29 +82,29 @@ class Plan:
 def make_plan(
     cells: Sequence[Cell],
     *,
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, ArtifactFacts],
     running: Iterable[str],
-    last: Mapping[str, Mapping[str, Any]],
-    read_spec: Callable[[str], Mapping[str, Any] | None],
+    last: Mapping[str, SnapshotCell],
+    read_spec: Callable[[str], SpecDocument | None],
     live_workers: Mapping[str, int],
     history: Mapping[str, Sequence[Sample]],
 ) -> Plan:
     """Plan every cell.
 
-    `known` maps cells' job keys (`farm.spec.job_key`) to the facts of whole artifacts, `running` are those of
-    unfinished jobs, `last` maps identifiers to the last artifact that passed (`{"key", "seconds"}`), `read_spec`
+    `known` maps cells' job keys (`farm.jobs.order.job_key`) to the facts of whole artifacts, `running` are those of
+    unfinished jobs, `last` maps identifiers to the last cell that passed, `read_spec`
     returns the spec behind a key, `live_workers` counts workers by pool, `history` has past durations by sort
     (`farm.jobs.estimate.comparable`).
     """
     estimates: dict[tuple[str, str, int, float], Estimate | None] = {}
 
-    def estimated(cell: Cell, before: Mapping[str, Any] | None) -> Estimate | None:
+    def estimated(cell: Cell, before: SnapshotCell | None) -> Estimate | None:
         sort, model, size = (
             comparable(cell.order["spec"]),
             cell.order["spec"]["model"]["digest"],
             model_size(cell.order),
         )
-        seconds = float((before or {}).get("seconds") or 0.0)
+        seconds = (before.get("seconds") or 0.0) if before else 0.0
         known = (sort, model, size, seconds)
         if known not in estimates:
             # The same cell with its previous model is the nearest comparison.
@@ -145,11 +148,11 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
     for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
         yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
-    told: dict[str, list[str]] = {}
+    warned: dict[str, list[str]] = {}
     for cell in cells:
         for text in cell.warnings:
-            told.setdefault(text, []).append(cell.identifier)
-    for text, names in told.items():
+            warned.setdefault(text, []).append(cell.identifier)
+    for text, names in warned.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"{names[0]}{more}: {text}"
     owner: dict[str, str] = {}
@@ -174,12 +177,12 @@ def plan_digest(cells: Iterable[tuple[str, str, str]]) -> str:
     return hashlib.sha256(json.dumps(list(cells)).encode()).hexdigest()
 
 
-def model_size(order: Mapping[str, Any]) -> int:
+def model_size(order: WorkOrder) -> int:
     """Return the bytes of a work order's model, with its external data."""
-    return sum(int(file["size"]) for file in order["model"]["files"])
+    return sum(file["size"] for file in order["model"]["files"])
 
 
-def needed_blobs(cells: Iterable[tuple[str, Mapping[str, Any] | None]]) -> dict[str, int]:
+def needed_blobs(cells: Iterable[tuple[str, WorkOrder | None]]) -> dict[str, int]:
     """Return digest and size of every input that a miss, or the follow-up of a hit, has to fetch.
 
     `cells` are planned states with their work orders; a hit may have none.
@@ -191,7 +194,7 @@ def needed_blobs(cells: Iterable[tuple[str, Mapping[str, Any] | None]]) -> dict[
     return needed
 
 
-def input_files(order: Mapping[str, Any]) -> list[dict[str, Any]]:
+def input_files(order: WorkOrder) -> list[FileReference]:
     """Return the blobs that a work order needs: the model's files, data, and the files of environment variables."""
-    data = [order[name] for name in ("calibration", "samples") if order.get(name)]
+    data = [file for file in (order["calibration"], order["samples"]) if file]
     return [*order["model"]["files"], *data, *order.get("env", {}).values()]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 from farm.artifacts.s3 import S3Store
 from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
-from farm.builds.outlook import outlook
+from farm.builds.outlook import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
 from farm.errors import NotFound, StoreUnavailable, UsageError
+from farm.jobs.estimate import OutlookDocument
+from farm.jobs.rows import AttemptView, BuildRow, EventBatch, ReproductionDocument, WaitReasons
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
+from farm.matrix.planned import PlanDocument
 from farm.results import junit
 from farm.results.changes import changes_of
+from farm.results.report import BuildView, JudgedCell, Report
 from farm.results.sweep import sweeps_of
 from farm.results.verdict import judge_cell, verdict_of
 from farm.store import Store
@@ -26,8 +29,6 @@ log = get_logger(__name__)
 
 EXPLAINED = 20
 """Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
-
-Document = dict[str, Any]
 
 
 class BuildReader:
@@ -64,7 +65,7 @@ class BuildReader:
             return build_id
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
 
-    def report(self, namespace: str, build_id: str) -> Document:
+    def report(self, namespace: str, build_id: str) -> Report:
         """Return a build with its cells: from the store while it has the build, else from its report.
 
         Raises NotFound.
@@ -75,7 +76,7 @@ class BuildReader:
         final = self.read_report(namespace, build_id) if row and row["state"] == "reported" else None
         return final or self.live_report(namespace, build_id) or self._stored_report(namespace, build_id)
 
-    def get(self, namespace: str, build_id: str) -> Document:
+    def get(self, namespace: str, build_id: str) -> BuildView:
         """Return a build without its cells. Raises NotFound.
 
         Until its report is written, `counts` are those of the jobs: a cell that failed a gate counts as succeeded.
@@ -83,30 +84,30 @@ class BuildReader:
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
         if row is None:
-            return dict(self._stored_report(namespace, build_id)["build"])
-        return _build_document({**row, "followed_by": self.follower(build_id)})
+            return self._stored_report(namespace, build_id)["build"]
+        return _build_document(row, self.follower(build_id))
 
-    def cells(self, namespace: str, build_id: str) -> list[Document]:
+    def cells(self, namespace: str, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
-        return list(self.report(namespace, build_id)["cells"])
+        return self.report(namespace, build_id)["cells"]
 
-    def list(self, namespace: str, limit: int = 50) -> list[Document]:
+    def list(self, namespace: str, limit: int = 50) -> list[BuildView]:
         """Return the newest builds of a namespace that the store still knows."""
         return [_build_document(row) for row in self._store.builds.list(namespace)[:limit]]
 
-    def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> Document:
+    def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> EventBatch:
         """Return a build's events after an event id, waiting up to `block_seconds` for the first.
 
         `reset` means that the position is unknown to the store (trimmed, or of a store that was lost): read the state.
         """
         found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
-        return {"items": list(found.items), "reset": found.reset}
+        return {"items": found.items, "reset": found.reset}
 
     def junit(self, namespace: str, build_id: str) -> str:
         """Return a build's report as JUnit XML."""
         return junit.render(self.report(namespace, build_id))
 
-    def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> Document:
+    def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> ReproductionDocument:
         """Return `JobViews.reproduction` of a cell's job; if the store no longer has it, from its build's documents.
 
         Raises NotFound, also for a cell that was a hit when it was planned: its artifact has a reproduction.
@@ -133,7 +134,7 @@ class BuildReader:
         )
         return self._jobs.described(attempt, cell)
 
-    def live_report(self, namespace: str, build_id: str) -> Document | None:
+    def live_report(self, namespace: str, build_id: str) -> Report | None:
         """Return a build with its cells as the store has them; None if the store has lost it or some of them."""
         row = self._live(namespace, build_id)
         if row is None:
@@ -142,7 +143,7 @@ class BuildReader:
         rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
         if len(rows) < row["accepted"]:
             return None  # The store lost them since it answered about the build.
-        cells = [judge_cell(document, rows.get(document["identifier"], {})) for document in planned["cells"]]
+        cells = [judge_cell(document, rows.get(document["identifier"])) for document in planned["cells"]]
         queued = [cell for cell in cells if cell["state"] == State.QUEUED][:EXPLAINED]
         explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
         for cell, facts in zip(queued, explained, strict=True):
@@ -151,25 +152,26 @@ class BuildReader:
             if cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
                 cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
         verdict = verdict_of(cells)
-        live = {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
-        build = _build_document({**planned["build"], **row, **live, "followed_by": self.follower(build_id)})
+        build = _build_document(row, self.follower(build_id))
+        build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells), "changes": changes_of(cells)}
 
-    def read_report(self, namespace: str, build_id: str) -> Document | None:
+    def read_report(self, namespace: str, build_id: str) -> Report | None:
         """Return a finished build's report from object storage, if it is readable."""
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
         if found is None:
             return None
         try:
-            report: Document = json.loads(found.data)
-            report["build"]["verdict"]["exit_code"]
+            read = json.loads(found.data)
+            read["build"]["verdict"]["exit_code"]
+            report: Report = read
         except (ValueError, KeyError, TypeError) as error:
             log.warning("report unreadable", key=found.key, error=repr(error))
             return None
         return report
 
-    def outlook(self, cells: Sequence[Document], parallel: int | None, *, paused: bool = False) -> Document:
+    def outlook(self, cells: Iterable[EstimatedCell], parallel: int | None, *, paused: bool = False) -> OutlookDocument:
         """Return when the current workers are expected to finish these cells."""
         return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
 
@@ -178,12 +180,12 @@ class BuildReader:
         follower = follow_up_id(build_id)
         return follower if self._store.builds.get(follower) else None
 
-    def _live(self, namespace: str, build_id: str) -> Document | None:
+    def _live(self, namespace: str, build_id: str) -> BuildRow | None:
         """Return a build from the store, unless another namespace has it: clients choose the ids."""
         row = self._store.builds.get(build_id)
         return row if row and row["namespace"] == namespace else None
 
-    def _stored_report(self, namespace: str, build_id: str) -> Document:
+    def _stored_report(self, namespace: str, build_id: str) -> Report:
         report = self.read_report(namespace, build_id)
         if report:
             return report
@@ -194,15 +196,15 @@ class BuildReader:
             )
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
-    def _load_plan(self, namespace: str, build_id: str) -> Document:
+    def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
         if found is None:
             hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
             raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
-        document: Document = json.loads(found.data)
+        document: PlanDocument = json.loads(found.data)
         return document
 
-    def _waiting(self, cell: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str:
+    def _waiting(self, cell: JudgedCell, facts: WaitReasons | None) -> str:
         """Return one sentence: why a queued cell waits, and how its last attempt ended, if there was one."""
         if facts is None:
             return "the farm is still accepting the build"
@@ -220,23 +222,38 @@ class BuildReader:
         return next(reason for holds, reason in reasons if holds) + _after(facts["before"])
 
 
-def _after(attempt: Mapping[str, Any] | None) -> str:
+def _after(attempt: AttemptView | None) -> str:
     """Return the end of the previous attempt as the second half of a sentence."""
     if attempt is None:
         return ""
-    how = {
-        AttemptEnd.FAILED: f"failed: {attempt['kind']}: {attempt['message']}",
-        AttemptEnd.RELEASED: f"was given back: {attempt['message'] or attempt['worker'] + ' stops'}",
-    }.get(attempt["end"], f"was lost: {attempt['message'] or attempt['worker']}")
+    who = attempt["worker"]
+    match attempt["end"]:
+        case AttemptEnd.FAILED:
+            how = f"failed: {attempt['kind']}: {attempt['message']}"
+        case AttemptEnd.RELEASED:
+            how = f"was given back: {attempt['message'] or f'{who} stops'}"
+        case _:
+            how = f"was lost: {attempt['message'] or who}"
     return f"; attempt {attempt['number']} {how}"
 
 
-def _build_document(row: Mapping[str, Any]) -> Document:
+def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
     """Return a build as people and scripts see it; once it has a verdict, with the verdict's counts."""
-    names = ("id", "namespace", "name", "labels", "state", "paused", "created_by", "created_at", "ended_at", "verdict")
-    verdict = row.get("verdict")
+    verdict = row["verdict"]
     return {
-        **{name: row.get(name) for name in (*names, "follows", "followed_by", "retries")},
+        "id": row["id"],
+        "namespace": row["namespace"],
+        "name": row["name"],
+        "labels": row["labels"],
+        "state": row["state"],
+        "paused": row["paused"],
+        "created_by": row.get("created_by"),
+        "created_at": row["created_at"],
+        "ended_at": row["ended_at"],
+        "verdict": verdict,
+        "follows": row.get("follows"),
+        "followed_by": followed_by,
+        "retries": row.get("retries"),
         "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
         "warnings": row.get("warnings") or [],
     }

@@ -7,16 +7,17 @@ again, and cells that succeeded (then or since) are hits.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from farm.errors import UsageError
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.order import job_key
+from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import State
-from farm.spec import job_key
+from farm.matrix.planned import CellPlan, PlanDocument
+from farm.results.report import Report
 
-Document = dict[str, Any]
 
-
-def unsuccessful(report: Mapping[str, Any]) -> set[str]:
+def unsuccessful(report: Report) -> set[str]:
     """Return the identifiers of a report's cells that failed unexpectedly or were cancelled."""
     return {
         cell["identifier"] for cell in report["cells"] if cell["state"] != State.SUCCEEDED and not cell["as_expected"]
@@ -24,26 +25,26 @@ def unsuccessful(report: Mapping[str, Any]) -> set[str]:
 
 
 def plan_retry(
-    planned: Mapping[str, Any],
-    cells: Sequence[Mapping[str, Any]],
+    planned: PlanDocument,
+    cells: Sequence[CellPlan],
     *,
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, ArtifactFacts],
     running: Collection[str],
     live_workers: Mapping[str, int],
-    build: Mapping[str, Any],
-) -> Document:
+    build_id: str,
+) -> PlanDocument:
     """Return the plan of a build that runs cells of an ended build again.
 
     `planned` is that build's plan, `cells` those of it to take. `known` has the facts of what is published by now, by
-    the cells' identifiers; `running` are the job keys (`farm.spec.job_key`) of unfinished jobs; `live_workers` counts
-    workers by pool. `build` is what the new build does not share with the old one (`id`, `created_by`, `created_at`).
+    the cells' identifiers; `running` are the job keys (`farm.jobs.order.job_key`) of unfinished jobs; `live_workers`
+    counts workers by pool. `build_id` is the id of the new build.
 
     Raises UsageError for a cell that was a hit when it was planned, and whose artifact is gone.
     """
     before = planned["build"]
     # A sweep names the best of all its sizes; of only some of them it could name another.
     whole = len(cells) == len(planned["cells"])
-    again: list[Document] = []
+    again: list[CellPlan] = []
     for cell in cells:
         facts, order = known.get(cell["identifier"]), cell["order"]
         if facts is None and order is None:
@@ -63,9 +64,12 @@ def plan_retry(
                 "sweep": cell["sweep"] if whole else None,
             }
         )
-    counts = {"cells": len(again), "hits": sum(cell["state"] == "hit" for cell in again)}
-    return {
-        "schema": 1,
-        "build": {**before, "warnings": [], **counts, **build, "retries": before["id"]},
-        "cells": again,
+    build: PlannedBuild = {
+        **before,
+        "warnings": [],
+        "cells": len(again),
+        "hits": sum(cell["state"] == "hit" for cell in again),
+        "id": build_id,
+        "retries": before["id"],
     }
+    return {"schema": 1, "build": build, "cells": again}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
 from farm.artifacts import readable
 from farm.artifacts.ownership import lacking
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.baselines import Baselines
 from farm.builds.bucket_models import BucketModels
@@ -31,14 +30,18 @@ from farm.errors import (
     UsageError,
 )
 from farm.jobs.estimate import comparable
+from farm.jobs.order import job_key, keys_of
+from farm.jobs.rows import CancelledCells, NewCell, OpenMark
+from farm.jobs.state import AttemptLimits
 from farm.logging import get_logger
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix import expand
+from farm.matrix.planned import CellPlan, PlanDocument, ShownPlan, SubmissionDocument
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
+from farm.results.report import AcceptedBuild, BuildView, Report
 from farm.results.verdict import expected_failure
 from farm.settings import Settings
-from farm.spec import job_key, keys_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
 
@@ -49,8 +52,6 @@ PAUSED_POOLS = "config/paused-pools/"
 
 LOT = 500
 """Cells that one script call accepts."""
-
-Document = dict[str, Any]
 
 
 class BuildService:
@@ -78,7 +79,7 @@ class BuildService:
 
     # --- before a build -----------------------------------------------------------------------------------------
 
-    def plan(self, namespace: str, submission: Mapping[str, Any]) -> Document:
+    def plan(self, namespace: str, submission: SubmissionDocument) -> ShownPlan:
         """Return what a submission would do, and which blobs have to be uploaded first. Changes nothing.
 
         Raises ManifestError with every problem found.
@@ -95,7 +96,7 @@ class BuildService:
             "missing_blobs": lacking(self._artifacts, plan.needed_blobs),
         }
 
-    def _plan(self, namespace: str, submission: Mapping[str, Any]) -> tuple[Plan, Manifest]:
+    def _plan(self, namespace: str, submission: SubmissionDocument) -> tuple[Plan, Manifest]:
         self._known.require_index(namespace)
         file = submission.get("file") or "manifest"
         manifest = parse_manifest(submission["manifest"], file)
@@ -103,15 +104,16 @@ class BuildService:
         pools = self._store.workers.pools()
         known = [Pool.from_dict(pool["pool"]) for pool in pools]
         used = in_use(zip(known, (pool["live_workers"] for pool in pools), strict=True), self._settings.toolchains)
-        options: dict[str, Any] = {
-            "slots": {pool["name"]: pool["slots"] for pool in pools},
-            "files": submission.get("files") or {},
-            "file": file,
-            "limits": {"time": self._settings.time_limit, "memory": self._settings.memory_limit},
-        }
+        slots, files = {pool["name"]: pool["slots"] for pool in pools}, submission.get("files") or {}
+        limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         inputs = {
-            **options,
-            **{name: submission[name] for name in ("manifest", "models", "data")},
+            "slots": slots,
+            "files": files,
+            "file": file,
+            "limits": limits,
+            "manifest": submission["manifest"],
+            "models": submission["models"],
+            "data": submission["data"],
             "in_buckets": {name: model.as_dict() for name, model in in_buckets.items()},
             "known": [pool["pool"] for pool in pools],
             "used": [pool.as_dict() for pool in used],
@@ -124,7 +126,10 @@ class BuildService:
                 {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
                 used,
                 known=known,
-                **options,
+                slots=slots,
+                files=files,
+                file=file,
+                limits=limits,
             ),
         )
         keys = dict.fromkeys(job_key(cell.order, cell.key) for cell in cells)
@@ -163,13 +168,13 @@ class BuildService:
             raise ManifestError(problems)
         return models
 
-    def _last_passed(self, namespace: str) -> dict[str, Mapping[str, Any]]:
+    def _last_passed(self, namespace: str) -> dict[str, SnapshotCell]:
         cells = self._refs.read_or_empty(namespace, LATEST)["cells"].values()
         return {cell["identifier"]: cell for cell in sorted(cells, key=lambda cell: cell.get("submitted", 0.0))}
 
     # --- a build's life -----------------------------------------------------------------------------------------
 
-    def submit(self, namespace: str, submission: Mapping[str, Any], *, by: str, max_cells: int = 0) -> Document:
+    def submit(self, namespace: str, submission: SubmissionDocument, *, by: str, max_cells: int = 0) -> AcceptedBuild:
         """Accept a build. It is acknowledged when object storage and the store have it; repeating is harmless.
 
         `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound).
@@ -190,7 +195,7 @@ class BuildService:
         self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         cells = [_planned_document(planned) for planned in plan.cells]
         warnings = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
-        document = {
+        document: PlanDocument = {
             "schema": 1,
             "build": {
                 "id": build_id,
@@ -212,16 +217,16 @@ class BuildService:
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
         return self._accepted(namespace, build_id)
 
-    def _accepted(self, namespace: str, build_id: str) -> Document:
+    def _accepted(self, namespace: str, build_id: str) -> AcceptedBuild:
         """Return a submitted build with the digest of its plan: the submitter may have seen another plan."""
         planned = self._reader.read_plan(namespace, build_id)
         return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}
 
-    def plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
+    def plan_retry(self, namespace: str, build_id: str, new_id: str, *, failed: bool) -> ShownPlan:
         """Return what `retry` would do. Changes nothing. Raises as `retry`."""
-        document = self._plan_retry(namespace, build_id, retry)
+        document = self._plan_retry(namespace, build_id, new_id, failed=failed)
         return {
-            "build_id": retry["build_id"],
+            "build_id": new_id,
             "name": document["build"]["name"],
             "cells": (cells := document["cells"]),
             "outlook": self._reader.outlook(cells, document["build"]["max_parallel"]),
@@ -230,12 +235,12 @@ class BuildService:
         }
 
     def retry(
-        self, namespace: str, build_id: str, retry: Mapping[str, Any], *, by: str, max_cells: int = 0
-    ) -> Document:
+        self, namespace: str, build_id: str, new_id: str, *, failed: bool, by: str, max_cells: int = 0
+    ) -> BuildView:
         """Accept a build with an ended build's cells as they were planned, and return it. Repeating it is harmless.
 
-        `retry` is `{"build_id": of the new build, "failed": whether it has only what did not succeed}`; `max_cells` as
-        in `submit`.
+        `new_id` is the id of the new build; with `failed` it has only the cells that did not succeed. `max_cells` as in
+        `submit`.
 
         Raises NotFound, Conflict for a build that has not ended, UsageError for inputs that are gone, QuotaExceeded.
         """
@@ -243,35 +248,36 @@ class BuildService:
             f"ns/{namespace}/builds/{self._reader.resolve(namespace, build_id)}/manifest.yaml"
         )
         text = manifest.data if manifest else b""
-        if not self._is_accepted(namespace, retry["build_id"], text):
-            document = self._plan_retry(namespace, build_id, retry)
+        if not self._is_accepted(namespace, new_id, text):
+            document = self._plan_retry(namespace, build_id, new_id, failed=failed)
             document["build"] |= {"created_by": by, "created_at": self._store.now()}
             unfinished = document["build"]["cells"] - document["build"]["hits"]
             self._check_quotas(namespace, by, unfinished, max_cells)
             self.accept(document, text)
-            log.info("build retried", build=retry["build_id"], retries=document["build"]["retries"], by=by)
-        return self._reader.get(namespace, retry["build_id"])
+            log.info("build retried", build=new_id, retries=document["build"]["retries"], by=by)
+        return self._reader.get(namespace, new_id)
 
-    def _plan_retry(self, namespace: str, build_id: str, retry: Mapping[str, Any]) -> Document:
+    def _plan_retry(self, namespace: str, build_id: str, new_id: str, *, failed: bool) -> PlanDocument:
         self._known.require_index(namespace)
         report = self._reader.report(namespace, build_id)
         build_id = report["build"]["id"]
         if report["build"]["state"] == "open":
             raise Conflict(f"build {build_id} has not ended", hint="wait with `farm watch`, or `farm cancel` it")
         planned = self._reader.read_plan(namespace, build_id)
-        wanted = unsuccessful(report) if retry["failed"] else {cell["identifier"] for cell in planned["cells"]}
+        wanted = unsuccessful(report) if failed else {cell["identifier"] for cell in planned["cells"]}
         cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
         if not cells:
-            raise NotFound(f"no cell of build {build_id} can be tried again: {report['build']['verdict']['text']}")
+            verdict = report["build"]["verdict"]
+            raise NotFound(f"no cell of build {build_id} can be tried again: {verdict['text'] if verdict else ''}")
         known = self._known.whole(namespace, {cell["identifier"]: _published_as(cell) for cell in cells})
-        missing = [job_key(cell["order"] or {}, cell["key"]) for cell in cells if cell["identifier"] not in known]
+        missing = [job_key(cell["order"], cell["key"]) for cell in cells if cell["identifier"] not in known]
         document = plan_retry(
             planned,
             cells,
             known=known,
             running=self._store.jobs.unfinished(namespace, missing),
             live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
-            build={"id": retry["build_id"]},
+            build_id=new_id,
         )
         needed = needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])
         # Its plan names them, so marked blobs need not be uploaded again.
@@ -296,7 +302,7 @@ class BuildService:
             self.is_whole(build_id) or self._reader.read_report(namespace, build_id) is not None
         )
 
-    def accept(self, document: Document, manifest: bytes) -> None:
+    def accept(self, document: PlanDocument, manifest: bytes) -> None:
         """Record a planned build in object storage, then accept it into the store."""
         namespace, build_id = document["build"]["namespace"], document["build"]["id"]
         folder = f"ns/{namespace}/builds/{build_id}"
@@ -321,7 +327,7 @@ class BuildService:
                     hint=f"{less}, or ask the operator for more",
                 )
 
-    def _create(self, document: Document) -> None:
+    def _create(self, document: PlanDocument) -> None:
         namespace = document["build"]["namespace"]
         self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
 
@@ -350,7 +356,7 @@ class BuildService:
                     except Exception:  # One build that cannot be resumed must not stop the others.
                         log.exception("build not resumed", namespace=namespace, build=build_id)
 
-    def _end_again(self, namespace: str, build_id: str, report: Document) -> None:
+    def _end_again(self, namespace: str, build_id: str, report: Report) -> None:
         """End a build that is open in the store with its report's verdict; its cells are then read from the report."""
         self._store.builds.cancel(build_id)
         self.let_go(namespace, build_id, report)
@@ -362,9 +368,11 @@ class BuildService:
         document = self._reader.read_plan(namespace, build_id)
         known = self._known.facts(namespace, [cell["key"] for cell in document["cells"]])
         # A hit of the plan stays a hit; a cell that was published since is a hit now.
-        cells = [{**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]]
+        cells: list[CellPlan] = [
+            {**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]
+        ]
         mark = self._artifacts.get_object(f"ns/{namespace}/open/{build_id}")
-        wish = json.loads(mark.data) if mark else {}
+        wish: OpenMark = json.loads(mark.data) if mark else {}
         if wish.get("paused"):
             # Before its cells are added: none of them may start.
             self._store.builds.create(document["build"], [])
@@ -379,18 +387,18 @@ class BuildService:
         row = self._store.builds.get(build_id)
         return row is not None and row["accepted"] >= row["cells"]
 
-    def let_go(self, namespace: str, build_id: str, report: Document) -> None:
+    def let_go(self, namespace: str, build_id: str, report: Report) -> None:
         """Mark a build as reported."""
         self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
 
-    def cancel(self, namespace: str, build_id: str) -> Document:
+    def cancel(self, namespace: str, build_id: str) -> CancelledCells:
         """Cancel every cell of a build that has not ended; return their number."""
         build_id = self._reader.resolve(namespace, build_id)
         self._mark(namespace, build_id, cancelled=True)
         return {"build": build_id, "cancelled": self._store.builds.cancel(build_id)}
 
-    def pause(self, namespace: str, build_id: str, *, paused: bool) -> Document:
+    def pause(self, namespace: str, build_id: str, *, paused: bool) -> BuildView:
         """Hand out no more of a build's jobs, or hand them out again. Running jobs go on."""
         build_id = self._reader.resolve(namespace, build_id)
         self._mark(namespace, build_id, paused=paused)
@@ -417,7 +425,7 @@ class BuildService:
         self._store.wakeups.wake_pool(pool)
 
 
-def _planned_document(planned: PlannedCell) -> Document:
+def _planned_document(planned: PlannedCell) -> CellPlan:
     cell = planned.cell
     return {
         **planned.as_dict(),
@@ -428,27 +436,35 @@ def _planned_document(planned: PlannedCell) -> Document:
         "expected": cell.expected,
         "sweep": cell.sweep,
         "facts": planned.facts,
+        "before": None,
+        "baseline": None,
     }
 
 
-def _published_as(cell: Mapping[str, Any]) -> list[str]:
+def _published_as(cell: CellPlan) -> list[str]:
     """Return the cache keys under which a planned cell's program may be; for a hit, the key that the plan found."""
-    return keys_of(cell["order"], cell["key"]) if cell["order"] else [cell["facts"]["key"]]
+    if cell["order"]:
+        return keys_of(cell["order"], cell["key"])
+    return [cell["facts"]["key"]] if cell["facts"] else []
 
 
-def _new_cell(namespace: str, cell: Mapping[str, Any]) -> Document:
-    names = ("identifier", "key", "pool", "priority", "limits", "expected_seconds", "facts")
-    order = None if cell["facts"] else cell["order"]
+def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
     return {
-        **{name: cell[name] for name in names},
+        "identifier": cell["identifier"],
+        "key": cell["key"],
+        "pool": cell["pool"],
+        "priority": cell["priority"],
+        "limits": cell["limits"],
+        "expected_seconds": cell["expected_seconds"],
+        "facts": cell["facts"],
         "namespace": namespace,
-        "order": order,
+        "order": None if cell["facts"] else cell["order"],
         "failure": None,
         "expected": expected_failure(cell),
     }
 
 
-def _lots(cells: Iterable[Document]) -> Iterator[list[Document]]:
+def _lots(cells: Iterable[NewCell]) -> Iterator[list[NewCell]]:
     iterator = iter(cells)
     while lot := list(islice(iterator, LOT)):
         yield lot

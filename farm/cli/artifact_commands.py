@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,8 +18,19 @@ from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
 
 if TYPE_CHECKING:
+    from farm.artifacts.sidecar import (
+        Blob,
+        FoundDevice,
+        Measurements,
+        Port,
+        SidecarDocument,
+        TuningFacts,
+        Verification,
+    )
     from farm.client.client import FarmClient
     from farm.client.fetching import Fetched, FetchedFamily
+    from farm.client.inspection import ProgramContent
+    from farm.jobs.facts import TuningCounts
 
 
 class Listing(StrEnum):
@@ -184,8 +195,7 @@ def inspect(
     """
     path = Path(what)
     if path.exists():
-        sidecar, file = beside(path)
-        _show_inspected(sidecar, file, as_json=as_json)
+        _show_inspected(*beside(path), as_json=as_json)
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
@@ -223,7 +233,7 @@ def _key_of(client: FarmClient, what: str) -> str:
 _LARGEST_SIDECAR = 16 << 20
 
 
-def beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
+def beside(path: Path) -> tuple[SidecarDocument | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None
@@ -245,11 +255,12 @@ def beside(path: Path) -> tuple[dict[str, Any] | None, Path | None]:
 _SIDECAR = "artifact.json"
 
 
-def _read_sidecar(path: Path) -> dict[str, Any]:
+def _read_sidecar(path: Path) -> SidecarDocument:
     try:
-        sidecar: dict[str, Any] = json.loads(path.read_bytes())
-        if not isinstance(sidecar["blobs"]["program"]["path"], str):
+        read = json.loads(path.read_bytes())
+        if not isinstance(read["blobs"]["program"]["path"], str):
             raise TypeError
+        sidecar: SidecarDocument = read
     except FileNotFoundError:
         raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
     except (ValueError, KeyError, TypeError):
@@ -257,7 +268,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     return sidecar
 
 
-def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_json: bool) -> None:
+def _show_inspected(sidecar: SidecarDocument | None, file: Path | None, *, as_json: bool) -> None:
     from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 
     found, wrong = None, []
@@ -288,107 +299,123 @@ def _show_inspected(sidecar: dict[str, Any] | None, file: Path | None, *, as_jso
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
 
-def describe(sidecar: Mapping[str, Any]) -> list[str]:
-    """Return a sidecar for people."""
-    spec, blobs = sidecar["spec"], sidecar["blobs"]
-    measured, checked = sidecar.get("measurements") or {}, sidecar.get("verification")
-    latency = measured.get("latency") or {}
+def describe(document: SidecarDocument) -> list[str]:
+    """Return a sidecar for people. Raises ArtifactGone if it is not valid."""
+    from farm.artifacts import sidecar as sidecars
+
+    try:
+        sidecar = sidecars.validate(document)
+    except UsageError as error:
+        raise ArtifactGone(error.message, hint="fetch it again") from None
+    spec, blobs, measured, checked = document["spec"], sidecar.blobs, sidecar.measurements, sidecar.verification
     rows = [
-        ("program", f"{blobs['program']['path']}, {render.size(blobs['program']['size'])}"),
-        ("sha256", blobs["program"]["digest"]),
-        ("key", sidecar["key"]),
+        ("program", f"{blobs.program.path}, {render.size(blobs.program.size)}"),
+        ("sha256", blobs.program.digest),
+        ("key", sidecar.key),
         ("model", f"{spec['model'].get('format', '')} {spec['model'].get('digest', '')}".strip()),
-        ("compiler", f"{spec['compiler'].get('name', '')}, {sidecar['toolchain']}"),
-        ("device", _device(sidecar["device"])),
+        ("compiler", f"{spec['compiler'].get('name', '')}, {sidecar.toolchain}"),
+        ("device", _device(sidecar.device)),
         ("precision", spec["precision"]),
-        *[("input", _port(port)) for port in sidecar.get("inputs", [])],
-        *[("output", _port(port)) for port in sidecar.get("outputs", [])],
+        *[("input", _port(port)) for port in sidecar.inputs],
+        *[("output", _port(port)) for port in sidecar.outputs],
     ]
-    if quantized := sidecar.get("quantized"):
-        rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(quantized.items()))))
-    if latency.get("median") is not None:
-        tail = f", 99 % within {render.duration(latency['p99'])}" if latency.get("p99") else ""
-        shared = ", not measured alone" if measured.get("shared") else ""
-        rows.append(("latency", f"{render.duration(latency['median'])}{tail}{shared}"))
-    if (sidecar.get("tuning") or {}).get("operations") is not None:
-        rows += _tuning_rows(sidecar["tuning"], measured)
-    rows += render.not_alone((sidecar.get("tuning") or {}).get("conditions", []), "tuning")
-    rows += render.not_alone(measured.get("conditions", []), "measuring")
-    if measured.get("load") is not None:
-        rows.append(("load", render.duration(measured["load"])))
+    if sidecar.quantized:
+        rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar.quantized.items()))))
+    if measured.latency:
+        tail = f", 99 % within {render.duration(measured.latency.p99)}" if measured.latency.p99 else ""
+        shared = ", not measured alone" if measured.shared else ""
+        rows.append(("latency", f"{render.duration(measured.latency.median)}{tail}{shared}"))
+    if sidecar.tuning.operations is not None:
+        rows += _tuning_rows(sidecar.tuning, measured)
+    rows += render.not_alone(sidecar.tuning.conditions, "tuning")
+    rows += render.not_alone(measured.conditions, "measuring")
+    if measured.load is not None:
+        rows.append(("load", render.duration(measured.load)))
     if runs := _first_runs(measured):
         rows.append(("first run", runs))
-    if checked:
-        weak = ", weak evidence" if checked.get("weak") else ""
-        samples = render.plural(checked.get("samples", 0), "sample")
-        who = ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference") or "a reference"
-        if checked.get("errors") or checked.get("equal") or not checked.get("unverified"):
-            rows.append(("checked", f"against {who}, {samples}{weak}"))
-        rows += [("refused", f"{name}: {why}") for name, why in checked.get("refused", {}).items()]
-        rows += [("unverified", f"{name}: {why}") for name, why in checked.get("unverified", {}).items()]
-        rows += [("error", f"{name}: {error:.2e}") for name, error in checked.get("errors", {}).items()]
-        rows += [("equal", f"{name}: {share:.2%}") for name, share in checked.get("equal", {}).items()]
-    else:
-        rows.append(("verified", "no"))
-    if sidecar.get("peak_memory"):
-        rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
-    for name, seconds in list((sidecar.get("passes") or {}).items())[:PASS_ROWS]:
+    rows += _checked_rows(checked) if checked else [("verified", "no")]
+    if sidecar.peak_memory:
+        rows.append(("memory", f"{render.size(sidecar.peak_memory)} to compile"))
+    for name, seconds in list(sidecar.passes.items())[:PASS_ROWS]:
         rows.append(("pass", f"{render.duration(seconds)}  {name}"))
-    rows += [(f"text {when}", _text_of(blobs[when])) for when in ("before", "after") if blobs.get(when)]
-    build = f", build {sidecar['build']}" if sidecar.get("build") else ""
-    rows.append(("made", f"{sidecar.get('created', '')} in {render.duration(sidecar.get('seconds'))}{build}"))
-    return [str(sidecar["identifier"]), *render.align([(name, one_line(text)) for name, text in rows], "  ")]
+    texts = {"before": blobs.before, "after": blobs.after}
+    rows += [(f"text {when}", _text_of(blob)) for when, blob in texts.items() if blob]
+    build = f", build {sidecar.build}" if sidecar.build else ""
+    rows.append(("made", f"{sidecar.created} in {render.duration(sidecar.seconds)}{build}"))
+    return [sidecar.identifier, *render.align([(name, one_line(text)) for name, text in rows], "  ")]
 
 
-def _device(device: Mapping[str, Any]) -> str:
+def _checked_rows(checked: Verification) -> list[tuple[str, str]]:
+    """Return what the program was compared with, and how it compares."""
+    weak = ", weak evidence" if checked.weak else ""
+    who = ", ".join(dict.fromkeys(checked.origin.values())) or checked.reference or "a reference"
+    rows = []
+    if checked.errors or checked.equal or not checked.unverified:
+        rows.append(("checked", f"against {who}, {render.plural(checked.samples, 'sample')}{weak}"))
+    rows += [("refused", f"{name}: {why}") for name, why in checked.refused.items()]
+    rows += [("unverified", f"{name}: {why}") for name, why in checked.unverified.items()]
+    rows += [("error", f"{name}: {error:.2e}") for name, error in checked.errors.items()]
+    rows += [("equal", f"{name}: {share:.2%}") for name, share in checked.equal.items()]
+    return rows
+
+
+def _device(device: FoundDevice) -> str:
     """Return a device as one line: `AMD Instinct MI300X, gfx942:sramecc+:xnack-, 304 CUs, SPX, 206 GB, driver 6.12`."""
     words = [
-        device.get("model"),
-        device["arch"],
-        f"{device['compute_units']} CUs" if device.get("compute_units") else "",
-        device.get("partition"),
-        render.size(device["memory"]) if device.get("memory") else "",
-        f"driver {device['driver']}" if device.get("driver") else "",
+        device.model,
+        device.arch,
+        f"{device.compute_units} CUs" if device.compute_units else "",
+        device.partition,
+        render.size(device.memory) if device.memory else "",
+        f"driver {device.driver}" if device.driver else "",
     ]
     return ", ".join(filter(None, words))
 
 
-def _first_runs(measured: Mapping[str, Any]) -> str:
+def _first_runs(measured: Measurements) -> str:
     """Return the times of the first run without and with kernel binaries: `8.2 s cold, 40 ms warm`."""
-    found = {how: measured.get(f"first_run_{how}") for how in ("cold", "warm")}
+    found = {"cold": measured.first_run_cold, "warm": measured.first_run_warm}
     return ", ".join(f"{render.duration(seconds)} {how}" for how, seconds in found.items() if seconds is not None)
 
 
-def _tuning_rows(tuning: Mapping[str, Any], measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str, str]]:
     """Describe what was tuned, and the gain."""
-    ended = "" if tuning["finished"] else ", cut short by its budget"
-    rows = [("tuning", f"{tuning['mode']}: {render.tuned(tuning)}{ended}")]
-    if measured.get("ratio") and measured.get("interval"):
-        low, high = measured["interval"]
-        published = "" if tuning.get("published") == "tuned" else "; the untuned program is published"
-        rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
-    if alone := tuning.get("alone"):
-        low, high = alone["interval"]
-        text = f"{'yes' if tuning['carried'] else 'no'}: with empty databases {alone['ratio']:.2f}x its speed with them"
-        rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning['written']} records written"))
-    if against := measured.get("against"):
-        low, high = against["interval"]
-        text = f"{against['ratio']:.2f}x the program {against['key'][:12]} ({low:.2f} to {high:.2f})"
-        rows.append(("against", f"{text}: {against['verdict']}"))
-    if tuning.get("session"):
-        rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning["session"].items())))
+    counts: TuningCounts = {
+        "operations": tuning.operations,
+        "known": tuning.known,
+        "tuned": tuning.tuned,
+        "untunable": tuning.untunable,
+        "seconds": tuning.seconds,
+        "saved": tuning.saved,
+    }
+    ended = "" if tuning.finished else ", cut short by its budget"
+    rows = [("tuning", f"{tuning.mode}: {render.tuned(counts)}{ended}")]
+    if measured.ratio and measured.interval:
+        low, high = measured.interval
+        published = "" if tuning.published == "tuned" else "; the untuned program is published"
+        rows.append(("gain", f"{measured.ratio:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
+    if alone := tuning.alone:
+        low, high = alone.interval
+        text = f"{'yes' if tuning.carried else 'no'}: with empty databases {alone.ratio:.2f}x its speed with them"
+        rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning.written} records written"))
+    if against := measured.against:
+        low, high = against.interval
+        text = f"{against.ratio:.2f}x the program {against.key[:12]} ({low:.2f} to {high:.2f})"
+        rows.append(("against", f"{text}: {against.verdict}"))
+    if tuning.session:
+        rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning.session.items())))
     return rows
 
 
-def _text_of(blob: Mapping[str, Any]) -> str:
-    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
+def _text_of(blob: Blob) -> str:
+    return f"{blob.path}, {render.size(blob.size)}; `farm fetch --log` downloads it"
 
 
 PASS_ROWS = 10
 OPERATOR_ROWS = 30
 
 
-def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
+def describe_program(name: str, program: ProgramContent) -> list[str]:
     """Return the content of a program's file for people."""
     rows = [("format", f"{program['format']}, {render.size(program['size'])}")]
     if program["format"] == "onnx":
@@ -400,8 +427,8 @@ def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
         copies = {True: ", copies its inputs and outputs", False: ", leaves copies to the caller", None: ""}
         state = f"{', '.join(program['targets'])}{copies[program['offload_copy']]}" if program["compiled"] else "none"
         rows.append(("compiled for", state))
-    rows += [("input", _port(port)) for port in program["inputs"]]
-    rows += [("output", _port({"name": "-", **port})) for port in program["outputs"]]
+    rows += [("input", _tensor(port["name"], port["dtype"], port["shape"])) for port in program["inputs"]]
+    rows += [("output", _tensor(port.get("name", "-"), port["dtype"], port["shape"])) for port in program["outputs"]]
     weights = program["weights"]
     parts = ", ".join(f"{render.size(count)} {dtype}" for dtype, count in weights.items())
     rows.append(
@@ -425,8 +452,12 @@ def describe_program(name: str, program: Mapping[str, Any]) -> list[str]:
     return [name, *render.align([(one_line(what, 40), one_line(text)) for what, text in rows], "  ")]
 
 
-def _port(port: Mapping[str, Any]) -> str:
-    return f"{port['name']}: {port['dtype']} [{', '.join(map(str, port['shape']))}]"
+def _port(port: Port) -> str:
+    return _tensor(port.name, port.dtype, port.shape)
+
+
+def _tensor(name: str, dtype: str, shape: Iterable[int | str | None] | None) -> str:
+    return f"{name}: {dtype} [{', '.join(map(str, shape or ()))}]"
 
 
 _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {

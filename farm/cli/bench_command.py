@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
 import typer
 
 from farm.cli import output, render
 from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.results.speed import ComparisonDocument, MeasuredDocument
 
 if TYPE_CHECKING:
+    from farm.artifacts.sidecar import SidecarDocument
     from farm.client.client import FarmClient
     from farm.compiling.children import OnPhase
     from farm.local.bench import Contestant, Measured
@@ -24,11 +26,34 @@ if TYPE_CHECKING:
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
+class ComparedDocument(MeasuredDocument):
+    """What was measured of the other program, and how the first one compares with it."""
+
+    comparison: ComparisonDocument
+
+
+class GpuDocument(TypedDict):
+    """What was seen of the GPU meanwhile."""
+
+    busy: float | None
+    memory: int | None
+
+
+class BenchDocument(MeasuredDocument):
+    """What was measured of an artifact, alone or against another program."""
+
+    identifier: str
+    key: str
+    toolchain: str
+    gpu: GpuDocument
+    against: ComparedDocument | None
+
+
 class BenchedProgram(NamedTuple):
     """A program on this machine with its sidecar; `stored` if it came from a farm."""
 
     program: Path
-    sidecar: Mapping[str, Any]
+    sidecar: SidecarDocument
     stored: bool = False
 
 
@@ -60,7 +85,7 @@ def bench(
 
     if model and against not in ("onnxruntime", "torch"):
         raise UsageError("--model is the original model", hint="add --against onnxruntime, or torch")
-    documents: list[dict[str, Any]] = []
+    documents: list[BenchDocument] = []
     drawn: list[list[Measured]] = []
     with here() as (settings, work, told):
         findings = survey(settings)
@@ -82,12 +107,18 @@ def bench(
         output.say(str(picture))
 
 
-def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> dict[str, Any]:
+def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> BenchDocument:
     from farm.results.speed import compare
 
     first, *others = measured
-    document = {name: one.sidecar[name] for name in ("identifier", "key", "toolchain")}
-    document |= {**first.as_dict(), "gpu": usage.as_dict(), "against": None}
+    document: BenchDocument = {
+        "identifier": one.sidecar["identifier"],
+        "key": one.sidecar["key"],
+        "toolchain": one.sidecar["toolchain"],
+        **first.as_dict(),
+        "gpu": {"busy": usage.busy, "memory": usage.memory},
+        "against": None,
+    }
     for other in others:
         document["against"] = {**other.as_dict(), "comparison": compare(first.rounds, other.rounds).as_dict()}
     return document
@@ -112,19 +143,19 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         if not cells:
             names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
-        newest: dict[str, Mapping[str, Any]] = {}
+        newest: dict[str, SidecarDocument] = {}
         for sidecar in sorted((client.artifact(cell["key"]) for cell in cells), key=lambda found: found["created"]):
             newest[sidecar["identifier"]] = sidecar
         return sorted((_brought(client, each) for each in newest.values()), key=lambda found: _batch(found.sidecar))
 
 
-def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> BenchedProgram:
+def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
     """Download a stored artifact's program and sample to the cache, unless they are there and complete."""
     from farm.client.cache import default_cache, note_use, trim
 
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
-        if not _is_whole(folder / str(blob["path"]), blob["digest"]):
+        if not _is_whole(folder / blob["path"], blob["digest"]):
             folder.mkdir(parents=True, exist_ok=True)
             client.download(blob, folder)
     note_use(default_cache(), [folder])
@@ -132,7 +163,7 @@ def _brought(client: FarmClient, sidecar: Mapping[str, Any]) -> BenchedProgram:
     return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
-def _cache(sidecar: Mapping[str, Any]) -> Path:
+def _cache(sidecar: SidecarDocument) -> Path:
     from farm.client.cache import default_cache
 
     return default_cache() / "artifacts" / str(sidecar["key"])
@@ -164,7 +195,7 @@ def _is_whole(path: Path, digest: str) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
-def _batch(sidecar: Mapping[str, Any]) -> int:
+def _batch(sidecar: SidecarDocument) -> int:
     batch = sidecar["spec"]["batch"]
     return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 
@@ -200,8 +231,8 @@ def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Co
     from farm.client.conversion import libraries, source_digest
     from farm.local.bench import torch_of
 
-    conversion = one.sidecar.get("conversion") or {}
-    if conversion.get("converter") != "torch":
+    conversion = one.sidecar.get("conversion")
+    if not conversion or conversion["converter"] != "torch":
         hint = "`--against onnxruntime` measures an ONNX model; with `format: torch` the farm converts a PyTorch model"
         raise UsageError(f"--against torch: {one.program.name} was not made from a PyTorch model", hint=hint)
     if not model:
@@ -283,7 +314,7 @@ def _measure(
 # --- how it looks -----------------------------------------------------------------------------------------------------
 
 
-def _lines(document: Mapping[str, Any]) -> list[str]:
+def _lines(document: BenchDocument) -> list[str]:
     rows = [
         ("target", f"{document['target']}, {document['toolchain']}"),
         *_figures(document),
@@ -297,7 +328,7 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _figures(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _figures(measured: MeasuredDocument) -> list[tuple[str, str]]:
     found, firsts = measured["latency"], measured["first_runs"]
     return [
         ("latency", f"{latency(measured)}, at least {render.duration(found['minimum'])} ({found['repeats']} runs)"),
@@ -316,7 +347,7 @@ def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
         for row in rows:
             for place, measured in enumerate(row):
                 name = "program" if place == 0 else "against"
-                series.setdefault(name, []).append((measured.contestant.batch, measured.latency["throughput"]))
+                series.setdefault(name, []).append((measured.contestant.batch, measured.latency["throughput"] or 0.0))
         curves(path, title=rows[0][0].contestant.name, x="batch", y="throughput (samples a second)", series=series)
         return
     for row in rows:

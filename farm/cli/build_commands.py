@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,8 @@ from farm.inert import inert
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen
+    from farm.matrix.planned import ShownPlan
+    from farm.results.report import BuildView, JudgedCell, Report
     from farm.settings import Settings
 
 SECOND_THOUGHT = 1.0
@@ -231,10 +233,10 @@ def logs(
         if what.startswith("b-") or what == "@latest" or cell:
             row = _one_cell(client.cells(what), cell)
             identifier = str(row["identifier"])
-            if row.get("job"):
-                text = client.log(row["job"])
-            elif row.get("facts"):
-                text = client.artifact_log(row["facts"]["key"])
+            if job := row.get("job"):
+                text = client.log(job)
+            elif facts := row.get("facts"):
+                text = client.artifact_log(facts["key"])
             else:
                 raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
         else:
@@ -331,7 +333,7 @@ def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
     return str(build["id"])
 
 
-def _say_plan(planned: dict[str, Any], *, as_json: bool) -> None:
+def _say_plan(planned: ShownPlan, *, as_json: bool) -> None:
     """Print a plan before its build is made: on standard error if the result is a document."""
     for line in render.plan(planned):
         output.note(line) if as_json else output.say(line)
@@ -365,7 +367,8 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: 
         report = client.junit(build_id)
         with output.writing(junit):
             junit.write_text(report, encoding="utf-8")
-    return int(build["verdict"]["exit_code"])
+    verdict = build["verdict"]
+    return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
 
 def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> int:
@@ -387,7 +390,7 @@ def _goes_on(build_id: str) -> list[str]:
     ]
 
 
-def _detached(build: dict[str, Any], *, as_json: bool) -> None:
+def _detached(build: BuildView, *, as_json: bool) -> None:
     if as_json:
         output.emit({"build": build})
     else:
@@ -409,25 +412,26 @@ def _freeze(
     return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters, gates=gates)
 
 
-def _show_plan(planned: dict[str, Any], *, as_json: bool) -> None:
+def _show_plan(planned: ShownPlan, *, as_json: bool) -> None:
     if as_json:
         output.emit(planned)
     else:
         _say_all(render.plan(planned))
 
 
-def _build_lines(builds: Sequence[dict[str, Any]]) -> list[str]:
+def _build_lines(builds: Sequence[BuildView]) -> list[str]:
     rows = []
     for build in builds:
         counts = build["counts"]
         ended = build["verdict"]["text"] if build["verdict"] else ""
         open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
-        follows = "".join(f"; {how} {build[how]}" for how in ("follows", "retries") if build.get(how))
-        rows.append((str(build["id"]), str(build["name"]), str(build["state"]), (ended or open_text) + follows))
+        others = {"follows": build.get("follows"), "retries": build.get("retries")}
+        follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
+        rows.append((build["id"], build["name"], build["state"], (ended or open_text) + follows))
     return render.align(rows)
 
 
-def _one_cell(cells: Sequence[dict[str, Any]], named: str) -> dict[str, Any]:
+def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
     found = [cell for cell in cells if cell["identifier"] == named]
     found = found or [cell for cell in cells if named in cell["identifier"]]
     if not found:
@@ -464,7 +468,7 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
     )
 
 
-def _draw(report: dict[str, Any], file: Path) -> None:
+def _draw(report: Report, file: Path) -> None:
     from farm.results.sweep import draw
 
     if not report.get("sweeps"):

@@ -9,10 +9,10 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from farm.cli import output
 from farm.cli.render import plural
@@ -34,9 +34,9 @@ class Check:
     found: str
     fix: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, str]:
         """Return the finding as JSON."""
-        return asdict(self)
+        return {"name": self.name, "state": self.state, "found": self.found, "fix": self.fix}
 
 
 def run_checks() -> list[Check]:

@@ -13,7 +13,7 @@ from farm.cli.connection import connect
 from farm.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from farm.client.client import PastCell
+    from farm.results.report import PastCell
 
 
 def history(

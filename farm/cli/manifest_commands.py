@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +41,7 @@ def lint(
     form = Format.JSON if as_json else form
     match form:
         case Format.JSON:
-            output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
+            output.emit({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
         case Format.GITHUB:
             for line in github_lines(problems):
                 output.say(line, command=True)

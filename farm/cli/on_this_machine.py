@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farm.cli import output, render
 from farm.errors import CompileFailed, FarmFault
@@ -16,6 +16,7 @@ from farm.inert import one_line
 if TYPE_CHECKING:
     from farm.compiling.children import OnPhase
     from farm.jobs.state import Phase
+    from farm.results.speed import ComparisonDocument, MeasuredDocument
     from farm.settings import Settings
 
 
@@ -64,18 +65,18 @@ def say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> No
         say(line)
 
 
-def latency(measured: Mapping[str, Any]) -> str:
+def latency(measured: MeasuredDocument) -> str:
     """Return a program's latency for people: median and tail."""
     found = measured["latency"]
     spread = f"90 % within {render.duration(found['p90'])}, 99 % within {render.duration(found['p99'])}"
     return f"{render.duration(found['p50'])}, {spread}"
 
 
-def compared(comparison: Mapping[str, Any]) -> str:
+def compared(comparison: ComparisonDocument) -> str:
     """Return a program's speed as a multiple of another's, for people."""
     ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
     return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
 
 
-def _figures(comparison: Mapping[str, Any]) -> tuple[float, float, float]:
-    return comparison["ratio"], *comparison["interval"]
+def _figures(comparison: ComparisonDocument) -> list[float]:
+    return [comparison["ratio"], *comparison["interval"]]

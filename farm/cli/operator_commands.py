@@ -6,7 +6,7 @@ import os
 import pwd
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from farm.errors import ExitCode, UsageError
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    pass
+    from farm.jobs.rows import AuditLine
 
 
 def doctor(as_json: output.Json = False) -> None:
@@ -53,7 +53,7 @@ def audit(
     """
     from farm.cli import render
 
-    findings: list[dict[str, Any]] = []
+    findings: list[AuditLine] = []
     counts: dict[str, int] = {}
     with connect() as client:
         for line in client.audit(deep=deep):
@@ -140,8 +140,7 @@ def worker(
 
     if only not in ("", "gpu", "cpu"):
         raise UsageError(f"--only takes gpu or cpu, not `{only}`")
-    overrides: dict[str, Any] = {} if slots is None else {"cpu_slots": slots}
-    settings = load_settings(**overrides)
+    settings = load_settings() if slots is None else load_settings(cpu_slots=slots)
     configure(settings)
     # An older farm, or systemd, may have left it open to others; it holds models, programs and sockets of tenants.
     own_data_folder(settings.data_dir.resolve())

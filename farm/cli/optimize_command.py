@@ -175,6 +175,8 @@ def _size(option: str, text: str) -> int:
 
 def _report_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the result of `farm optimize` for people."""
+    from farm.artifacts.sidecar import Conditions
+
     size, after, accuracy = found["size"], found["after"], found["accuracy"]
     rows = [
         ("target", f"{found['target']}, {found['toolchain']}"),
@@ -206,7 +208,8 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
     rows.append(("memory", memory))
     if found["gpu"]["memory"] is not None:
         rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
-    rows += render.not_alone(found["gpu"]["conditions"], "measuring")
+    looks = [Conditions.model_validate(look) for look in found["gpu"]["conditions"]]
+    rows += render.not_alone(looks, "measuring")
     rows.append(("took", render.duration(found["seconds"])))
     return [found["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
 

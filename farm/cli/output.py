@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 
-from farm.errors import FarmError, ManifestError, UsageError
+from farm.errors import FarmError, ManifestError, ProblemDocument, UsageError
 from farm.inert import inert, inert_json
 
 if TYPE_CHECKING:
@@ -81,18 +81,26 @@ def complain(error: FarmError, *, as_json: bool) -> None:
         emit({"error": document(error)})
 
 
-def document(error: FarmError) -> dict[str, Any]:
-    """Return an error as JSON."""
-    from dataclasses import asdict
+class ErrorDocument(TypedDict):
+    """An error as `--json` prints it."""
 
-    found: dict[str, Any] = {
+    kind: str
+    message: str
+    hint: str
+    exit_code: int
+    problems: NotRequired[list[ProblemDocument]]
+
+
+def document(error: FarmError) -> ErrorDocument:
+    """Return an error as JSON."""
+    found: ErrorDocument = {
         "kind": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
         "exit_code": int(error.exit_code),
     }
     if isinstance(error, ManifestError):
-        found["problems"] = [asdict(problem) for problem in error.problems]
+        found["problems"] = [problem.as_dict() for problem in error.problems]
     return found
 
 

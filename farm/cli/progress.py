@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from farm.cli import output, render
 from farm.errors import FarmError
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from farm.client.client import FarmClient
-
-Document = Mapping[str, Any]
+    from farm.jobs.estimate import OutlookDocument
+    from farm.results.report import BuildView, JudgedCell
 
 LIVELY_PERIOD = 1.0
 """Seconds between two reads of a build for a display that shows elapsed time."""
@@ -30,7 +30,7 @@ CELLS_A_SECOND = 500
 class Display(Protocol):
     """Shows the cells of a build repeatedly."""
 
-    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
+    def show(self, cells: Sequence[JudgedCell], outlook: OutlookDocument | None = None) -> None:
         """Show the cells as they are now, and when the others may be done."""
 
 
@@ -42,7 +42,7 @@ class Lines:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
 
-    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
+    def show(self, cells: Sequence[JudgedCell], outlook: OutlookDocument | None = None) -> None:
         """Print what changed since the last call, except cells that only wait."""
         for cell in cells:
             now = (str(cell["state"]), int(cell.get("attempt") or 0))
@@ -56,10 +56,10 @@ class Screen:
     """The live display: one line for every running cell, the cells that ended last, and the counts."""
 
     def __init__(self) -> None:
-        self._cells: Sequence[Document] = ()
-        self._outlook: Document | None = None
+        self._cells: Sequence[JudgedCell] = ()
+        self._outlook: OutlookDocument | None = None
 
-    def show(self, cells: Sequence[Document], outlook: Document | None = None) -> None:
+    def show(self, cells: Sequence[JudgedCell], outlook: OutlookDocument | None = None) -> None:
         """Remember the cells; the display draws them by itself."""
         self._cells, self._outlook = cells, outlook
 
@@ -97,7 +97,7 @@ def display() -> Iterator[tuple[Display, float | None]]:
         yield screen, LIVELY_PERIOD
 
 
-def follow(client: FarmClient, build_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def follow(client: FarmClient, build_id: str) -> tuple[BuildView, list[JudgedCell]]:
     """Show a build until its report is written; return the build and its cells.
 
     Events say when to read, and only reads are shown, so nothing is missed or repeated if the connection breaks.

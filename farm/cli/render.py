@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
 from farm import units
 from farm.inert import one_line
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from farm.artifacts.sidecar import Conditions
+    from farm.client.family import FamilyIndex
+    from farm.jobs.estimate import OutlookDocument, RangeDocument
+    from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
+    from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
+    from farm.results.report import BuildView, Differences, JudgedCell
 
 size, duration, rate = units.size, units.duration, units.rate
 
@@ -71,7 +77,7 @@ def _styled(text: str) -> str:
 # --- a plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(document: Document) -> list[str]:
+def plan(document: ShownPlan) -> list[str]:
     """Return what a submission would do: counts, one line for every cell that is not a hit, warnings."""
     cells = document["cells"]
     counts = Counter(cell["state"] for cell in cells)
@@ -94,7 +100,7 @@ def plan(document: Document) -> list[str]:
     return lines
 
 
-def plan_changes(shown: Sequence[Document], accepted: Sequence[Document]) -> list[str]:
+def plan_changes(shown: Sequence[ShownCell | CellPlan], accepted: Sequence[JudgedCell]) -> list[str]:
     """Return how an accepted plan differs from the one shown before: workers came or left meanwhile."""
     before = {cell["identifier"]: (cell["pool"], cell["key"]) for cell in shown}
     rows = []
@@ -114,12 +120,12 @@ def _first(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [*align(rows[:ROWS], "  "), *more]
 
 
-def _why(cell: Document) -> str:
+def _why(cell: ShownCell | CellPlan) -> str:
     reason = cell["reason"] or ("another build compiles it now" if cell["state"] == "joined" else "")
     return reason if cell["live_workers"] else f"{reason}; waits: no live worker".removeprefix("; ")
 
 
-def outlook(document: Document | None) -> list[str]:
+def outlook(document: OutlookDocument | None) -> list[str]:
     """Return when a build will be done and what it costs, as one line; empty if nothing is left or known."""
     if not document:
         return []
@@ -139,22 +145,22 @@ def outlook(document: Document | None) -> list[str]:
     return ["; ".join(parts)] if parts else []
 
 
-def _about(range_: Document) -> str:
-    low, expected, high = (duration(range_[name]) for name in ("low", "expected", "high"))
+def _about(range_: RangeDocument) -> str:
+    low, expected, high = (duration(seconds) for seconds in (range_["low"], range_["expected"], range_["high"]))
     return f"about {expected} ({low} to {high})" if low != high else f"about {expected}"
 
 
 # --- while it runs --------------------------------------------------------------------------------------------------
 
 
-def counts(cells: Iterable[Document]) -> str:
+def counts(cells: Iterable[JudgedCell]) -> str:
     """Return `3 succeeded, 1 failed, 2 running, 10 queued`."""
     found = Counter(str(cell["state"]) for cell in cells)
     order = ("succeeded", "failed", "cancelled", "running", "queued")
     return ", ".join(f"{found[state]} {state}" for state in order if found[state]) or "no cells"
 
 
-def change(cell: Document) -> str:
+def change(cell: JudgedCell) -> str:
     """Return the log line for a change of a cell's state."""
     parts = [str(cell["identifier"]), str(cell["state"])]
     match cell["state"]:
@@ -170,7 +176,7 @@ def change(cell: Document) -> str:
     return " ".join(filter(None, parts))
 
 
-def activity(cell: Document) -> tuple[str, str, str, str, str]:
+def activity(cell: JudgedCell) -> tuple[str, str, str, str, str]:
     """Return a cell's line of the live display: identifier, state, phase, elapsed, worker, progress of tuning."""
     phase = cell.get("phase") or "" if cell["state"] == "running" else ""
     if phase and cell.get("progress") is not None:
@@ -184,7 +190,7 @@ def activity(cell: Document) -> tuple[str, str, str, str, str]:
     return str(cell["identifier"]), str(cell["state"]), phase, elapsed, where
 
 
-def under_way(cells: Iterable[Document]) -> list[str]:
+def under_way(cells: Iterable[JudgedCell]) -> list[str]:
     """Return a line for each cell that has not succeeded, running cells first."""
     rows = [cell for cell in cells if cell["state"] != "succeeded"]
     return _first([activity(cell) for cell in sorted(rows, key=lambda cell: cell["state"] != "running")])
@@ -193,13 +199,12 @@ def under_way(cells: Iterable[Document]) -> list[str]:
 # --- what came out --------------------------------------------------------------------------------------------------
 
 
-def table(cells: Sequence[Document]) -> list[str]:
+def table(cells: Sequence[JudgedCell]) -> list[str]:
     """Return the final table: size, latency and error of every cell, compared with its fp32 sibling."""
     base = _baselines(cells)
     rows = [("cell", "state", "size", "latency", "error", "time")]
     for cell in cells:
-        facts = cell.get("facts") or {}
-        sibling = base.get(_sibling(cell), {})
+        facts, sibling = cell.get("facts"), base.get(_sibling(cell))
         rows.append(
             (
                 str(cell["identifier"]),
@@ -213,22 +218,21 @@ def table(cells: Sequence[Document]) -> list[str]:
     return align(rows)
 
 
-def differences(found: Document) -> list[str]:
+def differences(found: Differences) -> list[str]:
     """Return how two builds differ, as `FarmClient.diff` found it."""
-    left, right = (found[side]["id"] for side in ("left", "right"))
-    both = [cell for cell in found["cells"] if cell["left"] and cell["right"]]
+    left, right = found["left"]["id"], found["right"]["id"]
+    both = [(cell, cell["left"], cell["right"]) for cell in found["cells"] if cell["left"] and cell["right"]]
     total = found["same"] + len(both)
     lines = [f"{left} -> {right}: {len(both)} of {plural(total, 'cell')} that both have differ"]
     rows = []
-    for cell in both:
-        before, after = cell["left"], cell["right"]
-        facts = [each["facts"] or {} for each in (before, after)]
+    for cell, before, after in both:
+        facts = [before["facts"], after["facts"]]
         rows.append(
             (
                 cell["identifier"],
                 _moved([f"{each['state']} {each['kind'] or ''}".rstrip() for each in (before, after)]),
-                _moved([_size_column(each, {}) for each in facts]),
-                _moved([_latency_column(each, {}) for each in facts]),
+                _moved([_size_column(each, None) for each in facts]),
+                _moved([_latency_column(each, None) for each in facts]),
                 "; ".join(cell["changes"]),
             )
         )
@@ -244,29 +248,29 @@ def _moved(values: Sequence[str]) -> str:
     return after if before == after else f"{before or 'none'} -> {after or 'none'}"
 
 
-def _state(cell: Document) -> str:
+def _state(cell: JudgedCell) -> str:
     return f"{cell['state']} as expected" if cell.get("as_expected") else str(cell["state"])
 
 
-def _size_column(facts: Document, sibling: Document) -> str:
+def _size_column(facts: ArtifactFacts | None, sibling: ArtifactFacts | None) -> str:
     if not facts:
         return ""
-    own, base = facts["program"]["size"], (sibling.get("program") or {}).get("size")
+    own, base = facts["program"]["size"], sibling["program"]["size"] if sibling else 0
     return f"{size(own)}  {own / base:.0%}" if base else size(own)
 
 
-def _latency_column(facts: Document, sibling: Document) -> str:
-    own, base = facts.get("latency"), sibling.get("latency")
-    if not own:
+def _latency_column(facts: ArtifactFacts | None, sibling: ArtifactFacts | None) -> str:
+    own, base = facts.get("latency") if facts else None, sibling.get("latency") if sibling else None
+    if not facts or not own:
         return ""
-    if not base:
+    if not sibling or not base:
         return f"{duration(own)}{' shared' if facts.get('shared') else ''}"
     if facts.get("shared") or sibling.get("shared"):
         return f"{duration(own)}  ~{base / own:.1f}x shared"
     return f"{duration(own)}  {base / own:.2f}x"
 
 
-def _error_column(facts: Document) -> str:
+def _error_column(facts: ArtifactFacts | None) -> str:
     if not facts:
         return ""
     errors = facts.get("errors") or {}
@@ -278,16 +282,16 @@ def _error_column(facts: Document) -> str:
     return f"{text} weak" if facts.get("weak") else text
 
 
-def _sibling(cell: Document) -> tuple[str, str, str]:
+def _sibling(cell: JudgedCell) -> tuple[str, str, str]:
     return str(cell["model"]), str(cell["target"]), str(cell["shape"])
 
 
-def _baselines(cells: Sequence[Document]) -> dict[tuple[str, str, str], Document]:
+def _baselines(cells: Sequence[JudgedCell]) -> dict[tuple[str, str, str], ArtifactFacts]:
     """Facts of the fp32 cell for every model, target and shape."""
-    return {_sibling(cell): cell["facts"] for cell in cells if cell["precision"] == "fp32" and cell.get("facts")}
+    return {_sibling(cell): facts for cell in cells if cell["precision"] == "fp32" and (facts := cell.get("facts"))}
 
 
-def family(index: Document) -> list[str]:
+def family(index: FamilyIndex) -> list[str]:
     """Return the members of a family from its index."""
     rows = [("shape", "program", "latency", "throughput")]
     for member in index["members"]:
@@ -303,12 +307,12 @@ def family(index: Document) -> list[str]:
     return align(rows)
 
 
-def gains(cells: Sequence[Document]) -> list[str]:
+def gains(cells: Sequence[JudgedCell]) -> list[str]:
     """Return one line for every target and precision: its gain over fp32, and why it is not higher."""
     from statistics import median
 
     base = _baselines(cells)
-    groups: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
+    groups: dict[tuple[str, str], list[tuple[ArtifactFacts, ArtifactFacts]]] = {}
     for cell in cells:
         facts, sibling = cell.get("facts"), base.get(_sibling(cell))
         if facts and sibling and cell["precision"] != "fp32":
@@ -319,9 +323,10 @@ def gains(cells: Sequence[Document]) -> list[str]:
         text = f"{precision} on {target}: {share:.0%} of the fp32 size"
         # Only figures that were measured alone: a mean of rough figures is misleading.
         speeds = [
-            fp32["latency"] / own["latency"]
+            before / now
             for own, fp32 in pairs
-            if own.get("latency") and fp32.get("latency") and not own.get("shared") and not fp32.get("shared")
+            if (now := own.get("latency")) and (before := fp32.get("latency"))
+            if not own.get("shared") and not fp32.get("shared")
         ]
         if speeds:
             text += f", {median(speeds):.2f}x its speed"
@@ -333,9 +338,9 @@ def gains(cells: Sequence[Document]) -> list[str]:
     return lines
 
 
-def tuned(work: Mapping[str, Any]) -> str:
+def tuned(work: TuningCounts) -> str:
     """Return the result of tuning: `26 operations, 12 known (saved 40 s), 14 tuned in 9 s`."""
-    parts = [plural(work["operations"], "operation")]
+    parts = [plural(work["operations"] or 0, "operation")]
     if work["known"]:
         parts.append(f"{work['known']} known" + (f" (saved {duration(work['saved'])})" if work["saved"] else ""))
     if work["tuned"]:
@@ -345,19 +350,28 @@ def tuned(work: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def tunings(cells: Sequence[Document]) -> list[str]:
+def tunings(cells: Sequence[JudgedCell]) -> list[str]:
     """Return the result of tuning in the cells that a build tuned, in total and for each."""
-    made = [cell for cell in cells if (cell.get("facts") or {}).get("tuning") and not cell.get("hit")]
+    made = [
+        (cell["identifier"], facts, work)
+        for cell in cells
+        if (facts := cell.get("facts")) and (work := facts.get("tuning")) and not cell.get("hit")
+    ]
     if len(made) < 2:
-        return [f"tuning: {_tuning(cell['facts'])}" for cell in made]
-    names = ("operations", "known", "tuned", "untunable", "seconds", "saved")
-    works = [cell["facts"]["tuning"] for cell in made]
-    total = {name: sum(work.get(name) or 0 for work in works) for name in names}
-    return [f"tuning: {tuned(total)}", *align([(f"  {cell['identifier']}", _tuning(cell["facts"])) for cell in made])]
+        return [f"tuning: {_tuning(facts, work)}" for _, facts, work in made]
+    works = [work for _, _, work in made]
+    total: TuningCounts = {
+        "operations": sum(work["operations"] or 0 for work in works),
+        "known": sum(work["known"] for work in works),
+        "tuned": sum(work["tuned"] or 0 for work in works),
+        "untunable": sum(work["untunable"] for work in works),
+        "seconds": sum(work["seconds"] for work in works),
+        "saved": sum(work["saved"] for work in works),
+    }
+    return [f"tuning: {tuned(total)}", *align([(f"  {name}", _tuning(facts, work)) for name, facts, work in made])]
 
 
-def _tuning(facts: Mapping[str, Any]) -> str:
-    work = facts["tuning"]
+def _tuning(facts: ArtifactFacts, work: TuningSummary) -> str:
     text = tuned(work) + ("" if work.get("finished", True) else ", cut short by its budget")
     if facts.get("ratio"):
         text += f"; {facts['ratio']:.2f}x the untuned program"
@@ -365,22 +379,22 @@ def _tuning(facts: Mapping[str, Any]) -> str:
     return text
 
 
-def not_alone(conditions: Sequence[Document], what: str) -> list[tuple[str, str]]:
+def not_alone(conditions: Sequence[Conditions], what: str) -> list[tuple[str, str]]:
     """Return rows about other processes that held memory of the GPU before and after an activity, and after its turns
     with other programs.
     """
     return [
-        ("not alone", f"{plural(others['count'], 'process', 'processes')} with {size(others['memory'])} {when} {what}")
+        ("not alone", f"{plural(others.count, 'process', 'processes')} with {size(others.memory)} {when} {what}")
         for when, found in zip(("before", "after", "after the turns of"), conditions, strict=False)
-        if (others := found.get("processes") or {}).get("count")
+        if (others := found.processes) and others.count
     ]
 
 
-def legend(cells: Sequence[Document]) -> list[str]:
+def legend(cells: Sequence[JudgedCell]) -> list[str]:
     """Return the meaning of the remarks in the table."""
-    facts = [cell["facts"] for cell in cells if cell.get("facts")]
+    facts = [found for cell in cells if (found := cell.get("facts"))]
     lines = []
-    if count := sum((each.get("tuning") or {}).get("carried") is False for each in facts):
+    if count := sum(bool(work and work.get("carried") is False) for each in facts if (work := each.get("tuning"))):
         lines.append(
             f"not carried: without the tuning databases the programs of {plural(count, 'cell')} are slower, "
             "or tune again; `farm inspect` says how much"
@@ -390,7 +404,7 @@ def legend(cells: Sequence[Document]) -> list[str]:
             "shared: another attempt ran on the node, or others used the GPU, so the speed is rough; "
             "cpu_slots = 1 measures alone"
         )
-    if busy := [each["processes"] for each in facts if (each.get("processes") or {}).get("count")]:
+    if busy := [others for each in facts if (others := each.get("processes")) and others["count"]]:
         most = max(busy, key=lambda found: (found["count"], found["memory"]))
         lines.append(
             f"not alone: other processes, up to {most['count']} with {size(most['memory'])} of its memory, "
@@ -402,7 +416,7 @@ def legend(cells: Sequence[Document]) -> list[str]:
     return lines
 
 
-def sweeps(cells: Sequence[Document]) -> list[str]:
+def sweeps(cells: Sequence[JudgedCell]) -> list[str]:
     """Return a table for every batch sweep, with the best batch marked; nothing if there is no sweep."""
     from farm.results.sweep import sweeps_of, title
 
@@ -424,7 +438,7 @@ def sweeps(cells: Sequence[Document]) -> list[str]:
     return lines
 
 
-def failures(cells: Sequence[Document], build_id: str) -> list[str]:
+def failures(cells: Sequence[JudgedCell], build_id: str) -> list[str]:
     """Return at most eight lines for every failed cell: where, what, whose fault, what to try, its log."""
     failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
     lines: list[str] = []
@@ -447,7 +461,7 @@ def failures(cells: Sequence[Document], build_id: str) -> list[str]:
     return lines
 
 
-def remarks(cells: Sequence[Document]) -> list[str]:
+def remarks(cells: Sequence[JudgedCell]) -> list[str]:
     """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
     from farm.results.changes import changes_of
 
@@ -464,11 +478,12 @@ def remarks(cells: Sequence[Document]) -> list[str]:
     return rows
 
 
-def compared(build: Document, cells: Sequence[Document]) -> list[str]:
+def compared(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
     """Return how a follow-up's programs compare with those published before; nothing for other builds."""
     lines = []
     for cell in cells if build.get("follows") else ():
-        if against := (cell.get("facts") or {}).get("against"):
+        facts = cell.get("facts")
+        if against := facts.get("against") if facts else None:
             low, high = against["interval"]
             faster = "`latest` names it, unless something newer was published"
             named = faster if against["verdict"] == "faster" else "`latest` stays"
@@ -479,7 +494,7 @@ def compared(build: Document, cells: Sequence[Document]) -> list[str]:
     return lines
 
 
-def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
+def outcome(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
     """Return the full text at the end of a build."""
     blocks = [
         table(cells),
@@ -503,7 +518,7 @@ def outcome(build: Document, cells: Sequence[Document]) -> list[str]:
     return lines
 
 
-def waiting(cells: Sequence[Document]) -> list[str]:
+def waiting(cells: Sequence[JudgedCell]) -> list[str]:
     """Return why cells wait, queued or running: one sentence per reason, with the jobs ahead as a range."""
     queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued" or cell.get("waiting")]
     reasons: dict[str, list[int]] = {}

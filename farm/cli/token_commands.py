@@ -52,7 +52,7 @@ def ls(as_json: output.Json = False) -> None:
         return
     rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED")]
     rows += [
-        (*(str(token[name]) for name in ("name", "role", "namespace")), _bound(token), token["created"])
+        (token["name"], token["role"], token["namespace"], str(token["max_cells"] or "none"), token["created"])
         for token in tokens
     ]
     for line in render.align(rows):
@@ -65,7 +65,3 @@ def revoke(name: Name, as_json: output.Json = False) -> None:
     with connect() as client:
         client.revoke_token(name)
     output.emit({"revoked": name}) if as_json else output.say(f"{name} is revoked")
-
-
-def _bound(token: dict[str, object]) -> str:
-    return str(token["max_cells"] or "none")

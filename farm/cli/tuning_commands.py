@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from farm.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.tuning.formats import Read
-    from farm.tuning.records import Snapshot
+    from farm.tuning.records import Snapshot, TuningDatabaseView, TuningStats
 
 commands = typer.Typer(help="List, import and export what tuning learnt.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -284,7 +284,7 @@ def prune(
 # --- how they do it -------------------------------------------------------------------------------------------------
 
 
-def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
+def choose(items: Sequence[TuningDatabaseView], text: str) -> str:
     """Return the only database that matches a text: its whole name, or words that all occur in it."""
     names = [str(item["name"]) for item in items]
     if text in names:
@@ -301,7 +301,7 @@ def choose(items: Sequence[Mapping[str, Any]], text: str) -> str:
     raise UsageError(f"{text!r} matches {len(matching)} tuning databases", hint="\n".join(matching[:10]))
 
 
-def _sound(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _sound(items: Sequence[TuningDatabaseView]) -> list[TuningDatabaseView]:
     """Return the databases that can be read, and report the others."""
     for item in items:
         if item.get("damaged"):
@@ -309,11 +309,11 @@ def _sound(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [item for item in items if not item.get("damaged")]
 
 
-def _holds(item: Mapping[str, Any]) -> bool:
-    return bool(item["generation"] or item["waiting"] or item.get("damaged"))
+def _holds(item: TuningDatabaseView) -> bool:
+    return bool(item.get("generation") or item.get("waiting") or item.get("damaged"))
 
 
-def _snapshot(client: FarmClient, items: Sequence[Mapping[str, Any]], what: str) -> Snapshot:
+def _snapshot(client: FarmClient, items: Sequence[TuningDatabaseView], what: str) -> Snapshot:
     from farm.tuning import text
     from farm.tuning.formats import read_files
     from farm.tuning.records import RecordSource
@@ -345,13 +345,15 @@ def _quoted(text: str) -> str:
     return shlex.quote(text)
 
 
-def _by_day(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:
     """Return the sums of all databases' sessions by date."""
     days: dict[str, dict[str, float]] = {}
     for day in sorted((day for one in found for day in one["days"]), key=lambda day: str(day["date"])):
         sums = days.setdefault(day["date"], dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0))
-        for name in sums:
-            sums[name] += day[name]
+        sums["known"] += day["known"]
+        sums["tuned"] += day["tuned"]
+        sums["seconds"] += day["seconds"]
+        sums["saved"] += day["saved"]
     return days
 
 

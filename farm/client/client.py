@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
 from farm.client.fetching import (
@@ -35,15 +35,34 @@ from farm.client.fetching import (
     write_artifact,
     write_family,
 )
-from farm.client.transport import Document, Transport
+from farm.client.transport import Transport
 from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, UsageError
 from farm.files import read_private
 
 if TYPE_CHECKING:
     import httpx
 
+    from farm.artifacts.ownership import Collected
+    from farm.artifacts.refs import RefView, ShownRef, SnapshotCell
+    from farm.artifacts.sidecar import SidecarDocument
+    from farm.artifacts.storage import Missing, Upload
+    from farm.artifacts.tokens import Secret, TokenDocument
+    from farm.client.family import FamilyMember
+    from farm.jobs.rows import (
+        AuditLine,
+        BuildEvent,
+        CancelledCells,
+        JobView,
+        PoolView,
+        ReproductionDocument,
+        WorkerView,
+    )
     from farm.manifest.choice import ChosenGates
+    from farm.matrix.planned import ShownPlan, SubmissionDocument
+    from farm.results.report import AcceptedBuild, BuildView, CellDifference, Differences, JudgedCell, PastCell, Report
     from farm.settings import Settings
+    from farm.spec import FileReference
+    from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 
 T = TypeVar("T")
 OnUpload = Callable[[int, int], None]
@@ -73,40 +92,18 @@ PARTS_AT_ONCE = 2000
 """Parts of large blobs that one answer of the farm has room for; it cuts them at 128 MiB, into 1000 at most."""
 
 
-class PastCell(TypedDict):
-    """How a cell ended in one build: `ended` in Unix seconds, `error` the largest relative error of an output.
-
-    `values` are its program's numbers, in seconds and bytes.
-    """
-
-    identifier: str
-    ended: float
-    build: str
-    manifest: str
-    state: str
-    kind: str
-    expected: bool
-    hit: bool
-    key: str
-    toolchain: str
-    device: str
-    node: str
-    error: float | None
-    values: Mapping[str, float | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """A manifest with everything that it names read and hashed: what `submit` sends."""
 
-    submission: Document
+    submission: SubmissionDocument
     files: Mapping[str, Path]
     """Digest of every blob that the submission names, and a local file that has its bytes."""
 
     @property
     def build_id(self) -> str:
         """The id that the build will have; submitting the same object twice makes one build."""
-        return str(self.submission["build_id"])
+        return self.submission["build_id"]
 
 
 def freeze(
@@ -132,15 +129,18 @@ def freeze(
     found = freezing.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
     if problems := matrix.check(manifest, found.models, found.data):
         raise errors.ManifestError(problems)
-    submission = {
+    inputs = freezing.as_submission(found)
+    submission: SubmissionDocument = {
         "build_id": new_build_id(),
         "manifest": manifest.text,
         "file": str(path),
         "labels": dict(labels or {}),
-        # An older farm does not know the field.
-        **({"gates": gates} if gates else {}),
-        **freezing.as_submission(found),
+        "models": inputs["models"],
+        "data": inputs["data"],
+        "files": inputs["files"],
     }
+    if gates:  # An older farm does not know the field.
+        submission["gates"] = gates
     return Frozen(submission, found.files)
 
 
@@ -201,18 +201,22 @@ class FarmClient:
 
     # --- builds -------------------------------------------------------------------------------------------------
 
-    def health(self) -> Document:
+    def health(self) -> dict[str, str]:
         """Check that the farm answers. Raises FarmFault if it does not."""
-        return self._transport.get("/v1/health")
+        found: dict[str, str] = self._transport.get("/v1/health")
+        return found
 
-    def plan(self, frozen: Frozen) -> Document:
+    def plan(self, frozen: Frozen) -> ShownPlan:
         """Say what a submission would do: cells, hits, misses and why, missing blobs. Changes nothing.
 
         Raises ManifestError with every problem found.
         """
-        return self._transport.post("/v1/plan", frozen.submission, timeout=300.0)
+        found: ShownPlan = self._transport.post("/v1/plan", frozen.submission, timeout=300.0)
+        return found
 
-    def submit(self, frozen: Frozen, *, plan: Document | None = None, progress: OnUpload | None = None) -> Document:
+    def submit(
+        self, frozen: Frozen, *, plan: ShownPlan | None = None, progress: OnUpload | None = None
+    ) -> AcceptedBuild:
         """Upload what the farm lacks, create the build and return it. Repeating it makes no second build.
 
         `plan` is what `plan` returned for it, if that was asked already.
@@ -229,9 +233,10 @@ class FarmClient:
     def _bring(self, frozen: Frozen, missing: Iterable[str], progress: OnUpload | None) -> None:
         self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
 
-    def _create(self, frozen: Frozen) -> Document:
+    def _create(self, frozen: Frozen) -> AcceptedBuild:
         headers = {"Idempotency-Key": frozen.build_id}
-        return self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
+        found: AcceptedBuild = self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
+        return found
 
     def upload(self, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
         """Bring blobs (by digest) to object storage; return the bytes sent.
@@ -239,12 +244,13 @@ class FarmClient:
         Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
         """
         sizes = {digest: path.stat().st_size for digest, path in files.items()}
-        uploads: list[Document] = []
+        uploads: list[Upload] = []
         for lot in _lots(sizes):
             blobs = [{"digest": digest, "size": sizes[digest]} for digest in lot]
-            uploads += self._transport.post("/v1/blobs", {"blobs": blobs})["missing"]
+            missing: Missing = self._transport.post("/v1/blobs", {"blobs": blobs})
+            uploads += missing["missing"]
         puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
-        total, sent, lock = sum(int(put["size"]) for put, _ in puts), 0, Lock()
+        total, sent, lock = sum(put["size"] for put, _ in puts), 0, Lock()
 
         def count(size: int) -> None:
             nonlocal sent
@@ -260,54 +266,57 @@ class FarmClient:
             if upload["finish"]:
                 # The farm reads all of it once, to hash it.
                 timeout = 120.0 + upload["size"] / SLOWEST_HASH
-                self._transport.post(f"/v1/blobs/{upload['digest']}/finish", {"size": upload["size"]}, timeout=timeout)
+                body = {"size": upload["size"]}
+                self._transport.request("POST", f"/v1/blobs/{upload['digest']}/finish", json=body, timeout=timeout)
         return total
 
-    def build(self, build_id: str) -> Document:
+    def build(self, build_id: str) -> BuildView:
         """Return a build by id, unique start of an id, or `@latest`. Raises NotFound."""
-        return self._transport.get(f"/v1/builds/{_build(build_id)}")
+        found: BuildView = self._transport.get(f"/v1/builds/{_build(build_id)}")
+        return found
 
-    def builds(self, limit: int = 50) -> list[Document]:
+    def builds(self, limit: int = 50) -> list[BuildView]:
         """Return the newest builds."""
-        return self._transport.items("/v1/builds", limit=limit)
+        found: list[BuildView] = self._transport.items("/v1/builds", limit=limit)
+        return found
 
-    def cells(self, build_id: str) -> list[Document]:
+    def cells(self, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest."""
-        return self._transport.items(f"/v1/builds/{_build(build_id)}/cells")
+        found: list[JudgedCell] = self._transport.items(f"/v1/builds/{_build(build_id)}/cells")
+        return found
 
-    def diff(self, left: str, right: str) -> Document:
-        """Return in what two builds differ: `{"left", "right", "same", "cells", "left_out"}`.
-
-        `left_out` has the cells that only one of them has: `{"left": […], "right": […]}`. `same` counts
-        those that ended alike with one cache key. The others are `{"identifier", "left", "right", "changes"}`: the
-        cells (None if a build has none), and the changes of the key, if both are published.
-        """
+    def diff(self, left: str, right: str) -> Differences:
+        """Return in what two builds differ."""
         from farm.spec import CompileSpec, changes
 
         reports = [self.report(build_id) for build_id in (left, right)]
         before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in reports)
         names = [name for name in before | after if _ended(before.get(name)) != _ended(after.get(name))]
-        found = []
+        found: list[CellDifference] = []
         for name in names:
             cells = before.get(name), after.get(name)
-            keys = [cell["facts"]["key"] for cell in cells if cell and cell["facts"]]
+            keys = [facts["key"] for cell in cells if cell and (facts := cell["facts"])]
             changed: list[str] = []
             if len(set(keys)) > 1:
                 with contextlib.suppress(NotFound, ArtifactGone):
                     one, other = (self.artifact(key)["spec"] for key in keys)
                     changed = changes(one, CompileSpec.from_dict(other))
             found.append({"identifier": name, "left": cells[0], "right": cells[1], "changes": changed})
-        builds = {side: report["build"] for side, report in zip(("left", "right"), reports, strict=True)}
-        left_out = {
-            "left": [name for name in before if name not in after],
-            "right": [name for name in after if name not in before],
+        return {
+            "left": reports[0]["build"],
+            "right": reports[1]["build"],
+            "same": len(before | after) - len(names),
+            "cells": found,
+            "left_out": {
+                "left": [name for name in before if name not in after],
+                "right": [name for name in after if name not in before],
+            },
         }
-        return {**builds, "same": len(before | after) - len(names), "cells": found, "left_out": left_out}
 
     def history(self, cell: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell (by its identifier) ended in the newest builds that had it, the newest first."""
-        found = self._transport.get("/v1/history", cell=cell, limit=limit)
-        return list(found["items"])
+        found: list[PastCell] = self._transport.items("/v1/history", cell=cell, limit=limit)
+        return found
 
     def rebuild_history(self) -> int:
         """Make the server's history of cells again from all reports; return how many there are."""
@@ -315,14 +324,16 @@ class FarmClient:
 
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
-        return int(self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")["cancelled"])
+        answer: CancelledCells = self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")
+        return answer["cancelled"]
 
-    def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> Document:
+    def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> ShownPlan:
         """Say what `retry` would do; as `plan`."""
         body = {"build_id": new_id or new_build_id(), "failed": failed}
-        return self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0)
+        found: ShownPlan = self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0)
+        return found
 
-    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> Document:
+    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> BuildView:
         """Create a build with an ended build's cells as they were planned, and return it; what is published is a hit.
 
         With `failed` it has only the cells that did not succeed. `new_id` is its id (`new_build_id`).
@@ -330,15 +341,18 @@ class FarmClient:
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
         body = {"build_id": new_id or new_build_id(), "failed": failed}
-        return self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
+        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
+        return found
 
-    def pause(self, build_id: str) -> Document:
+    def pause(self, build_id: str) -> BuildView:
         """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
-        return self._transport.post(f"/v1/builds/{_build(build_id)}/pause")
+        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/pause")
+        return found
 
-    def resume(self, build_id: str) -> Document:
+    def resume(self, build_id: str) -> BuildView:
         """Hand out the jobs of a paused build again, and return it. Raises Conflict if it has ended."""
-        return self._transport.post(f"/v1/builds/{_build(build_id)}/resume")
+        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/resume")
+        return found
 
     def pause_pool(self, name: str) -> None:
         """Hand out nothing of a pool any more. Raises NotFound."""
@@ -348,15 +362,16 @@ class FarmClient:
         """Hand out the jobs of a paused pool again. Raises NotFound."""
         self._transport.request("POST", f"/v1/pools/{_named('pool', name)}/resume")
 
-    def report(self, build_id: str) -> Document:
+    def report(self, build_id: str) -> Report:
         """Return a build with its cells as one document."""
-        return self._transport.get(f"/v1/builds/{_build(build_id)}/report")
+        found: Report = self._transport.get(f"/v1/builds/{_build(build_id)}/report")
+        return found
 
     def junit(self, build_id: str) -> str:
         """Return a build's report as JUnit XML."""
         return self._transport.request("GET", f"/v1/builds/{_build(build_id)}/junit").text
 
-    def watch(self, build_id: str, *, after: str | None = None) -> Iterator[Document]:
+    def watch(self, build_id: str, *, after: str | None = None) -> Iterator[BuildEvent]:
         """Yield a build's events until its report is written, from the first one or from the one after `after`.
 
         A lost connection is made again without gap or repeat. An event of type `reset` says that events were missed
@@ -365,7 +380,7 @@ class FarmClient:
         Raises FarmFault when the farm stays away.
         """
         if build_id == "@latest":
-            build_id = str(self.build(build_id)["id"])  # One build to its end, whatever is submitted meanwhile.
+            build_id = self.build(build_id)["id"]  # One build to its end, whatever is submitted meanwhile.
         path = f"/v1/builds/{_build(build_id)}/events"
         position, failures = after, 0
         while True:
@@ -375,7 +390,8 @@ class FarmClient:
                     if name == "end":
                         return
                     position = identifier or position
-                    yield {"type": name, **json.loads(data)}
+                    event: BuildEvent = json.loads(data)
+                    yield event
             except FarmFault:
                 failures += 1
                 if failures > len(FOLLOW_DELAYS):
@@ -387,35 +403,38 @@ class FarmClient:
                         return
                     # The farm answers and only its events do not come through: go on asking, for as long as it takes.
                     failures = 1
-                    yield {"type": "reset"}
+                    yield {"type": "reset", "id": position or "", "at": time.time(), "build": build_id}
 
     # --- jobs, workers ------------------------------------------------------------------------------------------
 
-    def job(self, job_id: str) -> Document:
+    def job(self, job_id: str) -> JobView:
         """Return a job with its attempts."""
-        return self._transport.get(f"/v1/jobs/{_named('job', job_id)}")
+        found: JobView = self._transport.get(f"/v1/jobs/{_named('job', job_id)}")
+        return found
 
     def log(self, job_id: str) -> bytes:
         """Return a job's log: its last part while it runs, the whole after that."""
         return self._transport.request("GET", f"/v1/jobs/{_named('job', job_id)}/log").content
 
-    def reproduction(self, name: str, cell: str = "") -> Document:
+    def reproduction(self, name: str, cell: str = "") -> ReproductionDocument:
         """Return what reruns the last attempt of a job, or of a build's cell, or the one that made a key's artifact.
 
         `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound.
         """
         if cell:
-            return self._transport.get(f"/v1/builds/{_build(name)}/reproduction", cell=cell)
+            found: ReproductionDocument = self._transport.get(f"/v1/builds/{_build(name)}/reproduction", cell=cell)
+            return found
         if not re.fullmatch(r"[0-9a-f]{64}", name):
-            return self._transport.get(f"/v1/jobs/{_named('job', name)}/reproduction")
+            of_job: ReproductionDocument = self._transport.get(f"/v1/jobs/{_named('job', name)}/reproduction")
+            return of_job
         blob = self.artifact(name)["blobs"].get("reproduction")
         if not blob:
             raise NotFound(f"the artifact {name} was published without its work order")
         with tempfile.TemporaryDirectory() as folder:
-            document: Document = json.loads(self.download(blob, Path(folder)).read_bytes())
+            document: ReproductionDocument = json.loads(self.download(blob, Path(folder)).read_bytes())
         return document
 
-    def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> Document:
+    def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> ReproductionDocument:
         """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
 
         Raises UsageError if the folder has other content.
@@ -430,9 +449,10 @@ class FarmClient:
             reproduction.write(document, folder, reproduction.MachineFile.of(machine), self.bring)
         return document
 
-    def workers(self) -> list[Document]:
+    def workers(self) -> list[WorkerView]:
         """Return the live workers; `fenced` and `resting` say why one takes no jobs."""
-        return self._transport.items("/v1/workers")
+        found: list[WorkerView] = self._transport.items("/v1/workers")
+        return found
 
     def drain(self, worker: str) -> None:
         """Stop a worker when its running attempts have ended. Raises NotFound."""
@@ -442,36 +462,40 @@ class FarmClient:
         """Let a fenced node take jobs again, before its health probes do. Raises NotFound."""
         self._transport.request("POST", f"/v1/nodes/{_named('node', node)}/unfence")
 
-    def pools(self) -> list[Document]:
+    def pools(self) -> list[PoolView]:
         """Return the pools that the farm has known."""
-        return self._transport.items("/v1/pools")
+        found: list[PoolView] = self._transport.items("/v1/pools")
+        return found
 
     # --- upkeep -------------------------------------------------------------------------------------------------
 
-    def audit(self, *, deep: bool = False) -> Iterator[Document]:
-        """Yield `{"where", "problem", "remedy"}` of everything that does not agree in the farm, last `{"counts"}`.
+    def audit(self, *, deep: bool = False) -> Iterator[AuditLine]:
+        """Yield everything that does not agree in the farm, and the counts last.
 
         With `deep`, the farm reads and hashes every blob of every artifact.
         """
         with self._transport.lines("/v1/audit", timeout=AUDIT_SILENCE, params={"deep": deep}) as lines:
             yield from map(json.loads, lines)
 
-    def gc(self, *, dry_run: bool = False) -> Document:
+    def gc(self, *, dry_run: bool = False) -> Collected:
         """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.
 
         Returns how many `blobs` and `bytes` were deleted and how many are `marked`; with `dry_run`, of all that nothing
         names.
         """
-        return self._transport.post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
+        found: Collected = self._transport.post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
+        return found
 
-    def tokens(self) -> list[Document]:
+    def tokens(self) -> list[TokenDocument]:
         """Return the farm's tokens, without their secrets."""
-        return self._transport.items("/v1/tokens")
+        found: list[TokenDocument] = self._transport.items("/v1/tokens")
+        return found
 
     def create_token(self, name: str, role: str, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which the farm does not keep."""
         new = {"name": name, "role": role, "namespace": namespace, "max_cells": max_cells}
-        return str(self._transport.post("/v1/tokens", new)["secret"])
+        answer: Secret = self._transport.post("/v1/tokens", new)
+        return answer["secret"]
 
     def revoke_token(self, name: str) -> None:
         """Revoke a token. Raises NotFound."""
@@ -479,9 +503,10 @@ class FarmClient:
 
     # --- tuning -------------------------------------------------------------------------------------------------
 
-    def tuning(self) -> list[Document]:
+    def tuning(self) -> list[TuningDatabaseView]:
         """Return the tuning databases, including empty ones. A database's name is `POOL/DEVICE/MODE`."""
-        return self._transport.items("/v1/tuning")
+        found: list[TuningDatabaseView] = self._transport.items("/v1/tuning")
+        return found
 
     def tuning_snapshot(self, database: str) -> bytes:
         """Return all records of a tuning database as text, for `farm.tuning.text.read`. Raises NotFound."""
@@ -489,22 +514,28 @@ class FarmClient:
             "GET", f"{_tuning(database)}/snapshot", timeout=300.0, limit=LARGEST_SNAPSHOT
         ).content
 
-    def tuning_stats(self, database: str) -> Document:
+    def tuning_stats(self, database: str) -> TuningStats:
         """Return what a tuning database holds, and what tuning took and saved, in all and by the day."""
-        return self._transport.get(f"{_tuning(database)}/stats")
+        found: TuningStats = self._transport.get(f"{_tuning(database)}/stats")
+        return found
 
-    def tuning_import(self, database: str, packed: bytes, *, miopen: str = "") -> Document:
+    def tuning_import(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
         """Add a packed snapshot (`farm.tuning.text.pack`) to a tuning database; return what came of it."""
         headers = {"Content-Type": "application/gzip"}
-        options: dict[str, Any] = {"content": packed, "headers": headers, "params": {"miopen": miopen}}
-        found: Document = self._transport.request(
-            "POST", f"{_tuning(database)}/import", timeout=300.0, **options
+        found: TuningImported = self._transport.request(
+            "POST",
+            f"{_tuning(database)}/import",
+            timeout=300.0,
+            content=packed,
+            headers=headers,
+            params={"miopen": miopen},
         ).json()
         return found
 
-    def tuning_merge(self, database: str) -> Document:
+    def tuning_merge(self, database: str) -> TuningMerged:
         """Bring what attempts committed into a tuning database's head now."""
-        return self._transport.post(f"{_tuning(database)}/merge", timeout=300.0)
+        found: TuningMerged = self._transport.post(f"{_tuning(database)}/merge", timeout=300.0)
+        return found
 
     def tuning_prune(
         self,
@@ -514,18 +545,20 @@ class FarmClient:
         job: str = "",
         everything: bool = False,
         dry_run: bool = False,
-    ) -> Document:
+    ) -> TuningPruned:
         """Remove the records that were measured `older` seconds ago or more, or by one job, or everything."""
-        params: dict[str, Any] = {"job": job, "everything": everything, "dry_run": dry_run}
+        params: dict[str, str | bool | float] = {"job": job, "everything": everything, "dry_run": dry_run}
         if older is not None:
             params["older"] = older
-        return self._transport.post(f"{_tuning(database)}/prune", params=params, timeout=300.0)
+        found: TuningPruned = self._transport.post(f"{_tuning(database)}/prune", params=params, timeout=300.0)
+        return found
 
     # --- artifacts ----------------------------------------------------------------------------------------------
 
-    def artifact(self, key: str) -> Document:
+    def artifact(self, key: str) -> SidecarDocument:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-        return self._transport.get(f"/v1/artifacts/{_named('artifact', key)}")
+        found: SidecarDocument = self._transport.get(f"/v1/artifacts/{_named('artifact', key)}")
+        return found
 
     def artifact_log(self, key: str) -> bytes:
         """Return the log of the attempt that made an artifact. Raises NotFound if none was kept."""
@@ -537,13 +570,15 @@ class FarmClient:
 
     def refs(self) -> list[str]:
         """Return the tags of the refs."""
-        return [str(tag) for tag in self._transport.items("/v1/refs")]
+        found: list[str] = self._transport.items("/v1/refs")
+        return found
 
-    def ref(self, tag: str) -> Document:
-        """Return a ref: `generation`, `snapshot`, `previous`, `moved`, and the `cells` it names. Raises NotFound."""
-        return self._transport.get(f"/v1/refs/{_named('ref', tag)}")
+    def ref(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+        found: ShownRef = self._transport.get(f"/v1/refs/{_named('ref', tag)}")
+        return found
 
-    def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Document:
+    def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
         """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
 
         `generation` makes it conditional: only where the ref is of that one (0: where there is none).
@@ -551,17 +586,17 @@ class FarmClient:
         Raises NotFound without such a source, Conflict if the condition does not hold.
         """
         rolls_back = previous and source == tag
-        before = self.ref(tag) if rolls_back else {}
-        if rolls_back and generation is None:
+        before = self.ref(tag) if rolls_back else None
+        if before and generation is None:
             # Else a request that is repeated, because its answer was lost, would roll forward again.
-            generation = int(before["generation"])
+            generation = before["generation"]
         body = {"source": source, "previous": previous}
         path = f"/v1/refs/{_named('ref', tag)}"
         try:
-            moved: Document = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
+            moved: RefView = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
         except Conflict:
-            now = self.ref(tag) if rolls_back else {}
-            if not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
+            now = self.ref(tag) if rolls_back else None
+            if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
                 raise
             return now  # It was us: the answer to the first request was lost.
         return moved
@@ -572,10 +607,9 @@ class FarmClient:
         with contextlib.suppress(NotFound):  # Deleted meanwhile, perhaps by our first request, whose answer was lost.
             self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
 
-    def ls(self, ref: str = "latest") -> list[Document]:
+    def ls(self, ref: str = "latest") -> list[SnapshotCell]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound."""
-        cells: Mapping[str, Document] = self._transport.get(f"/v1/refs/{_named('ref', ref)}")["cells"]
-        return sorted(cells.values(), key=lambda cell: str(cell["identifier"]))
+        return sorted(self.ref(ref)["cells"].values(), key=lambda cell: cell["identifier"])
 
     def fetch(
         self,
@@ -606,7 +640,7 @@ class FarmClient:
         require_one(candidates, "shape", "--shape")
         # After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
         cell, sidecar = max(
-            ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: str(found[1]["created"])
+            ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: found[1]["created"]
         )
         found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log, force=force)
         packed = sidecar["blobs"].get("kernel_cache") if with_kernels else None
@@ -635,28 +669,28 @@ class FarmClient:
         artifact was made last; `left_out` names the others. Raises as `fetch`.
         """
         candidates = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
-        families: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
+        families: dict[tuple[str, str], list[FamilyMember]] = {}
         for cell in candidates:
             sidecar = self._sidecar_of(cell)
-            made_of = str(cell["toolchain"]), str(sidecar["spec"]["model"]["digest"])
+            made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
             families.setdefault(made_of, []).append((cell, sidecar))
         members = max(
-            families.values(), key=lambda found: (max(str(sidecar["created"]) for _, sidecar in found), len(found))
+            families.values(), key=lambda found: (max(sidecar["created"] for _, sidecar in found), len(found))
         )
-        shapes = {str(cell["shape"]) for cell, _ in members}
-        left_out = sorted({str(cell["identifier"]) for cell in candidates if cell["shape"] not in shapes})
+        shapes = {cell["shape"] for cell, _ in members}
+        left_out = sorted({cell["identifier"] for cell in candidates if cell["shape"] not in shapes})
         index, document = write_family(self.download, members, folder, ref=ref, log=log, force=force)
         return FetchedFamily(folder, index, document, left_out)
 
-    def download(self, blob: Mapping[str, Any], folder: Path) -> Path:
+    def download(self, blob: FileReference, folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path."""
         return self._transport.download(blob, folder)
 
-    def bring(self, file: Mapping[str, Any], place: Path) -> None:
+    def bring(self, file: FileReference, place: Path) -> None:
         """Write a file that a work order names to `place`; its folder exists."""
         self.download({**file, "path": file["digest"]}, place.parent).replace(place)
 
-    def _sidecar_of(self, cell: Document) -> Document:
+    def _sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
         try:
             return self.artifact(cell["key"])
         except NotFound as error:
@@ -715,12 +749,12 @@ def _build(build_id: str) -> str:
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
 
 
-def _ended(cell: Document | None) -> tuple[Any, ...]:
+def _ended(cell: JudgedCell | None) -> tuple[object, ...]:
     """What two cells have to have in common to be the same."""
-    return (cell["state"], cell["kind"], (cell["facts"] or cell)["key"]) if cell else ()
+    return (cell["state"], cell["kind"], cell["facts"]["key"] if cell["facts"] else cell["key"]) if cell else ()
 
 
-def _condition(generation: int | None) -> Document:
+def _condition(generation: int | None) -> dict[str, int]:
     return {} if generation is None else {"generation": generation}
 
 

@@ -18,10 +18,11 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.files import NotPlain, take
+from farm.jobs.order import ConversionContent, ConversionRecord, ExampleTensor
 from farm.manifest import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
-from farm.runner.documents import ConvertRequest, Request
+from farm.runner.documents import ConversionOptions, ConvertRequest, Request
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1
@@ -70,7 +71,7 @@ def kind_of(path: Path, format: str) -> str:
     raise UnreadableModel(f"{path} is neither a .pt2 nor a TorchScript archive", hint=f"export it again: {_EXPORT}")
 
 
-def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
+def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, str]) -> tuple[Path, ConversionRecord]:
     """Convert a model, or find what was converted before; return the converted file and the record of the conversion.
 
     `cache` is a folder for converted models; `pythons` names interpreters that have a converter, by the extra that
@@ -82,7 +83,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
     converter = EXTRAS[kind]
     python = pythons.get(converter, "")
     options = _options(entry, kind)
-    record: dict[str, Any] = {
+    record: ConversionContent = {
         "recipe": RECIPE,
         "converter": converter,
         "libraries": libraries(converter, python),
@@ -100,10 +101,17 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
         with tempfile.TemporaryDirectory(suffix=".part", dir=place.parent) as made:
             output = Path(made) / "model" / model.name
             output.parent.mkdir()
-            request = {name: record[name] for name in ("converter", "kind", "options", "inputs")}
-            source = str(path.resolve())
+            request: ConvertRequest = {
+                "action": "convert",
+                "converter": converter,
+                "kind": kind,
+                "options": cast("ConversionOptions", options),
+                "inputs": record["inputs"],
+                "source": str(path.resolve()),
+                "output": str(output),
+            }
             _ask(
-                cast("ConvertRequest", {**request, "action": "convert", "source": source, "output": str(output)}),
+                request,
                 path,
                 python,
                 Seal(read=[path.resolve()], write=[output.parent], within=Path(made)),
@@ -125,14 +133,15 @@ def _keep(file: Path, target: Path) -> None:
         raise UnreadableModel(f"the converter left {file.name}: {error.strerror}") from None
 
 
-def _options(entry: ModelEntry, kind: str) -> dict[str, Any]:
+def _options(entry: ModelEntry, kind: str) -> dict[str, int | str]:
     given = entry.conversion
     if kind == "saved-model":
-        return {"to": given.to, "signature": given.signature} | ({} if given.to == "tf" else {"opset": given.opset})
+        to_graph: dict[str, int | str] = {"to": given.to, "signature": given.signature}
+        return to_graph if given.to == "tf" else {**to_graph, "opset": given.opset}
     return {"to": "onnx", "opset": given.opset}
 
 
-def _examples(entry: ModelEntry, path: Path) -> list[dict[str, Any]]:
+def _examples(entry: ModelEntry, path: Path) -> list[ExampleTensor]:
     """Return what a TorchScript archive is exported with: its inputs in order, as the manifest describes them."""
     if not entry.inputs or not all(item.has_shape for item in entry.inputs.values()):
         hint = "`inputs: {x: {shape: [batch, 3, 224, 224]}}`, and `conversion: {dtypes: {x: int64}}` if not float32"

@@ -5,15 +5,15 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.artifacts.sidecar import Digest, MeasuredPoint, Seconds
+from farm.artifacts.refs import SnapshotCell
+from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument
 from farm.models.shapes import BATCH
-
-Document = dict[str, Any]
+from farm.spec import JsonSchema, PlainSize
 
 INDEX = "family.json"
 """File name of the index. `docs/object-storage.md` describes its fields."""
@@ -71,7 +71,55 @@ class Family(_FamilyPart):
     members: list[Member] = Field(min_length=1)
 
 
-def schema() -> dict[str, Any]:
+class BatchRange(TypedDict):
+    """`Batches` as plain JSON."""
+
+    min: int
+    max: int
+
+
+class MemberPort(TypedDict):
+    """An input of a member."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int | str]
+
+
+class MemberDocument(TypedDict):
+    """A `Member` as plain JSON."""
+
+    shape: str
+    sizes: Mapping[str, PlainSize]
+    batch: BatchRange
+    program: str
+    sidecar: str
+    key: str
+    inputs: list[MemberPort]
+    latency: float | None
+    throughput: float | None
+    points: list[PointDocument]
+    shared: bool
+
+
+class FamilyIndex(TypedDict):
+    """A `Family` as plain JSON."""
+
+    schema: int
+    ref: str
+    model: str
+    target: str
+    precision: str
+    device: str
+    toolchain: str
+    members: list[MemberDocument]
+
+
+FamilyMember = tuple[SnapshotCell, SidecarDocument]
+"""A cell of a ref, and its sidecar."""
+
+
+def schema() -> JsonSchema:
     """Return the index's JSON Schema (draft 2020-12)."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -80,7 +128,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def family_index(ref: str, members: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Document:
+def family_index(ref: str, members: Iterable[FamilyMember]) -> FamilyIndex:
     """Return the index of a family whose members are (a ref's cell, its sidecar), all of one toolchain and device.
 
     The members are in the order in which a serving program asks them: by the largest batch that they take.
@@ -90,30 +138,34 @@ def family_index(ref: str, members: Iterable[tuple[Mapping[str, Any], Mapping[st
     return {
         "schema": 1,
         "ref": ref,
-        **{name: cell[name] for name in ("model", "target", "precision", "device", "toolchain")},
+        "model": cell["model"],
+        "target": cell["target"],
+        "precision": cell["precision"],
+        "device": cell["device"],
+        "toolchain": cell["toolchain"],
         "members": [_member(cell, sidecar) for cell, sidecar in pairs],
     }
 
 
-def _member(cell: Mapping[str, Any], sidecar: Mapping[str, Any]) -> Document:
-    measured = sidecar.get("measurements") or {}
-    folder, program = cell["shape"], sidecar["blobs"]["program"]
+def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
+    sidecar = Sidecar.model_validate(document)
+    measured, folder = sidecar.measurements, cell["shape"]
     return {
         "shape": cell["shape"],
         "sizes": cell["sizes"],
         "batch": _batch(cell),
-        "program": f"{folder}/{program['path']}",
+        "program": f"{folder}/{sidecar.blobs.program.path}",
         "sidecar": f"{folder}/artifact.json",
         "key": cell["key"],
-        "inputs": [{name: port[name] for name in ("name", "dtype", "shape")} for port in sidecar.get("inputs", [])],
-        "latency": (measured.get("latency") or {}).get("median"),
-        "throughput": measured.get("throughput"),
-        "points": measured.get("points", []),
-        "shared": bool(measured.get("shared")),
+        "inputs": [{"name": port.name, "dtype": port.dtype, "shape": port.shape} for port in sidecar.inputs],
+        "latency": measured.latency.median if measured.latency else None,
+        "throughput": measured.throughput,
+        "points": [cast(PointDocument, point.model_dump(mode="json")) for point in measured.points],
+        "shared": measured.shared,
     }
 
 
-def _batch(cell: Mapping[str, Any]) -> Document:
-    """Return the batches that a cell's program takes, `{"min", "max"}`; 1 where its model names no batch."""
+def _batch(cell: SnapshotCell) -> BatchRange:
+    """Return the batches that a cell's program takes; 1 if its model names no batch."""
     size = cell["sizes"].get(BATCH, 1)
-    return {name: size[name] for name in ("min", "max")} if isinstance(size, Mapping) else {"min": size, "max": size}
+    return {"min": size, "max": size} if isinstance(size, int) else {"min": size["min"], "max": size["max"]}

@@ -10,17 +10,20 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from farm.client.family import INDEX, family_index
-from farm.client.transport import Document, file_name
+from farm.artifacts.refs import SnapshotCell
+from farm.artifacts.sidecar import SidecarDocument, blobs_of
+from farm.client.family import INDEX, FamilyIndex, FamilyMember, family_index
+from farm.client.transport import file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import is_plain, read_plain, replacing
+from farm.spec import FileReference
 
-Download = Callable[[Mapping[str, Any], Path], Path]
+Download = Callable[[FileReference, Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""
 
 SIDECAR = "artifact.json"
@@ -39,7 +42,7 @@ class Fetched:
     program: Path
     sidecar: Path
     log: Path | None
-    artifact: Document
+    artifact: SidecarDocument
     texts: tuple[Path, ...] = ()
     """The program's text before and after compilation, if the log was requested and a manifest's `debug` kept it."""
     kernels: Path | None = None
@@ -54,13 +57,13 @@ class FetchedFamily:
 
     folder: Path
     index: Path
-    document: Document
+    document: FamilyIndex
     left_out: list[str]
     """Cells that the ref names too, but of another model file or toolchain."""
 
 
 def choose(
-    cells: Sequence[Document],
+    cells: Sequence[SnapshotCell],
     name: str,
     target: str,
     precision: str,
@@ -68,7 +71,7 @@ def choose(
     toolchain: str = "",
     *,
     ref: str = "latest",
-) -> list[Document]:
+) -> list[SnapshotCell]:
     """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
 
     Raises NotFound with what is there, UsageError if the device would have to be guessed.
@@ -98,9 +101,9 @@ def choose(
     return fitting
 
 
-def require_one(cells: Sequence[Document], what: str, option: str) -> None:
+def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device"], option: str) -> None:
     """Raise UsageError if the cells differ in a field, which `option` of the command line would settle."""
-    found = sorted({str(cell[what]) for cell in cells})
+    found = sorted({cell[what] for cell in cells})
     if len(found) > 1:
         all_of_them = ", or --family for all" if what == "shape" else ""
         hint = f"add {option}, one of {', '.join(found)}{all_of_them}"
@@ -112,7 +115,14 @@ def _plain(precision: str) -> str:
 
 
 def write_artifact(
-    download: Download, cell: Document, sidecar: Document, folder: Path, *, ref: str, log: bool, force: bool = False
+    download: Download,
+    cell: SnapshotCell,
+    sidecar: SidecarDocument,
+    folder: Path,
+    *,
+    ref: str,
+    log: bool,
+    force: bool = False,
 ) -> Fetched:
     """Write one artifact into a folder of its own.
 
@@ -129,8 +139,9 @@ def write_artifact(
     with into(folder):
         _require_room(folder, sidecar, force=force)
         path = download(program, folder)
-        log_path = download(sidecar["blobs"]["log"], folder) if log and sidecar["blobs"].get("log") else None
-        kept = [sidecar["blobs"].get(when) for when in ("before", "after") if log]
+        kept_log = sidecar["blobs"].get("log") if log else None
+        log_path = download(kept_log, folder) if kept_log else None
+        kept = [sidecar["blobs"].get("before"), sidecar["blobs"].get("after")] if log else []
         texts = tuple(download(blob, folder) for blob in kept if blob)
         with replacing(document) as part:
             part.write_text(json.dumps(sidecar, indent=2) + "\n")
@@ -139,13 +150,13 @@ def write_artifact(
 
 def write_family(
     download: Download,
-    members: Sequence[tuple[Document, Document]],
+    members: Sequence[FamilyMember],
     folder: Path,
     *,
     ref: str,
     log: bool,
     force: bool = False,
-) -> tuple[Path, Document]:
+) -> tuple[Path, FamilyIndex]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
     document, index = family_index(ref, members), folder / INDEX
     if not (force or _is_document(index, "members")):
@@ -161,7 +172,7 @@ def write_family(
     return index, document
 
 
-def place_kernels(download: Download, packed: Document, folder: Path) -> Path:
+def place_kernels(download: Download, packed: FileReference, folder: Path) -> Path:
     """Unpack kernel binaries into `folder/kernels`, under their bare names: paths in the archive are ignored.
 
     Raises UsageError if something else is there, ArtifactGone for an archive that is damaged or too large.
@@ -202,12 +213,12 @@ def into(folder: Path) -> Iterator[None]:
         raise UsageError(message, hint="choose another folder") from None
 
 
-def _require_room(folder: Path, sidecar: Document, *, force: bool) -> None:
+def _require_room(folder: Path, sidecar: SidecarDocument, *, force: bool) -> None:
     """Refuse names that are no artifact's, and to write over what no fetch has written.
 
     All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
     """
-    names = [file_name(blob["path"]) for blob in sidecar["blobs"].values() if blob]
+    names = [file_name(blob["path"]) for blob in blobs_of(sidecar)]
     if odd := [name for name in names if not name.endswith(SUFFIXES) or name in (SIDECAR, INDEX)]:
         raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
     if len(set(names)) < len(names):
@@ -218,7 +229,7 @@ def _require_room(folder: Path, sidecar: Document, *, force: bool) -> None:
         raise _in_the_way(folder / SIDECAR)
     known = _fetched_before(folder)
     _require_own_folder(folder / SIDECAR, sidecar["blobs"]["program"])
-    for blob in filter(None, sidecar["blobs"].values()):
+    for blob in blobs_of(sidecar):
         path = folder / blob["path"]
         if os.path.lexists(path) and _digest(path) not in (blob["digest"], known.get(path.name)):
             raise _in_the_way(path)
@@ -253,7 +264,7 @@ def _in_the_way(path: Path) -> UsageError:
     return UsageError(f"{path} exists, and no fetch has written it", hint="choose another folder, or --force")
 
 
-def _require_own_folder(document: Path, program: Mapping[str, Any]) -> None:
+def _require_own_folder(document: Path, program: FileReference) -> None:
     """Refuse to write over the sidecar of another program, which nothing would describe any more."""
     try:
         other = str(json.loads(document.read_text())["blobs"]["program"]["path"])

@@ -13,15 +13,16 @@ import tempfile
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from farm.client.cache import default_cache, note_use, trim
 from farm.errors import ManifestError, Problem, UsageError
 from farm.files import replacing
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix import data_key, overridden_calibration
-from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, Tensor, file_reference, read_model
+from farm.matrix.planned import BlobSize
+from farm.models.data import FrozenData, FrozenDataDocument, freeze_data
+from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class FrozenInputs:
 
     models: dict[str, FrozenModel] = field(default_factory=dict)
     data: dict[str, FrozenData] = field(default_factory=dict)
-    env_files: dict[str, dict[str, object]] = field(default_factory=dict)
+    env_files: dict[str, BlobSize] = field(default_factory=dict)
     """Digest and size of the files that environment variables name, by their paths."""
     files: dict[str, Path] = field(default_factory=dict)
     """Digest of every blob, and a local file that has its bytes."""
@@ -150,7 +151,7 @@ class _ManifestReader:
             self.complain(UsageError(f"{name}: {error.strerror}"), place)
         else:
             self.found.env_files[name] = {"digest": reference["digest"], "size": reference["size"]}
-            self.found.files[str(reference["digest"])] = path
+            self.found.files[reference["digest"]] = path
 
     def model_path(self, index: int) -> Path | None:
         source = self.manifest.models[index].source
@@ -174,7 +175,7 @@ class _ManifestReader:
             return None
         model = self.read_before[key]
         for file in model.files:
-            self.found.files[str(file["digest"])] = path.parent / str(file["path"])
+            self.found.files[file["digest"]] = path.parent / file["path"]
         return replace(model, conversion=record)
 
     def data(self, index: int, key: str, described: Data, place: Place) -> None:
@@ -323,7 +324,15 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
     return place
 
 
-def as_submission(found: FrozenInputs) -> dict[str, Mapping[str, object]]:
+class SubmittedInputs(TypedDict):
+    """The models, data and files of a submission."""
+
+    models: dict[str, FrozenModelDocument]
+    data: dict[str, FrozenDataDocument]
+    files: dict[str, BlobSize]
+
+
+def as_submission(found: FrozenInputs) -> SubmittedInputs:
     """Return models and data as a submission carries them."""
     return {
         "models": {name: model.as_dict() for name, model in found.models.items()},

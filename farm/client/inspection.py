@@ -4,21 +4,73 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
+from farm.artifacts.sidecar import PortDocument, SidecarDocument
 from farm.errors import NotFound, UsageError
 from farm.runner import mxr
+from farm.runner.documents import TensorInfo
 
-Document = dict[str, Any]
+
+class ContentPort(TypedDict):
+    """An input or output in a program's file; MIGraphX keeps no names of outputs."""
+
+    name: NotRequired[str]
+    dtype: str
+    shape: Sequence[int | str | None] | None
+
+
+class ModuleContent(TypedDict):
+    """A module of a program: how many operators of each type it has."""
+
+    operators: Mapping[str, int]
+
+
+class CodeObjects(TypedDict):
+    """Code objects of a program that are for the same architectures; `size` is in bytes."""
+
+    arches: list[str]
+    count: int
+    size: int
+
+
+class LibrarySolution(TypedDict):
+    """A solution of a library that a program uses, and how often."""
+
+    operator: str
+    solution: str
+    count: int
+
+
+class ProgramContent(TypedDict):
+    """The content of a program's file (`farm.runner.mxr.read`); an ONNX file has only some of the fields."""
+
+    format: str
+    size: int
+    inputs: list[ContentPort]
+    outputs: list[ContentPort]
+    modules: Mapping[str, ModuleContent]
+    weights: Mapping[str, int]
+    opsets: NotRequired[Mapping[str, int]]
+    trailing: NotRequired[int]
+    file_version: NotRequired[int]
+    migraphx_version: NotRequired[str]
+    targets: NotRequired[list[str]]
+    compiled: NotRequired[bool]
+    code_objects: NotRequired[list[CodeObjects]]
+    solutions: NotRequired[list[LibrarySolution]]
+    offload_copy: NotRequired[bool | None]
+    left_over: NotRequired[int]
+    unknown: NotRequired[list[str]]
 
 
 class TooLarge(UsageError):
     """A program may be as it should, but is too large to look into."""
 
 
-def inspect_program(path: Path) -> Document:
+def inspect_program(path: Path) -> ProgramContent:
     """Return what a program's file holds: `farm.runner.mxr.read`'s answer, or as much of it as an ONNX file has.
 
     A `.mxr` file is read in passing, whatever its size; MIGraphX's JSON (64 MiB at most) and ONNX (2 GiB) in memory.
@@ -26,7 +78,7 @@ def inspect_program(path: Path) -> Document:
     Raises UsageError if it is none of these, TooLarge, NotFound if there is no such file.
     """
     try:
-        return _inspect_onnx(path) if path.suffix == ".onnx" else {**mxr.read(path)}
+        return _inspect_onnx(path) if path.suffix == ".onnx" else cast(ProgramContent, mxr.read(path))
     except mxr.ProgramTooLarge as error:
         hint = "MIGraphX can still load it; an .mxr of any size can be inspected"
         raise TooLarge(f"{path} is too large to inspect: {error}", hint=hint) from None
@@ -41,7 +93,7 @@ def inspect_program(path: Path) -> Document:
 _HINT = "a compiled program is .mxr or .json (MIGraphX) or .onnx (ONNX Runtime); is it whole?"
 
 
-def _inspect_onnx(path: Path) -> Document:
+def _inspect_onnx(path: Path) -> ProgramContent:
     from farm.runner.onnx_check import BadModel, check_onnx
 
     try:
@@ -52,14 +104,18 @@ def _inspect_onnx(path: Path) -> Document:
         "format": "onnx",
         "size": path.stat().st_size,
         "opsets": found["opsets"],
-        "inputs": found["inputs"],
-        "outputs": found["outputs"],
+        "inputs": [_content_port(port) for port in found["inputs"]],
+        "outputs": [_content_port(port) for port in found["outputs"]],
         "modules": {"main": {"operators": dict(sorted(found["operators"].items()))}},
         "weights": found["weights"],
     }
 
 
-def faults(program: Mapping[str, Any]) -> list[str]:
+def _content_port(tensor: TensorInfo) -> ContentPort:
+    return {"name": tensor["name"], "dtype": tensor["dtype"], "shape": tensor["shape"]}
+
+
+def faults(program: ProgramContent) -> list[str]:
     """Return why a MIGraphX program will not run anywhere, one sentence each."""
     found = []
     if count := program.get("left_over"):
@@ -69,7 +125,7 @@ def faults(program: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def disagreements(sidecar: Mapping[str, Any], program: Mapping[str, Any] | None, path: Path) -> list[str]:
+def disagreements(sidecar: SidecarDocument, program: ProgramContent | None, path: Path) -> list[str]:
     """Return how a program's file (None if it cannot be read) differs from its sidecar, one sentence each."""
     blob = sidecar["blobs"]["program"]
     found = []
@@ -86,8 +142,9 @@ def disagreements(sidecar: Mapping[str, Any], program: Mapping[str, Any] | None,
     return found
 
 
-def _migraphx(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterator[str]:
-    arch = str(sidecar.get("device", {}).get("arch", ""))
+def _migraphx(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str]:
+    device = sidecar.get("device")
+    arch = device["arch"] if device else ""
     wanted = "gpu" if arch.startswith("gfx") else arch
     if not program["compiled"]:
         yield f"target: the sidecar says {wanted}, the file is not compiled"
@@ -98,15 +155,15 @@ def _migraphx(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterato
     copies = sidecar.get("offload_copy")
     if None not in (copies, program["offload_copy"]) and copies != program["offload_copy"]:
         yield f"offload_copy: the sidecar says {copies}, the file {program['offload_copy']}".lower()
-    said = re.search(r"migraphx(\d+\.\d+)", str(sidecar.get("toolchain", "")))
+    said = re.search(r"migraphx(\d+\.\d+)", sidecar.get("toolchain", ""))
     version = program["migraphx_version"]
     if said and version.split(".")[:2] != said[1].split("."):
         yield f"version: the sidecar says MIGraphX {said[1]}, the file {version}"
 
 
-def _ports(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterator[str]:
+def _ports(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str]:
     said = {port["name"]: port for port in sidecar.get("inputs", ())}
-    there = {port["name"]: port for port in program["inputs"]}
+    there = {port.get("name", ""): port for port in program["inputs"]}
     for name in said.keys() | there.keys():
         yield from _port(f"input {name}", said.get(name), there.get(name))
     # MIGraphX keeps no names of outputs: they are compared by position.
@@ -118,13 +175,13 @@ def _ports(sidecar: Mapping[str, Any], program: Mapping[str, Any]) -> Iterator[s
         yield from _port(f"output {one['name']}", one, other)
 
 
-def _port(what: str, said: Mapping[str, Any] | None, there: Mapping[str, Any] | None) -> Iterator[str]:
+def _port(what: str, said: PortDocument | None, there: ContentPort | None) -> Iterator[str]:
     if said is None or there is None:
         yield f"{what}: only {'the file' if said is None else 'the sidecar'} has it"
     elif _described(said) != _described(there):
         yield f"{what}: the sidecar says {_described(said)}, the file {_described(there)}"
 
 
-def _described(port: Mapping[str, Any]) -> str:
+def _described(port: PortDocument | ContentPort) -> str:
     shape = port["shape"]
     return f"{port['dtype']} {'of any shape' if shape is None else list(shape)}"

@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from farm.artifacts.storage import Put
+    from farm.spec import FileReference
+
 T = TypeVar("T")
-Document = dict[str, Any]
 
 RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0)
 """Seconds between tries of one request. Every verb may be repeated, so every verb is."""
@@ -81,20 +83,17 @@ class Transport:
         self._api.close()
         self._storage.close()
 
-    def get(self, path: str, **params: Any) -> Document:
-        """Return a document."""
-        document: Document = self.request("GET", path, params=params).json()
-        return document
+    def get(self, path: str, **params: Any) -> Any:
+        """Return a document; the caller says what type the farm promises."""
+        return self.request("GET", path, params=params).json()
 
-    def items(self, path: str, **params: Any) -> list[Any]:
-        """Return the items of a list."""
-        items: list[Any] = self.get(path, **params)["items"]
-        return items
+    def items(self, path: str, **params: Any) -> Any:
+        """Return the items of a list; the caller says what type the farm promises."""
+        return self.get(path, **params)["items"]
 
-    def post(self, path: str, body: Any = None, **options: Any) -> Document:
-        """Send JSON, and return the document that is answered."""
-        document: Document = self.request("POST", path, json=body, **options).json()
-        return document
+    def post(self, path: str, body: object = None, **options: Any) -> Any:
+        """Send JSON, and return the document that is answered; the caller says what type the farm promises."""
+        return self.request("POST", path, json=body, **options).json()
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.
@@ -142,7 +141,7 @@ class Transport:
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
-    def put(self, put: Document, path: Path, count: Callable[[int], None]) -> None:
+    def put(self, put: Put, path: Path, count: Callable[[int], None]) -> None:
         """Send one blob, or a part of it; the signature covers its size, and a whole blob's SHA-256."""
         import httpx
 
@@ -174,7 +173,7 @@ class Transport:
 
         _retry(once)
 
-    def download(self, blob: Mapping[str, Any], folder: Path) -> Path:
+    def download(self, blob: FileReference, folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path."""
         import httpx
 
@@ -329,7 +328,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
                     raise UsageError(f"an event of this farm has more than {LONGEST_LINE >> 20} MiB")
 
 
-def _copy_checked(chunks: Iterator[bytes], file: Any, blob: Mapping[str, Any], name: str) -> None:
+def _copy_checked(chunks: Iterator[bytes], file: IO[bytes], blob: FileReference, name: str) -> None:
     digest, size = hashlib.sha256(), 0
     for chunk in chunks:
         size += len(chunk)

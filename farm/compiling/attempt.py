@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
+from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits
 
 TAIL_BYTES = 64 * 1024
@@ -50,7 +50,7 @@ class Attempt:
     job_id: str
     number: int
     token: str
-    order: Mapping[str, Any]
+    order: WorkOrder
     limits: AttemptLimits
     namespace: str
     key: str

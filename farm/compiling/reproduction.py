@@ -27,12 +27,14 @@ from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.compiling.steps import Steps
 from farm.inert import inert, inert_json
+from farm.jobs.order import WorkOrder
+from farm.jobs.rows import FailureDocument, ReproductionDocument
 from farm.jobs.state import AttemptLimits, Phase
-from farm.spec import CompileSpec, cache_key
+from farm.spec import CompileSpec, FileReference, cache_key
 from farm.targets.compilers import COMPILERS
 
 Document = dict[str, Any]
-Bring = Callable[[Mapping[str, Any], Path], object]
+Bring = Callable[[FileReference, Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
@@ -63,20 +65,22 @@ class MachineFile:
 
 
 def describe(
-    attempt: Attempt, *, reference: Mapping[str, Any] | None, ended: Mapping[str, Any] | None = None
-) -> Document:
+    attempt: Attempt, *, reference: FileReference | None, ended: FailureDocument | None = None
+) -> ReproductionDocument:
     """Return all that decides an attempt, as JSON: what a folder is written from.
 
     `reference` is the file reference of the reference outputs, where they were made before; `ended` is how the attempt
-    ended (`{"kind", "message"}`).
+    ended.
     """
-    names = ("namespace", "build", "worker", "key")
     return {
         "schema": SCHEMA,
         "farm": farm.__version__,
         "job": attempt.job_id,
         "attempt": attempt.number,
-        **{name: getattr(attempt, name) for name in names},
+        "namespace": attempt.namespace,
+        "build": attempt.build,
+        "worker": attempt.worker,
+        "key": attempt.key,
         "limits": attempt.limits,
         "previous": list(attempt.previous),
         "ended": ended,
@@ -116,7 +120,7 @@ def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring
     )
 
 
-def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, Mapping[str, Any], Path]]:
+def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, FileReference, Path]]:
     """Yield the files that an attempt takes with their places under `inputs`, and what each is.
 
     That is `model` (its own file first), `calibration`, `samples`, `reference`, or the variable that names it.
@@ -197,7 +201,7 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
         raise WrongPython(f"{sys.executable} has no {' and no '.join(missing)}: pip install {' '.join(missing)}")
     document = json.loads((folder / "reproduction.json").read_text())
     spec = json.loads((folder / "spec.json").read_text())
-    order = {**document["order"], "spec": spec}
+    order: WorkOrder = document["order"] | {"spec": spec}
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     places: dict[str, Path] = {}

@@ -36,9 +36,10 @@ from farm.compiling.requests import (
     references_of,
 )
 from farm.compiling.slots import Slot
+from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind
 from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, Request
-from farm.spec import digest_of
+from farm.spec import InputDocument, digest_of
 from farm.targets.compilers import COMPILERS
 
 FALLBACK_SECONDS = 600.0
@@ -61,7 +62,7 @@ class ReferenceCache(Protocol):
 class Steps:
     """The steps of one cell. Every step raises StepEnded if its child gives no answer."""
 
-    def __init__(self, order: Mapping[str, Any], children: Children, *, keyed: bool = False) -> None:
+    def __init__(self, order: WorkOrder, children: Children, *, keyed: bool = False) -> None:
         """`keyed`: the program is published under the order's cache key, so only the toolchain in that key compiles."""
         self.order = order
         self.children = children
@@ -257,8 +258,7 @@ class Steps:
                 **self.children.slot.device,
             },
             "inputs": [
-                {**port, "batch_axis": spec["inputs"].get(port["name"], {}).get("batch_axis")}
-                for port in compiled["inputs"]
+                {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"])} for port in compiled["inputs"]
             ],
             "outputs": outputs_of(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
@@ -321,3 +321,7 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
             if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
                 seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _batch_axis(inputs: Mapping[str, InputDocument], name: str) -> int | None:
+    return inputs[name].get("batch_axis") if name in inputs else None

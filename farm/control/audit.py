@@ -135,11 +135,11 @@ class Auditor:
         for tag in refs.list(namespace):
             where = f"ref {tag} of {namespace}"
             try:
-                snapshot = refs.read(namespace, tag) or {"cells": {}}
+                snapshot = refs.read(namespace, tag)
             except ArtifactGone as error:
                 yield Finding(where, error.message, error.hint)
                 continue
-            for cell in snapshot["cells"].values():
+            for cell in snapshot["cells"].values() if snapshot else ():
                 if self._artifacts.get_object(cell["sidecar"]) is None:
                     yield Finding(
                         where, f"{cell['identifier']} leads to no artifact: {cell['sidecar']}", "build it again"

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from farm.spec import SpecDocument
 
 FEWEST = 3
 """Fewest compiles of other models that give a range."""
@@ -36,7 +38,36 @@ _T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.
 
 _NORMAL90 = 1.2816
 
-Document = dict[str, Any]
+
+class RangeDocument(TypedDict):
+    """The middle, and the range in which about 80 of 100 end."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class EstimateDocument(RangeDocument):
+    """An `Estimate` as plain JSON, in seconds; `by` says from what it was learnt."""
+
+    by: str
+
+
+class OutlookDocument(TypedDict):
+    """When a build will be done and what it costs.
+
+    `eta` (seconds from now) and the costs to come are those of the cells that can be estimated, None if there are none;
+    `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now. While there
+    is one, or the build is paused, `eta` is None.
+    """
+
+    eta: RangeDocument | None
+    slot_seconds: RangeDocument | None
+    gpu_hours: RangeDocument | None
+    spent_seconds: float
+    spent_gpu_hours: float
+    unknown: int
+    unserved: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +88,17 @@ class Estimate:
     high: float
     by: str = ""
 
-    def as_dict(self) -> Document:
+    def as_dict(self) -> EstimateDocument:
         """Return the estimate as plain JSON, to milliseconds."""
-        return {name: round(value, 3) if name != "by" else value for name, value in asdict(self).items()}
+        return {
+            "low": round(self.low, 3),
+            "expected": round(self.expected, 3),
+            "high": round(self.high, 3),
+            "by": self.by,
+        }
 
 
-def comparable(spec: Mapping[str, Any]) -> str:
+def comparable(spec: SpecDocument) -> str:
     """Name what durations depend on, apart from the model: target, precision and tuning mode of a spec."""
     device = re.sub(r"[^a-z0-9]+", "-", str(spec["device"]["arch"]).lower())
     return f"{spec['compiler']['name']}-{device}.{spec['precision']}.{spec['tuning']['mode']}"

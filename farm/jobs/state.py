@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from farm.jobs.facts import ArtifactFacts
 
 
 class State(StrEnum):
@@ -255,7 +257,7 @@ class Outcome:
     """How an attempt ended, decided once, written once.
 
     On success: `cache_key`, `hit` (found whole at lookup, or adopted) and `facts`, the small extract of the
-    sidecar that builds judge and show (`farm.artifacts.sidecar.facts`). On failure: `kind`, `message` (one
+    sidecar that builds judge and show. On failure: `kind`, `message` (one
     sentence that names the place) and `detail` (a few useful log lines); `fences` says why the attempt's node is fenced
     for it, if it is. `log` is the digest of the whole log.
     """
@@ -265,14 +267,14 @@ class Outcome:
     message: str = ""
     detail: str = ""
     hit: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: ArtifactFacts | None = None
     log: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     fences: str = ""
 
     @classmethod
     def success(
-        cls, facts: Mapping[str, Any], *, hit: bool = False, log: str = "", phases: Mapping[str, float] | None = None
+        cls, facts: ArtifactFacts, *, hit: bool = False, log: str = "", phases: Mapping[str, float] | None = None
     ) -> Outcome:
         """The artifact is in the store."""
         return cls(AttemptEnd.SUCCEEDED, facts=facts, hit=hit, log=log, phases=phases or {})

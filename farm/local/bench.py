@@ -14,7 +14,7 @@ from typing import Any
 
 from farm.compiling.children import Children, StepSettings
 from farm.compiling.requests import ONE_SAMPLE
-from farm.results.speed import MIN_ROUNDS, distribution
+from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, Request, SampleSource
 from farm.targets.compilers import COMPILERS
 
@@ -155,11 +155,11 @@ class Measured:
     rounds: Sequence[Sequence[float]]
 
     @property
-    def latency(self) -> dict[str, Any]:
+    def latency(self) -> SpeedDocument:
         """The latency distribution over all rounds."""
         return distribution([seconds for runs in self.rounds for seconds in runs], self.contestant.batch)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> MeasuredDocument:
         """Return it as plain JSON."""
         return {
             "name": self.contestant.name,

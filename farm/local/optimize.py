@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from farm.artifacts.sidecar import SidecarDocument
 from farm.client.freezing import FrozenInputs
 from farm.compiling.children import LARGEST, Children, OnPhase
 from farm.compiling.pipeline import InputFiles, Pipeline
 from farm.compiling.steps import Steps
 from farm.errors import UsageError
 from farm.files import replacing, take
+from farm.jobs.facts import ComparedOutputs
+from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.local.single_cell import Planned, Wanted, title
@@ -27,6 +30,7 @@ from farm.node.slot_shares import one_slot
 from farm.results.accuracy import Judgement, judge, tolerance_of
 from farm.results.speed import compare
 from farm.settings import Settings
+from farm.spec import FileReference, SpecDocument
 from farm.targets.compilers import NATIVE, OFF, default_equal_share
 from farm.tuning.database import ForOneRun
 from farm.tuning.tuner import Tuner
@@ -60,7 +64,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     Waits for a GPU that others use. Raises StepEnded if a step fails.
     """
     cell, order, model = planned.cell, planned.cell.order, planned.file
-    inputs = InputFiles(model, *(_blob(planned.found, order.get(name)) for name in ("calibration", "samples")))
+    inputs = InputFiles(model, _blob(planned.found, order["calibration"]), _blob(planned.found, order["samples"]))
     settings = settings.model_copy(update={"migraphx_path": planned.findings.migraphx_path})
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
@@ -79,8 +83,9 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         before = _before(order, model, sidecar, steps.program, free)
         contestants = [program_of(sidecar, steps.program, "after"), *([before] if before else [])]
         after, *others = measure(contestants, free, settings.measure_seconds)
-    facts = sidecar["verification"] or {}
-    judgement = judge(facts, cell.gates["tolerance"], equal_share=default_equal_share(cell.precision))
+    compared: ComparedOutputs | None = sidecar["verification"]
+    equal_share = default_equal_share(cell.precision)
+    judgement = judge(compared, cell.gates["tolerance"], equal_share=equal_share) if compared else None
     judgement = judgement or _over_memory(usage, wanted.gpu_memory_limit)
     return Made(steps.program, sidecar, judgement, usage, after, next(iter(others), None))
 
@@ -97,22 +102,27 @@ def _over_memory(usage: Usage, limit: int) -> Judgement | None:
 
 
 def _before(
-    order: Mapping[str, Any], model: Path, sidecar: Mapping[str, Any], program: Path, children: Children
+    order: WorkOrder, model: Path, sidecar: Mapping[str, Any], program: Path, children: Children
 ) -> Contestant | None:
     """Return the original model in ONNX Runtime; of another format its fp32 program, which is compiled for it."""
     if order["model"]["format"] == "onnx":
         return original_of(sidecar, model, program, "before")
     if order["spec"]["precision"] in ("fp32", NATIVE):
         return None
-    plain = {"precision": "fp32", "quantization": {}, "calibration": None, "tuning": {"mode": OFF}}
-    spec = {**order["spec"], **plain}
+    spec: SpecDocument = {
+        **order["spec"],
+        "precision": "fp32",
+        "quantization": {},
+        "calibration": None,
+        "tuning": {"mode": OFF},
+    }
     steps = Steps({**order, "spec": spec, "identifier": f"{order['identifier']}/before"}, children)
     Pipeline(steps, InputFiles(model)).compile()
     return program_of({**sidecar, "spec": spec, "tuning": {}}, steps.program, "before")
 
 
-def _blob(found: FrozenInputs, reference: Mapping[str, Any] | None) -> Path | None:
-    return found.files[str(reference["digest"])] if reference else None
+def _blob(found: FrozenInputs, reference: FileReference | None) -> Path | None:
+    return found.files[reference["digest"]] if reference else None
 
 
 # --- output --------------------------------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ def destination(wanted: Wanted, extension: str) -> Path:
     return place
 
 
-def store(made: Made, place: Path) -> tuple[Path, dict[str, Any]]:
+def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
     """Write the program to its place, and its sidecar beside it; both are whole or not there.
 
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
@@ -183,7 +193,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "size": {"before": planned.model.size, "after": made.program.stat().st_size},
         "accuracy": {
             "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
-            "unverified": sidecars.unverified_of(checked),
+            "unverified": sidecars.unverified_of(sidecars.Verification.model_validate(checked)),
             "samples": checked.get("samples", 0),
             "outputs": {**errors, **equal},
             "weak": checked.get("weak", False),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from farm.errors import Problem, suggestion
 from farm.manifest.values import SPELLINGS
-from farm.manifest.yaml import YamlDocument
+from farm.manifest.yaml import Unchecked, YamlDocument
 from farm.targets.compilers import COMPILERS, canonical_precision
 from farm.targets.devices import understand_target
 
@@ -34,7 +34,7 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
             message = f"`{said[0]}` and `{said[1]}` mean the same"
             yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
-    holders: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = [((), data)]
+    holders: list[tuple[tuple[str | int, ...], Unchecked]] = [((), data)]
     holders += [(("models", index), model) for index, model in models]
     for path, holder in holders:
         yield from _duplicates(document, holder, path)
@@ -45,7 +45,7 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
         yield from _settings(document, holder, path)
 
 
-def _settings(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _settings(document: YamlDocument, holder: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """Yield what is wrong with the targets, data, options and variables that a manifest or an entry of it names."""
     for field in ("targets", "target"):
         texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
@@ -61,7 +61,7 @@ def _settings(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str
         yield from _variable(document, name, value, (*path, "env", name))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Unchecked:
     return value if isinstance(value, dict) else {}
 
 
@@ -77,7 +77,7 @@ def _dataset(document: YamlDocument, use: Any, path: tuple[str | int, ...]) -> I
         yield document.problem(f"no dataset `{name}`", path, hint=hint)
 
 
-def _duplicates(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _duplicates(document: YamlDocument, holder: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
     for field, canonical in (("targets", _slug), ("precisions", _canonical), ("toolchains", str)):
         seen: dict[str, int] = {}
         for position, text in enumerate(_list(holder.get(field))):
@@ -96,7 +96,7 @@ def _slug(target: str) -> str:
         return target
 
 
-def _batch_of_zero(document: YamlDocument, holder: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _batch_of_zero(document: YamlDocument, holder: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
     points = [((*path, "dims"), _mapping(holder.get("dims")))]
     points += [((*path, "shapes", name), _mapping(point)) for name, point in _mapping(holder.get("shapes")).items()]
     for place, point in points:
@@ -106,9 +106,7 @@ def _batch_of_zero(document: YamlDocument, holder: Mapping[str, Any], path: tupl
             yield document.problem("a batch has at least one sample", (*place, "batch"))
 
 
-def _size_given_twice(
-    document: YamlDocument, model: Mapping[str, Any], path: tuple[str | int, ...]
-) -> Iterator[Problem]:
+def _size_given_twice(document: YamlDocument, model: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """Complain where a named shape and the product of `dims` both say how large a dimension is."""
     for name, point in _mapping(model.get("shapes")).items():
         for dimension in _mapping(point):

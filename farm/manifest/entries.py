@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from farm.errors import Problem, shown
+from farm.jobs.order import DebugWish
 from farm.manifest.values import (
     BATCHES_SCHEMA,
     BUCKET_URL,
@@ -63,6 +64,7 @@ from farm.manifest.values import (
 )
 from farm.manifest.yaml import YamlDocument
 from farm.models.shapes import Extent
+from farm.spec import JsonSchema
 
 
 class Entry(BaseModel):
@@ -119,7 +121,7 @@ def _exactly_one(entry: Entry, names: Iterable[str]) -> str:
     return given[0]
 
 
-def _one_of_schema(*names: str) -> dict[str, Any]:
+def _one_of_schema(*names: str) -> JsonSchema:
     return {
         "oneOf": [{"required": [name]} for name in names],
         "dependentRequired": {"https": ["sha256"]},
@@ -377,9 +379,18 @@ class Debug(Entry):
     """Whether the time of each pass is kept with the artifact."""
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """What is asked for, as a work order has it."""
-        return {name: list(value) if name == "trace" else value for name, value in self.model_dump().items() if value}
+    def chosen(self) -> DebugWish:
+        """The parts that are asked for, as a work order has them."""
+        wish = DebugWish()
+        if self.log_level:
+            wish["log_level"] = self.log_level
+        if self.trace:
+            wish["trace"] = list(self.trace)
+        if self.print:
+            wish["print"] = True
+        if self.timings:
+            wish["timings"] = True
+        return wish
 
 
 TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
@@ -416,11 +427,11 @@ class Conversion(Entry):
     """TorchScript: dtypes of the inputs that are not float32; such an archive does not say them."""
 
 
-def _format_is(*formats: str) -> dict[str, Any]:
+def _format_is(*formats: str) -> JsonSchema:
     return {"required": ["format"], "properties": {"format": {"enum": list(formats)}}}
 
 
-_FREEZING: dict[str, Any] = {
+_FREEZING: JsonSchema = {
     "required": ["conversion"],
     "properties": {"conversion": {"required": ["to"], "properties": {"to": {"const": "tf"}}}},
 }

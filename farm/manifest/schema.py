@@ -12,10 +12,11 @@ from typing import Any
 
 from farm.manifest.entries import Entry, Manifest
 from farm.manifest.values import SCHEMA_ID
+from farm.spec import JsonSchema
 
 
 @cache
-def manifest_schema(*, draft7: bool = False) -> dict[str, Any]:
+def manifest_schema(*, draft7: bool = False) -> JsonSchema:
     """Return the manifest's JSON Schema: draft 2020-12, or draft-07 for the editors that know no other.
 
     It accepts what `parse_manifest` accepts, but for what one entry says about another (unknown names, selectors).
@@ -30,7 +31,7 @@ def manifest_schema(*, draft7: bool = False) -> dict[str, Any]:
     return {"$schema": "http://json-schema.org/draft-07/schema#", "$id": identity, **json.loads(text)}
 
 
-def _described(schema: dict[str, Any]) -> dict[str, Any]:
+def _described(schema: JsonSchema) -> JsonSchema:
     """Add to each field what stands below it: pydantic would read the source for that at every start of `farm`."""
     for kind in _kinds(Entry):
         if document := schema if kind is Manifest else schema["$defs"].get(kind.__name__):
@@ -82,8 +83,8 @@ def _as_draft7(schema: Any) -> Any:
         return [_as_draft7(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result: dict[str, Any] = {}
-    dependencies: dict[str, Any] = {}
+    result: JsonSchema = {}
+    dependencies: JsonSchema = {}
     for key, value in schema.items():
         if key in ("dependentRequired", "dependentSchemas"):
             dependencies |= _as_draft7(value)

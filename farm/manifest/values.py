@@ -20,6 +20,7 @@ from pydantic_core import core_schema
 from farm.errors import shown, suggestion
 from farm.jobs.state import FailureKind
 from farm.models.shapes import Extent, Span
+from farm.spec import JsonSchema
 from farm.targets.compilers import COMPILERS, TRACES, canonical_precision
 from farm.units import DURATION, SHARE, SIZE, parse_duration, parse_share, parse_size
 
@@ -55,7 +56,7 @@ SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, n
 # --- how odd values are read --------------------------------------------------------------------------------------
 
 
-def read_by(function: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
+def read_by(function: Callable[[Any], Any], schema: JsonSchema) -> Any:
     """Return annotations for a value that `function` reads (ValueError says what is wrong) and `schema` describes."""
     return PlainValidator(function), WithJsonSchema(schema)
 
@@ -65,14 +66,12 @@ class Short:
     """Annotation: a value that may be written short. Parser and schema know both spellings, and refuse `null`."""
 
     convert: Callable[[Any], Any]
-    schema: dict[str, Any]
+    schema: JsonSchema
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.convert, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
         long = handler(schema)
         kept = [entry for entry in long.get("anyOf", [long]) if entry != {"type": "null"}]
         return {"anyOf": [self.schema, *kept]}

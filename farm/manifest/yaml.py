@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from farm.errors import ManifestError, Problem
+
+Unchecked = Mapping[str, Any]
+"""A mapping as the user wrote it: until it is checked, any key may have any value."""
 
 MAX_BYTES = 256 * 1024
 """Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""

@@ -5,26 +5,41 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from farm.errors import ManifestError, Problem, suggestion
+from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder
+from farm.jobs.state import AttemptLimits
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
 from farm.matrix.inputs import CellInputs
 from farm.matrix.layers import CellSettings, gates_of, settings_of, tolerances
+from farm.matrix.planned import BlobSize, CellGates, ExpectedFailure, SoughtBatch
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.models.shapes import Span, plain_size
-from farm.spec import CompileSpec, Device, Json, canonical_fields, key_of_fields
+from farm.spec import (
+    CompileSpec,
+    DataRecipe,
+    DeclaredValues,
+    Device,
+    FileReference,
+    KeyedModel,
+    KeyedTuning,
+    OptionValue,
+    PlainSize,
+    SpecDocument,
+    canonical_fields,
+    key_of_fields,
+)
 from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
 from farm.targets.devices import Choice, NoPool, choose_pools
 from farm.targets.environment import FILE
 from farm.targets.pools import Pool
 
-DEFAULT_LIMITS: Mapping[str, Any] = {"time": 14_400.0, "memory": 0}
+DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
 """Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
 
 
@@ -43,17 +58,17 @@ class Cell:
     target: str
     precision: str
     shape: str
-    sizes: Mapping[str, Json]
+    sizes: Mapping[str, PlainSize]
     spec: CompileSpec
     key: str
     pool: str
-    order: Mapping[str, Json]
+    order: WorkOrder
     emulated: tuple[str, ...]
-    limits: Mapping[str, Json]
+    limits: AttemptLimits
     priority: int
-    gates: Mapping[str, Json]
-    expected: Mapping[str, Json] | None
-    sweep: Mapping[str, Json] | None
+    gates: CellGates
+    expected: ExpectedFailure | None
+    sweep: SoughtBatch | None
     line: int
     warnings: tuple[str, ...] = ()
 
@@ -66,9 +81,9 @@ def expand(
     *,
     known: Sequence[Pool] = (),
     slots: Mapping[str, int] | None = None,
-    files: Mapping[str, Mapping[str, Any]] | None = None,
+    files: Mapping[str, BlobSize] | None = None,
     file: str = "",
-    limits: Mapping[str, Any] = DEFAULT_LIMITS,
+    limits: AttemptLimits = DEFAULT_LIMITS,
 ) -> list[Cell]:
     """Return a manifest's cells, in the order written.
 
@@ -124,7 +139,7 @@ class _Expansion:
         models: Mapping[str, FrozenModel],
         data: Mapping[str, FrozenData],
         pools: Sequence[Pool] | None,
-        limits: Mapping[str, Any],
+        limits: AttemptLimits,
         file: str,
     ) -> None:
         self.manifest = manifest
@@ -132,7 +147,7 @@ class _Expansion:
         self.data = data
         self.pools = pools
         self.known: Sequence[Pool] = pools or ()
-        self.files: Mapping[str, Mapping[str, Any]] = {}
+        self.files: Mapping[str, BlobSize] = {}
         self.slots: Mapping[str, int] = {}
         self.limits = limits
         self.complaints = Complaints(manifest, file)
@@ -140,8 +155,8 @@ class _Expansion:
         self.rules = Combinations(manifest, self.complaints)
         self.inputs = CellInputs(manifest, models, self.complaints)
         self.choices = self.rules.choices
-        self.plans: dict[tuple[Any, ...], _Plan | None] = {}
-        self.chosen: dict[tuple[Any, ...], list[Pool]] = {}
+        self.plans: dict[tuple[object, ...], _Plan | None] = {}
+        self.chosen: dict[tuple[object, ...], list[Pool]] = {}
 
     def cells(self) -> list[Cell]:
         combinations = self.rules.all()
@@ -149,7 +164,7 @@ class _Expansion:
         cells = (self.cell(combination, expected.get(id(combination))) for combination in combinations)
         return [cell for cell in cells if cell]
 
-    def cell(self, combination: Combination, expected: Mapping[str, Json] | None) -> Cell | None:
+    def cell(self, combination: Combination, expected: ExpectedFailure | None) -> Cell | None:
         """Return the finished cell, or None if something is wrong with it or no pools are given."""
         extras = tuple(id(entry) for entry in combination.extras)
         where = (
@@ -168,33 +183,33 @@ class _Expansion:
         for use, frozen in plan.data.items():
             if not self.inputs.fits(combination, use, frozen, shape):
                 return None
-        if not plan.pools:
+        work = plan.work
+        if work is None:
             return None
         target = self.choices[combination.slug].served
-        warnings = plan.warnings
+        warnings = work.warnings
         if dynamic := [name for name, size in combination.sizes.items() if isinstance(size, Span)]:
             inputs = list(shape.tensors.values())
-            if refused := refusal(target, str(plan.model["format"]), inputs, plan.document["env"]):
+            if refused := refusal(target, work.model["format"], inputs, work.document["env"]):
                 message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
                 self.complain(message, self.inputs.place_of_size(combination, dynamic[0]))
                 return None
             operators = self.models[combination.model.name].operators
             warnings += tuple(price(target, combination.precision, inputs, operators))
         identifier = combination.identifier
-        pool = self.spread(identifier, plan.pools)
-        spec = CompileSpec(**plan.spec, inputs=shape.inputs, batch=shape.batch)
+        pool = self.spread(identifier, work.pools)
         # The same as spec.as_dict(), from parts that cells share.
-        document = {**plan.document, "inputs": shape.inputs, "batch": shape.batch}
+        document: SpecDocument = {**work.document, "inputs": shape.inputs, "batch": shape.batch}
         files = {use: frozen.reference(f"{use}.npz") for use, frozen in plan.data.items()}
-        order = {
+        order: WorkOrder = {
             "identifier": identifier,
             "pool": pool,
             "target": str(target),
             "spec": document,
-            "model": plan.model,
+            "model": work.model,
             "calibration": files.get("calibration"),
             "samples": files.get("samples"),
-            **plan.order,
+            **work.order,
         }
         return Cell(
             identifier=identifier,
@@ -203,11 +218,11 @@ class _Expansion:
             precision=combination.precision,
             shape=combination.label,
             sizes={name: plain_size(size) for name, size in combination.sizes.items()},
-            spec=spec,
-            key=key_of_fields({**plan.texts, **shape.texts}),
+            spec=replace(work.spec, inputs=shape.inputs, batch=shape.batch),
+            key=key_of_fields({**work.texts, **shape.texts}),
             pool=pool,
             order=order,
-            emulated=plan.emulated,
+            emulated=work.emulated,
             limits=plan.limits,
             priority=plan.priority,
             gates=plan.gates,
@@ -272,16 +287,15 @@ class _Expansion:
         if without or len(self.complaints.problems) > before:
             return None
         settings = parts.settings
-        plan = _Plan(
+        gates = self.gates(combination, settings, parts.model)
+        return _Plan(
             data=parts.data,
             limits=self.limits_of(settings.limits),
             priority=settings.priority,
-            gates=self.gates(combination, settings, parts.model),
+            gates=gates,
             line=self.manifest.line(*combination.places["cell"]),
+            work=self.specify(combination, kind, parts, parts.model) if parts.pools and parts.model else None,
         )
-        if parts.pools and parts.model:
-            self.specify(plan, combination, kind, parts, parts.pools[0], parts.model)
-        return plan
 
     def parts(self, combination: Combination, kind: DeviceKind) -> _Parts:
         """Look up all that a plan is made of, and complain of what is missing and of what does not go together."""
@@ -324,58 +338,58 @@ class _Expansion:
             data={use: item for use, item in data.items() if item},
         )
 
-    def specify(
-        self,
-        plan: _Plan,
-        combination: Combination,
-        kind: DeviceKind,
-        parts: _Parts,
-        pool: Pool,
-        model: FrozenModel,
-    ) -> None:
-        """Write a plan's spec and work order."""
+    def specify(self, combination: Combination, kind: DeviceKind, parts: _Parts, model: FrozenModel) -> _Work:
+        """Return a plan's spec and work order."""
         entry, choice, precision = combination.model, self.choices[combination.slug], combination.precision
-        compiler, settings = self.compiler(combination), parts.settings
+        compiler, settings, pool = self.compiler(combination), parts.settings, parts.pools[0]
 
         def device(mode: str) -> Device:
             return choice.device(pool, family_bound=compiler.family_bound(parts.options, mode))
 
         tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
         later = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.background)
-        background = {"tuning": later, "device": asdict(device(later["mode"]))} if later["mode"] != OFF else None
-        outputs = {"outputs": list(entry.output_nodes)} if entry.outputs else {}
-        converted = {"conversion": model.conversion} if model.conversion else {}
-        plan.pools = [each.name for each in parts.pools]
-        plan.warnings = (*_untuned(settings.tuning, kind, choice), *_doubts(model, compiler))
+        background = LaterTuning(tuning=later, device=device(later["mode"]).as_dict()) if later["mode"] != OFF else None
         names = [output.name for output in model.outputs]
-        plan.model = {"format": model.format, "files": list(model.files), "names": names, **outputs, **converted}
-        plan.emulated = compiler.emulates(choice.served.device, precision)
-        plan.order = _order(plan.emulated, settings, tuning["mode"], background, parts.env_files, pool)
-        plan.spec = {
-            "model": {"digest": model.digest, "format": model.format, **outputs},
-            "compiler": {
+        ordered = OrderedModel(format=model.format, files=list(model.files), names=names)
+        keyed = KeyedModel(digest=model.digest, format=model.format)
+        if entry.outputs:
+            ordered["outputs"] = keyed["outputs"] = list(entry.output_nodes)
+        if model.conversion:
+            ordered["conversion"] = model.conversion
+        emulated = compiler.emulates(choice.served.device, precision)
+        libraries = [name for name in compiler.libraries_of(precision) if name in pool.libraries]
+        spec = CompileSpec(
+            model=keyed,
+            compiler={
                 "name": compiler.name,
                 "recipe": pool.recipe,
-                "libraries": {
-                    name: pool.libraries[name] for name in compiler.libraries_of(precision) if name in pool.libraries
-                },
+                "libraries": {name: pool.libraries[name] for name in libraries},
             },
-            "device": device(tuning["mode"]),
-            "toolchain": pool.toolchain,
-            "precision": precision,
-            "options": parts.options,
-            "tuning": tuning,
-            "env": parts.env,
-            "calibration": parts.calibration,
-            "quantization": parts.quantization,
-            "verification": None
+            device=device(tuning["mode"]),
+            toolchain=pool.toolchain,
+            precision=precision,
+            inputs={},
+            options=parts.options,
+            tuning=tuning,
+            env=parts.env,
+            calibration=parts.calibration,
+            quantization=parts.quantization,
+            verification=None
             if settings.verify.mode == "off"
             else {"samples": parts.samples, "reference": _reference(settings.verify, model)},
-            "salt": settings.salt,
-        }
-        plan.document = CompileSpec(**plan.spec, inputs={}).as_dict()
-        of_shape = ("inputs", "batch")
-        plan.texts = canonical_fields({name: value for name, value in plan.document.items() if name not in of_shape})
+            salt=settings.salt,
+        )
+        document, of_shape = spec.as_dict(), ("inputs", "batch")
+        return _Work(
+            pools=[each.name for each in parts.pools],
+            model=ordered,
+            order=_order(emulated, settings, tuning["mode"], background, parts.env_files, pool),
+            emulated=emulated,
+            warnings=(*_untuned(settings.tuning, kind, choice), *_doubts(model, compiler)),
+            spec=spec,
+            document=document,
+            texts=canonical_fields({name: value for name, value in document.items() if name not in of_shape}),
+        )
 
     def check_untuned(self, combination: Combination, settings: CellSettings) -> None:
         """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
@@ -407,7 +421,7 @@ class _Expansion:
             self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)
 
     def check_features(
-        self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, Any]
+        self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, OptionValue]
     ) -> None:
         """Complain of what the installed compiler cannot do, before a worker finds out."""
         for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
@@ -418,8 +432,8 @@ class _Expansion:
             self.complain(f"{message} ({self.choices[combination.slug].text})", place, hint)
 
     def options(
-        self, combination: Combination, compiler: Compiler, given: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self, combination: Combination, compiler: Compiler, given: Mapping[str, OptionValue]
+    ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
         """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
         quantizer = compiler.quantization_options(combination.precision)
         device = self.choices[combination.slug].served.device
@@ -433,13 +447,15 @@ class _Expansion:
             self.complain(str(error), place)
             return {}, {}
 
-    def env(self, compiler: Compiler, given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Json]]:
+    def env(
+        self, compiler: Compiler, given: Mapping[str, bool | int | str | EnvFile]
+    ) -> tuple[dict[str, str], dict[str, FileReference]]:
         """Return the environment of a compile as its spec has it, and the files that it names, by variable.
 
         Values were checked with the manifest; files that were not brought are a problem.
         """
         own = {name: value for name, value in given.items() if compiler.has_env(name)}
-        files: dict[str, Json] = {}
+        files: dict[str, FileReference] = {}
         for name, value in own.items():
             if isinstance(value, EnvFile) and value.path in self.files:
                 found = self.files[value.path]
@@ -452,8 +468,8 @@ class _Expansion:
         return compiler.resolve_env(own), files
 
     def calibration(
-        self, combination: Combination, compiler: Compiler, ranges: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        self, combination: Combination, compiler: Compiler, ranges: Mapping[str, DeclaredValues]
+    ) -> tuple[DataRecipe | None, FrozenData | None]:
         if not compiler.needs_calibration(combination.precision):
             return None, None
         entry, override = combination.model, combination.calibrated_by
@@ -468,16 +484,16 @@ class _Expansion:
         return self.recipe(combination, "calibration", use, ranges)
 
     def samples(
-        self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, DeclaredValues]
+    ) -> tuple[DataRecipe | None, FrozenData | None]:
         use = combination.model.samples
         if use is None:
             return {"generate": kind.min_samples, "seed": 0, "ranges": ranges}, None
         return self.recipe(combination, "samples", use, ranges)
 
     def recipe(
-        self, combination: Combination, use: str, described: Data, ranges: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Json] | None, FrozenData | None]:
+        self, combination: Combination, use: str, described: Data, ranges: Mapping[str, DeclaredValues]
+    ) -> tuple[DataRecipe | None, FrozenData | None]:
         """Return what the spec says of data, and the data where it is a blob."""
         place = combination.data_place(use)
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
@@ -495,11 +511,13 @@ class _Expansion:
             return None, None
         return {"digest": frozen.digest}, frozen
 
-    def limits_of(self, limits: Limits) -> dict[str, Any]:
-        given = {name: value for name, value in limits.model_dump().items() if value is not None}
-        return {**self.limits, **given}
+    def limits_of(self, limits: Limits) -> AttemptLimits:
+        return {
+            "time": self.limits["time"] if limits.time is None else limits.time,
+            "memory": self.limits["memory"] if limits.memory is None else limits.memory,
+        }
 
-    def gates(self, combination: Combination, settings: CellSettings, frozen: FrozenModel | None) -> dict[str, Any]:
+    def gates(self, combination: Combination, settings: CellSettings, frozen: FrozenModel | None) -> CellGates:
         """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows.
 
         Limits and budgets are added if there are any.
@@ -513,10 +531,12 @@ class _Expansion:
                 place: Path = ("models", combination.index, "verify", "tolerance")
                 self.complain(message, place, suggestion(pattern, outputs))
         tolerance = tolerances(verify, combination.precision, outputs)
-        named = ["weak", "on_fail", "unverifiable"]
-        named += ["fallback"] if self.choices[combination.slug].served.maker else []
-        chosen = {name: getattr(verify, name) for name in named}
-        return {"tolerance": tolerance, **chosen, **gates_of(settings.gates, settings.budgets)}
+        gates = CellGates(
+            tolerance=tolerance, weak=verify.weak, on_fail=verify.on_fail, unverifiable=verify.unverifiable
+        )
+        if self.choices[combination.slug].served.maker:
+            gates["fallback"] = verify.fallback
+        return {**gates, **gates_of(settings.gates, settings.budgets)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,68 +549,79 @@ class _Parts:
     settings: CellSettings
     model: FrozenModel | None
     pools: list[Pool]
-    options: Mapping[str, Any]
-    quantization: Mapping[str, Any]
+    options: Mapping[str, OptionValue]
+    quantization: Mapping[str, OptionValue]
     env: Mapping[str, str]
-    env_files: Mapping[str, Json]
-    calibration: Mapping[str, Json] | None
-    samples: Mapping[str, Json] | None
+    env_files: Mapping[str, FileReference]
+    calibration: DataRecipe | None
+    samples: DataRecipe | None
     data: Mapping[str, FrozenData]
 
 
-@dataclass(slots=True)
-class _Plan:
-    """All of a cell but its shape; `pools` are the names of those that serve it, none if pools are not known."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The spec and the work order of a cell but for its shape; `pools` are the names of the pools that serve it."""
 
-    data: Mapping[str, FrozenData]
-    limits: Mapping[str, Json]
-    priority: int
-    gates: Mapping[str, Json]
-    line: int
-    pools: Sequence[str] = ()
-    model: Mapping[str, Json] = field(default_factory=dict)
-    order: dict[str, Json] = field(default_factory=dict)
-    emulated: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    document: Mapping[str, Json] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    pools: Sequence[str]
+    model: OrderedModel
+    order: OrderExtras
+    emulated: tuple[str, ...]
+    warnings: tuple[str, ...]
+    spec: CompileSpec
+    document: SpecDocument
+    """The spec as plain JSON."""
+    texts: Mapping[str, str]
     """Canonical JSON of the spec's fields but `inputs` and `batch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All of a cell but its shape; there is no `work` if no pools are known."""
+
+    data: Mapping[str, FrozenData]
+    limits: AttemptLimits
+    priority: int
+    gates: CellGates
+    line: int
+    work: _Work | None
 
 
 def _order(
     emulated: Sequence[str],
     settings: CellSettings,
     tuning: str,
-    background: Mapping[str, Json] | None,
-    env_files: Mapping[str, Json],
+    background: LaterTuning | None,
+    env_files: Mapping[str, FileReference],
     pool: Pool,
-) -> dict[str, Json]:
-    """Return what a work order has beside the spec, and is no part of the key."""
-    return {
-        **({"emulated": list(emulated)} if emulated else {}),
-        **({"budget": settings.tuning.budget} if tuning != OFF and settings.tuning.budget else {}),
-        **({"background": background} if background else {}),
-        **({"env": env_files} if env_files else {}),
-        **(
-            {"cross": {name: getattr(pool.device, name) for name in ("arch", "compute_units", "xcc")}}
-            if pool.untuned
-            else {}
-        ),
-        **({"debug": debug} if (debug := settings.debug.chosen) else {}),
-    }
+) -> OrderExtras:
+    """Return the fields of a work order that only some have; none of them is part of the key."""
+    extras = OrderExtras()
+    if emulated:
+        extras["emulated"] = list(emulated)
+    if tuning != OFF and settings.tuning.budget:
+        extras["budget"] = settings.tuning.budget
+    if background:
+        extras["background"] = background
+    if env_files:
+        extras["env"] = env_files
+    if pool.untuned:
+        device = pool.device
+        extras["cross"] = {"arch": device.arch, "compute_units": device.compute_units, "xcc": device.xcc}
+    if debug := settings.debug.chosen:
+        extras["debug"] = debug
+    return extras
 
 
-def _sought(model: ModelEntry) -> Mapping[str, Json] | None:
+def _sought(model: ModelEntry) -> SoughtBatch | None:
     return {"metric": model.sweep.metric, "max_latency": model.sweep.max_latency} if model.sweep else None
 
 
-def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice, mode: str) -> dict[str, Any]:
-    """Return what a spec says of tuning. What is to run on any card of an architecture is tuned for none."""
+def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice, mode: str) -> KeyedTuning:
+    """Return the tuning of a spec. A program that runs on any card of an architecture is tuned for none."""
     if mode not in kind.tuning or choice.any_device:
         return {"mode": OFF}
     enforced = given.miopen_find_enforce if compiler.find_enforce else None
-    return {"mode": mode, **({"miopen_find_enforce": enforced} if enforced else {})}
+    return {"mode": mode, "miopen_find_enforce": enforced} if enforced else {"mode": mode}
 
 
 def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
@@ -612,5 +643,5 @@ def _reference(verify: Verify, model: FrozenModel) -> str:
     return "migraphx" if model.format == "tf" and "reference" not in verify.model_fields_set else verify.reference
 
 
-def _only(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _only(given: Mapping[str, OptionValue], known: Mapping[str, object]) -> dict[str, OptionValue]:
     return {name: value for name, value in given.items() if name in known}

@@ -16,8 +16,8 @@ from math import prod
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
+from farm.matrix.planned import ExpectedFailure
 from farm.models.shapes import Extent, shape_label
-from farm.spec import Json
 from farm.targets.compilers import COMPILERS
 from farm.targets.devices import Choice, understand_target
 
@@ -187,13 +187,14 @@ class Combinations:
         self._override(cells)
         return cells
 
-    def expected(self, combinations: Sequence[Combination]) -> dict[int, Mapping[str, Json]]:
+    def expected(self, combinations: Sequence[Combination]) -> dict[int, ExpectedFailure]:
         """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
-        found: dict[int, Mapping[str, Json]] = {}
+        found: dict[int, ExpectedFailure] = {}
         for position, entry in enumerate(self.manifest.expected):
             for combination in self._chosen_by(entry, ("expected", position), combinations):
-                link = {"link": entry.link} if entry.link else {}
-                known = {"kind": entry.kind, "reason": entry.reason, "until": entry.until, **link}
+                known: ExpectedFailure = {"kind": entry.kind, "reason": entry.reason, "until": entry.until}
+                if entry.link:
+                    known["link"] = entry.link
                 found.setdefault(id(combination), known)
         return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 from farm.errors import suggestion
 from farm.manifest import Manifest
@@ -13,16 +12,16 @@ from farm.matrix.combinations import Combination, Complaints, Path
 from farm.models.data import DataError, FrozenData, check_data
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import BATCH, Input, ShapeError, plain_size, resolve_inputs, symbolic_inputs
-from farm.spec import Json, canonical_fields
+from farm.spec import DeclaredValues, InputDocument, PlainSize, canonical_fields
 
 
 @dataclass(slots=True)
 class Shape:
     """A model's inputs at one point of its sizes: for the spec, for checks, and which data was found to fit."""
 
-    inputs: Mapping[str, Mapping[str, Json]]
+    inputs: Mapping[str, InputDocument]
     tensors: Mapping[str, Input]
-    batch: Json
+    batch: PlainSize | None
     texts: Mapping[str, str]
     """Canonical JSON of the spec's fields `inputs` and `batch`."""
     checked: dict[tuple[str, str], bool] = field(default_factory=dict)
@@ -60,9 +59,9 @@ class CellInputs:
                 self._complain(message, combination.data_place(use), error.hint)
         return shape.checked[checked]
 
-    def ranges(self, combination: Combination) -> dict[str, Any]:
-        """Return what is declared of inputs' values, by input: `{"range": [low, high]}` or `{"value": number}`."""
-        declared: dict[str, Any] = {}
+    def ranges(self, combination: Combination) -> dict[str, DeclaredValues]:
+        """Return what is declared of inputs' values, by input."""
+        declared: dict[str, DeclaredValues] = {}
         for name, tensor in (self._inputs_of(combination.index) or {}).items():
             for pattern, item in combination.model.inputs.items():
                 if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from farm.manifest import (
     Budgets,
     Debug,
+    EnvFile,
     Gates,
     IncludeEntry,
     Limits,
@@ -20,6 +21,8 @@ from farm.manifest import (
     Verify,
 )
 from farm.matrix.combinations import Combination
+from farm.matrix.planned import AskedGates
+from farm.spec import OptionValue
 from farm.targets.compilers import default_tolerance
 
 Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
@@ -29,8 +32,8 @@ Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
 class CellSettings:
     """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
 
-    options: Mapping[str, Any]
-    env: Mapping[str, Any]
+    options: Mapping[str, OptionValue]
+    env: Mapping[str, bool | int | str | EnvFile]
     tuning: Tuning
     verify: Verify
     limits: Limits
@@ -86,16 +89,19 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
     return tolerance
 
 
-def gates_of(gates: Gates, budgets: Budgets) -> dict[str, Any]:
+def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
     """Return limits and budgets as a plan has them: only what is asked for, nothing if that is nothing."""
     numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
     limits = {name: getattr(gates, name) for name in numbers}
     most = {name: value for name, value in budgets.model_dump().items() if value is not None}
-    return {
-        **({"limits": limits, "baseline": gates.baseline} if limits else {}),
-        **({"budgets": most} if most else {}),
-        **({"undecided": gates.undecided} if limits or most else {}),
-    }
+    asked = AskedGates()
+    if limits:
+        asked.update({"limits": limits, "baseline": gates.baseline})
+    if most:
+        asked["budgets"] = most
+    if asked:
+        asked["undecided"] = gates.undecided
+    return asked
 
 
 def _laid_over(kind: type[Layered], layers: Sequence[Layered]) -> Layered:

@@ -16,11 +16,12 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from farm.errors import UsageError, suggestion
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import BATCH, Extent, Input
+from farm.spec import FileReference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,32 +46,47 @@ class DataError(UsageError):
     """Data cannot be used for this model."""
 
 
+class ArrayDocument(TypedDict):
+    """The type of an array."""
+
+    dtype: str
+    shape: Sequence[int]
+
+
+class FrozenDataDocument(TypedDict):
+    """A `FrozenData` as plain JSON."""
+
+    digest: str
+    size: int
+    arrays: Mapping[str, ArrayDocument]
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenData:
-    """A data set as a blob: its digest and size, and `{"dtype", "shape"}` of each array.
+    """A data set as a blob: its digest and size, and the type of each array.
 
     Arrays named like outputs of the model are expected outputs, the others are inputs.
     """
 
     digest: str
     size: int
-    arrays: Mapping[str, Mapping[str, Any]]
+    arrays: Mapping[str, ArrayDocument]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> FrozenDataDocument:
         """Return the data as plain JSON."""
         return {
             "digest": self.digest,
             "size": self.size,
-            "arrays": {name: dict(array) for name, array in self.arrays.items()},
+            "arrays": dict(self.arrays),
         }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> FrozenData:
+    def from_dict(cls, document: FrozenDataDocument) -> FrozenData:
         """Read back what `as_dict` wrote."""
         return cls(document["digest"], document["size"], document["arrays"])
 
-    def reference(self, name: str) -> dict[str, Any]:
-        """Return the blob as `{"path", "digest", "size"}`."""
+    def reference(self, name: str) -> FileReference:
+        """Return the blob's reference under this name."""
         return {"path": name, "digest": self.digest, "size": self.size}
 
 
@@ -168,7 +184,7 @@ def freeze_data(
     if total > MAX_BYTES:
         raise DataError(f"{path}: {total} bytes of arrays, more than {MAX_BYTES}", hint="a few hundred samples do")
     folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, dict[str, Any]] = {}
+    arrays: dict[str, ArrayDocument] = {}
     with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as scratch:
         made = Path(scratch) / "data.npz"
         with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:

@@ -7,13 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from farm.errors import UsageError
-from farm.spec import model_digest
+from farm.jobs.order import ConversionRecord
+from farm.runner.documents import CheckAnswer
+from farm.spec import FileReference, model_digest
 
 Dimension = int | str | None
 """A number, a name or sum of names, or None if the model does not say."""
+
+
+class TensorDocument(TypedDict):
+    """A `Tensor` as plain JSON."""
+
+    name: str
+    dtype: str
+    shape: Sequence[Dimension] | None
+
+
+class FrozenModelDocument(TypedDict):
+    """A `FrozenModel` as plain JSON; clients of other releases leave out some fields."""
+
+    digest: str
+    format: str
+    files: Sequence[FileReference]
+    inputs: Sequence[TensorDocument]
+    outputs: Sequence[TensorDocument]
+    opset: NotRequired[int]
+    operators: NotRequired[Mapping[str, int]]
+    weight_dtypes: NotRequired[Sequence[str]]
+    size: int
+    conversion: NotRequired[ConversionRecord | None]
+    doubts: NotRequired[Sequence[str]]
+
 
 _CHUNK = 1 << 20
 
@@ -42,13 +69,13 @@ class Tensor:
     dtype: str
     shape: tuple[Dimension, ...] | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> TensorDocument:
         """Return the tensor as plain JSON."""
         shape = None if self.shape is None else list(self.shape)
         return {"name": self.name, "dtype": self.dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Tensor:
+    def from_dict(cls, document: TensorDocument) -> Tensor:
         """Read back what `as_dict` wrote."""
         shape = document["shape"]
         return cls(document["name"], document["dtype"], None if shape is None else tuple(shape))
@@ -58,13 +85,13 @@ class Tensor:
 class FrozenModel:
     """A model as it was read and hashed: what the farm needs to know of it without opening it.
 
-    `files` are `{"path", "digest", "size"}`, the model itself first, then its external data; `size` is theirs
-    together in bytes; `weight_dtypes` has the one with most bytes first.
+    `files` are the model itself, then its external data; `size` is their sum in bytes; `weight_dtypes` has the one with
+    most bytes first.
     """
 
     digest: str
     format: str
-    files: Sequence[Mapping[str, Any]]
+    files: Sequence[FileReference]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     size: int
@@ -73,15 +100,15 @@ class FrozenModel:
     weight_dtypes: Sequence[str] = ()
     doubts: Sequence[str] = ()
     """What the model's format does not allow and some compiler takes all the same, in sentences."""
-    conversion: Mapping[str, Any] | None = None
+    conversion: ConversionRecord | None = None
     """How the model was made from one of another format (`farm.client.conversion`), if it was."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> FrozenModelDocument:
         """Return the model as plain JSON."""
-        return {
+        document: FrozenModelDocument = {
             "digest": self.digest,
             "format": self.format,
-            "files": [dict(file) for file in self.files],
+            "files": list(self.files),
             "inputs": [tensor.as_dict() for tensor in self.inputs],
             "outputs": [tensor.as_dict() for tensor in self.outputs],
             "opset": self.opset,
@@ -89,11 +116,11 @@ class FrozenModel:
             "weight_dtypes": list(self.weight_dtypes),
             "size": self.size,
             "conversion": self.conversion,
-            **({"doubts": list(self.doubts)} if self.doubts else {}),
         }
+        return {**document, "doubts": list(self.doubts)} if self.doubts else document
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> FrozenModel:
+    def from_dict(cls, document: FrozenModelDocument) -> FrozenModel:
         """Read back what `as_dict` wrote; fields of a newer client are left out."""
         return cls(
             digest=document["digest"],
@@ -119,11 +146,11 @@ class FrozenModel:
         return f"{quantized[0]} nodes" if quantized else ""
 
 
-ModelCheck = Callable[[Path, str, Sequence[str]], Mapping[str, Any]]
+ModelCheck = Callable[[Path, str, Sequence[str]], CheckAnswer]
 """Takes a model's file, its format and the outputs that are wanted of it; says what is in it. Raises BadModel."""
 
 
-def check_here(path: Path, format: str, outputs: Sequence[str]) -> Mapping[str, Any]:
+def check_here(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
     """Check a model in this process: for models of the user who runs it. Raises BadModel."""
     if format == "tf":
         from farm.runner.tf_check import check_tf
@@ -179,8 +206,8 @@ def _way_out(message: str) -> str:
     return next((hint for words, hint in _WAYS_OUT.items() if words in message), "")
 
 
-def file_reference(path: Path, name: str) -> dict[str, Any]:
-    """Return `{"path": name, "digest", "size"}` of a file, read in pieces."""
+def file_reference(path: Path, name: str) -> FileReference:
+    """Return the reference of a file, read in pieces, under this name."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as stream:
         while piece := stream.read(_CHUNK):

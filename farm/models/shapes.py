@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from farm.errors import suggestion
 from farm.models.model import Dimension, FrozenModel, Tensor
+from farm.spec import DynamicSize, InputDocument, PlainSize
 
 BATCH = "batch"
 """The dimension on which samples stack."""
@@ -25,7 +25,7 @@ class Span:
     def __str__(self) -> str:
         return f"{self.low}to{self.high}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> DynamicSize:
         """Return what the spec says of the dimension."""
         return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
 
@@ -38,7 +38,7 @@ Extent = int | Span
 """The size of a named dimension."""
 
 
-def plain_size(size: Extent) -> int | dict[str, Any]:
+def plain_size(size: Extent) -> PlainSize:
     """Return a size as plain JSON."""
     return size.as_dict() if isinstance(size, Span) else size
 
@@ -77,10 +77,10 @@ class Input:
     shape: tuple[Extent, ...]
     batch_axis: int | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> InputDocument:
         """Return what the spec says of the input."""
-        axis = {} if self.batch_axis is None else {"batch_axis": self.batch_axis}
-        return {"dtype": self.dtype, "shape": [plain_size(size) for size in self.shape], **axis}
+        document = InputDocument(dtype=self.dtype, shape=[plain_size(size) for size in self.shape])
+        return document if self.batch_axis is None else {**document, "batch_axis": self.batch_axis}
 
 
 def symbolic_inputs(model: FrozenModel, shapes: Mapping[str, Sequence[int | str] | None]) -> dict[str, Tensor]:

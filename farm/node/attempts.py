@@ -94,7 +94,7 @@ class Attempts:
         A lost store is waited for, before and after: what was compiled is not thrown away. Raises Draining.
         """
         claim = self._claim(job_id, number)
-        if claim.answer != "run":
+        if claim.answer != "run" or claim.order is None:
             log.info("message dropped", job=job_id, attempt=number, answer=claim.answer)
             return
         attempt = Attempt(
@@ -109,7 +109,7 @@ class Attempts:
             worker=self._worker,
             previous=claim.previous,
         )
-        bind_attempt(job_id, number, str(claim.order.get("identifier", "")))
+        bind_attempt(job_id, number, claim.order["identifier"])
         try:
             with self._leases.hold(attempt) as lease:
                 if self._draining.is_set():

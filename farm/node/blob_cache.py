@@ -11,11 +11,11 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from farm.errors import ArtifactGone
 from farm.files import NotPlain, replacing, take
 from farm.logging import get_logger
+from farm.spec import FileReference
 
 log = get_logger(__name__)
 
@@ -39,8 +39,8 @@ class NodeCache:
         """Return the same cache for a caller who has another way to bring blobs."""
         return NodeCache(self._folder, limit=self._limit, download=download)
 
-    def place(self, files: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
-        """Copy files (`{"path", "digest", "size"}`) into `folder` and return their paths.
+    def place(self, files: Iterable[FileReference], folder: Path) -> list[Path]:
+        """Copy files into `folder` and return their paths.
 
         Copies, not links: the compiler may be hostile, and what it writes must not reach another attempt.
         Raises ArtifactGone or StorageUnavailable from the download, ValueError for a path outside `folder`.

@@ -31,6 +31,7 @@ from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
 from farm.files import NotPlain, open_plain
+from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
@@ -39,7 +40,7 @@ from farm.node.outbox import Outbox, Parcel
 from farm.node.side_by_side import compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
-from farm.spec import Device, cut_short, digest_of, keys_of
+from farm.spec import Device, FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.targets.pools import stem_of
 from farm.tuning.database import TuningDatabase, device_name, mode_name
@@ -114,7 +115,7 @@ class _StoredReferences:
         self._cache = cache
         self._uploader = ThreadPoolExecutor(1)
         self._uploading: Future[None] | None = None
-        self.file: dict[str, Any] | None = None
+        self.file: FileReference | None = None
         """Where object storage has the reference outputs of this attempt."""
 
     def bring(self, used: str, path: Path) -> bool:
@@ -262,9 +263,9 @@ class _AttemptRun:
 
     def _fetch(self) -> InputFiles:
         model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
+        files = {"calibration": self.order["calibration"], "samples": self.order["samples"]}
         calibration, samples = (
-            self.cache.place([self.order[name]], self.folder / name)[0] if self.order.get(name) else None
-            for name in ("calibration", "samples")
+            self.cache.place([file], self.folder / name)[0] if file else None for name, file in files.items()
         )
         return InputFiles(model, calibration, samples)
 

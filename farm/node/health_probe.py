@@ -11,12 +11,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.pipeline import InputFiles, Pipeline
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
 from farm.errors import FarmError
+from farm.jobs.facts import ComparedOutputs
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.manifest import parse_manifest
 from farm.matrix import expand
@@ -113,7 +115,8 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     record = pipeline.run()
     if steps.refused:
         return f"{pool.target}: {next(iter(steps.refused.values()))}"  # Every reference can run this model.
-    wrong = judge(record["verification"] or {}, cell.gates["tolerance"])
+    compared = cast("ComparedOutputs | None", record["verification"])
+    wrong = judge(compared, cell.gates["tolerance"]) if compared else None
     return f"{pool.target}: {wrong.message}" if wrong else ""
 
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import SidecarDocument, facts
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageAway, StorageUnavailable, UsageError
 from farm.files import take
 from farm.jobs.state import Outcome
 from farm.logging import get_logger
+from farm.spec import FileReference
 
 log = get_logger(__name__)
 
@@ -179,7 +180,7 @@ class Parcel:
         files = self._document["files"]
         digests = self._document.get("digests", {})  # 0.1.0 wrote none.
 
-        def upload(blob: str) -> dict[str, Any]:
+        def upload(blob: str) -> FileReference:
             digest, size = artifacts.put_blob_file(self._folder / blob, digest=digests.get(blob))
             return {"path": files[blob], "digest": digest, "size": size}
 
@@ -189,11 +190,11 @@ class Parcel:
         published = artifacts.publish(self._document["namespace"], {**self._document["sidecar"], "blobs": blobs})
         return self._outcome(published.sidecar, blobs["log"]["digest"])
 
-    def _outcome(self, there: Mapping[str, Any], log_digest: str = "") -> Outcome:
+    def _outcome(self, there: SidecarDocument, log_digest: str = "") -> Outcome:
         """The outcome where this sidecar is the artifact's now: ours, or that of an attempt which was first."""
         ours = all(there.get(name) == self._document["sidecar"][name] for name in ("job", "attempt"))
         if ours and not log_digest:
-            log_digest = there["blobs"]["log"]["digest"]
+            log_digest = log_of["digest"] if (log_of := there["blobs"].get("log")) else ""
         return Outcome.success(facts(there), hit=not ours, log=log_digest, phases=self._document["phases"])
 
 

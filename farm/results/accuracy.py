@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from farm.jobs.facts import ArtifactFacts, ComparedOutputs
 from farm.jobs.state import FailureKind
 
 OTHERS = "*"
@@ -19,7 +20,7 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    facts: Mapping[str, Any],
+    facts: ComparedOutputs,
     tolerances: Mapping[str, float],
     weak: str = "warn",
     *,
@@ -53,8 +54,8 @@ def judge(
             f"output `{name}` equals the reference in {unequal[name]:.2%} of its values, "
             f"{equal_share:.0%} are needed" + _others(unequal)
         )
-    if weak == "fail" and (told := weak_outputs(facts, tolerances, equal_share=equal_share)):
-        name = told[0]
+    if weak == "fail" and (weak_ones := weak_outputs(facts, tolerances, equal_share=equal_share)):
+        name = weak_ones[0]
         return _refused(
             f"weak evidence: output `{name}` varies by {facts['spread'][name]:.2g} over the samples, so that "
             "always giving their mean would pass"
@@ -64,13 +65,13 @@ def judge(
     return None
 
 
-def judge_unverified(facts: Mapping[str, Any]) -> Judgement | None:
+def judge_unverified(facts: ArtifactFacts) -> Judgement | None:
     """Return why a program was not compared with a reference, though it was to be: all of it or some outputs."""
     message = facts.get("unverified")
     return Judgement(FailureKind.UNVERIFIABLE, message) if message else None
 
 
-def judge_fallback(facts: Mapping[str, Any]) -> Judgement | None:
+def judge_fallback(facts: ArtifactFacts) -> Judgement | None:
     """Return which nodes run on the CPU because the GPU's provider has no kernel for them."""
     found: Mapping[str, Sequence[str]] = facts.get("fallback") or {}
     named = ", ".join(f"{operator} (`{names[0]}`)" for operator, names in found.items())
@@ -78,7 +79,7 @@ def judge_fallback(facts: Mapping[str, Any]) -> Judgement | None:
 
 
 def weak_outputs(
-    facts: Mapping[str, Any], tolerances: Mapping[str, float], *, equal_share: float = 0.99
+    facts: ComparedOutputs, tolerances: Mapping[str, float], *, equal_share: float = 0.99
 ) -> Sequence[str]:
     """Return the outputs whose check could not fail at these tolerances.
 
@@ -108,6 +109,6 @@ def _refused(message: str) -> Judgement:
     return Judgement(FailureKind.ACCURACY, message)
 
 
-def _others(names: Mapping[str, Any]) -> str:
+def _others(names: Mapping[str, float]) -> str:
     count = len(names) - 1
     return f"; so {'is' if count == 1 else 'are'} {count} more output{'s' * (count > 1)}" if count else ""

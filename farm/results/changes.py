@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Sequence
 
 from farm.jobs.state import FailureKind, State
 from farm.results.gates import improvements, undecided
+from farm.results.report import Changes, JudgedCell, Remark
 
 
-class Remark(TypedDict):
-    """A cell, and what is said of it."""
-
-    identifier: str
-    text: str
-
-
-class Changes(TypedDict):
-    """A build's cells by what changed since the manifest's build before. A cell may be in several lists.
-
-    `new_failures` passed before, or are new; `still_failing` failed before too. Cells that fail as expected are in
-    neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely.
-    `recompiled` says of each cell why it was no hit.
-    """
-
-    new_failures: list[Remark]
-    still_failing: list[Remark]
-    regressions: list[Remark]
-    improvements: list[Remark]
-    fixed: list[Remark]
-    undecided: list[Remark]
-    hits: list[str]
-    recompiled: list[Remark]
-
-
-def changes_of(cells: Sequence[Mapping[str, Any]]) -> Changes:
+def changes_of(cells: Sequence[JudgedCell]) -> Changes:
     """Return what judged cells (`farm.results.verdict.judge_cell`) say of a build, each list in the manifest's order.
 
     Of a report by a farm before 0.2.0, which kept neither reasons nor what was before, every failure is a new one.
     """
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
-    before = {cell["identifier"]: (cell.get("before") or {}).get("state") for cell in cells}
+    before = {cell["identifier"]: past["state"] if (past := cell.get("before")) else None for cell in cells}
     new = [cell for cell in failed if before[cell["identifier"]] != State.FAILED]
     return {
         "new_failures": [_failure(cell) for cell in new],
@@ -51,9 +26,9 @@ def changes_of(cells: Sequence[Mapping[str, Any]]) -> Changes:
             _remark(cell, "; ".join(said)) for cell in succeeded if (said := improvements(cell.get("compared") or []))
         ],
         "fixed": [
-            _remark(cell, f"failed before: {cell['before']['kind']}")
+            _remark(cell, f"failed before: {past['kind']}")
             for cell in succeeded
-            if before[cell["identifier"]] == State.FAILED
+            if (past := cell.get("before")) and past["state"] == State.FAILED
         ],
         "undecided": [
             _remark(cell, "; ".join(said)) for cell in cells if (said := undecided(cell.get("compared") or []))
@@ -63,9 +38,9 @@ def changes_of(cells: Sequence[Mapping[str, Any]]) -> Changes:
     }
 
 
-def _failure(cell: Mapping[str, Any]) -> Remark:
+def _failure(cell: JudgedCell) -> Remark:
     return _remark(cell, f"{cell['kind']}: {cell['message']}")
 
 
-def _remark(cell: Mapping[str, Any], text: str) -> Remark:
+def _remark(cell: JudgedCell, text: str) -> Remark:
     return {"identifier": cell["identifier"], "text": text}

@@ -14,9 +14,11 @@ Only a number whose whole interval is beyond the limit fails its cell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind
+from farm.matrix.planned import Baseline, CellPlan, Values
 from farm.results.speed import BAND, Comparison
 from farm.units import duration, rate, size
 
@@ -48,43 +50,6 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-class Values(TypedDict, total=False):
-    """A program's numbers: seconds, samples a second, bytes. A number that was not measured is None."""
-
-    latency: float | None
-    throughput: float | None
-    size: int | None
-    memory: int | None
-    load: float | None
-    compile_time: float | None
-    tuning_time: float | None
-    node: str
-    shared: bool
-
-
-class Baseline(TypedDict):
-    """What a cell is compared with, as it was found when the build was planned.
-
-    `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the newest
-    numbers of this cell, made by the baseline's toolchain, on other nodes.
-    """
-
-    ref: str
-    key: str
-    toolchain: str
-    values: Values
-    by_node: Mapping[str, Values]
-
-
-class AskedGates(TypedDict, total=False):
-    """What a manifest or a command line asks for: limits as shares of the baseline's number, budgets in base units."""
-
-    baseline: str
-    limits: Mapping[str, float]
-    budgets: Mapping[str, float]
-    undecided: Literal["warn", "fail"]
-
-
 class GateRow(TypedDict):
     """One number of one cell against its limit (`against` is the baseline's tag) or its budget (`against` is empty).
 
@@ -111,12 +76,6 @@ class Judged(NamedTuple):
     message: str = ""
 
 
-class _Planned(TypedDict):
-    gates: AskedGates
-    key: str
-    baseline: NotRequired[Baseline | None]
-
-
 def is_slower(found: Comparison, limit: float) -> bool:
     """Whether a program is shown to take longer than another by more than `limit`, as a share of the other's time."""
     return 1 / found.high - 1 > limit
@@ -127,9 +86,9 @@ def is_suspicious(found: Comparison, limit: float) -> bool:
     return 1 / found.low - 1 > limit
 
 
-def values_of(facts: Mapping[str, Any]) -> Values:
+def values_of(facts: ArtifactFacts) -> Values:
     """Return the numbers in a program's facts (`farm.artifacts.sidecar.facts`); an older farm wrote fewer."""
-    tuning = facts.get("tuning") or {}
+    tuning = facts.get("tuning")
     return {
         "latency": facts.get("latency"),
         "throughput": facts.get("throughput"),
@@ -137,17 +96,17 @@ def values_of(facts: Mapping[str, Any]) -> Values:
         "memory": facts.get("peak_memory"),
         "load": facts.get("load"),
         "compile_time": facts.get("compile_seconds"),
-        "tuning_time": tuning.get("seconds"),
+        "tuning_time": tuning.get("seconds") if tuning else None,
         "node": facts.get("node") or "",
         "shared": bool(facts.get("shared")),
     }
 
 
-def judge_gates(planned: Mapping[str, Any], facts: Mapping[str, Any], *, hit: bool) -> Judged:
+def judge_gates(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> Judged:
     """Judge a program by the limits and budgets of its planned cell; `hit`: no attempt of this build made it."""
-    gates: AskedGates = planned["gates"]
+    gates = planned["gates"]
     values = values_of(facts)
-    baseline: Baseline | None = planned.get("baseline")
+    baseline = planned.get("baseline")
     rows = [
         _limited(name, limit, values, facts, baseline, gates.get("baseline", ""), hit=hit)
         for name, limit in gates.get("limits", {}).items()
@@ -205,7 +164,7 @@ def _limited(
     name: str,
     limit: float,
     values: Values,
-    facts: Mapping[str, Any],
+    facts: ArtifactFacts,
     baseline: Baseline | None,
     ref: str,
     *,
@@ -244,9 +203,9 @@ def _apart(row: GateRow, values: Values, theirs: Values | None) -> GateRow:
     return _decided({**row, "change": change - 1, "interval": (change / doubt - 1, change * doubt - 1)})
 
 
-def _in_turns(row: GateRow, facts: Mapping[str, Any], baseline: Baseline, *, hit: bool) -> GateRow:
-    against = facts.get("against") or {}
-    if against.get("key") != baseline["key"]:
+def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bool) -> GateRow:
+    against = facts.get("against")
+    if not against or against["key"] != baseline["key"]:
         made = f"it is a hit of {_day(facts)}, which" if hit else "the program"
         return {**row, "why": f"{made} did not run in turns with this baseline"}
     low, high = against["interval"]
@@ -273,7 +232,7 @@ def _decided(row: GateRow) -> GateRow:
     return {**row, "outcome": outcome}
 
 
-def _budgeted(name: str, budget: float, values: Values, facts: Mapping[str, Any], *, hit: bool) -> GateRow:
+def _budgeted(name: str, budget: float, values: Values, facts: ArtifactFacts, *, hit: bool) -> GateRow:
     measure, value = MEASURES[name], _value(values, name)
     row = _row(name, "", value, budget)
     if value is None:
@@ -309,7 +268,7 @@ def _noise(values: Values) -> float:
     return BESIDE_OTHERS if values.get("shared") else ALONE
 
 
-def _day(facts: Mapping[str, Any]) -> str:
+def _day(facts: ArtifactFacts) -> str:
     return str(facts.get("created") or "an unknown day")[:10]
 
 

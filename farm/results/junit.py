@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
-from typing import Any
 
 from farm.jobs.state import Fault, State
+from farm.results.report import JudgedCell, Report
 
 _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold; a compiler's log may well contain it."""
 
 
-def render(report: Mapping[str, Any]) -> str:
+def render(report: Report) -> str:
     """Return the XML text for a build's report."""
     build, cells = report["build"], report["cells"]
     suite = ET.Element("testsuite", name=f"{build['name']} {build['id']}", tests=str(len(cells)))
@@ -44,9 +43,9 @@ def render(report: Mapping[str, Any]) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def _properties(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    facts = cell["facts"] or {}
-    found = [("key", cell["key"]), ("hit", cell["hit"]), ("job", cell["job"])]
+def _properties(cell: JudgedCell) -> list[tuple[str, object]]:
+    facts = cell["facts"]
+    found: list[tuple[str, object]] = [("key", cell["key"]), ("hit", cell["hit"]), ("job", cell["job"])]
     if facts:
         found += [
             ("program", facts["program"]["digest"]),
@@ -57,11 +56,11 @@ def _properties(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if value is not None]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _outcome(cell: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _outcome(cell: JudgedCell) -> tuple[str, str, str] | None:
     message = f"{cell['kind']}: {cell['message']}"
     if cell["state"] == State.CANCELLED:
         return "skipped", "skipped", "cancelled"

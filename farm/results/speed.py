@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,37 @@ MIN_PAIRS = 8
 _DRAWS = 2000
 
 
+class ComparisonDocument(TypedDict):
+    """A `Comparison` as plain JSON."""
+
+    ratio: float
+    interval: list[float]
+    verdict: str
+
+
+class SpeedDocument(TypedDict):
+    """The latency of runs in seconds, and the throughput in samples a second at the median."""
+
+    minimum: float
+    p50: float
+    p90: float
+    p99: float
+    repeats: int
+    throughput: float | None
+
+
+class MeasuredDocument(TypedDict):
+    """What was measured of a program, in seconds and bytes; `first_runs` are those of a fresh process."""
+
+    name: str
+    target: str
+    batch: int
+    load: float
+    first_runs: list[float]
+    peak_memory: int
+    latency: SpeedDocument
+
+
 class Comparison(NamedTuple):
     """How many times the speed of the other a program has: the ratio of medians, and its confidence interval."""
 
@@ -39,12 +70,12 @@ class Comparison(NamedTuple):
     high: float
     verdict: Literal["faster", "slower", "no difference shown"]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> ComparisonDocument:
         """Return it as plain JSON."""
         return {"ratio": self.ratio, "interval": [self.low, self.high], "verdict": self.verdict}
 
 
-def distribution(seconds: Sequence[float], batch: int = 1) -> dict[str, Any]:
+def distribution(seconds: Sequence[float], batch: int = 1) -> SpeedDocument:
     """Return the latency distribution of runs in seconds, and the throughput in samples a second at the median.
 
     Raises ValueError if there are no runs.

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from farm.jobs.state import State
 from farm.models.shapes import BATCH
+from farm.results.report import JudgedCell, SweepPoint, SweepResult
 
-Document = dict[str, Any]
 
-
-def sweeps_of(cells: Iterable[Mapping[str, Any]]) -> list[Document]:
+def sweeps_of(cells: Iterable[JudgedCell]) -> list[SweepResult]:
     """Return the sweeps among a build's judged cells: one for each model, target, precision and other sizes.
 
-    Each has `model`, `target`, `precision`, `sizes` (but the batch), `metric`, `max_latency` (seconds or None),
-    `points` by batch (`{"identifier", "batch", "latency", "throughput", "shared"}`; seconds, samples a second) and
-    `best`, the identifier of the optimum among the cells that passed, None if there is none. `weak` is whether a
-    point was not measured alone, so that another batch may really be the best.
+    `sizes` leave out the batch; the points are in the order of their batches.
     """
-    groups: dict[tuple[str, ...], Document] = {}
+    groups: dict[tuple[str, ...], SweepResult] = {}
     for cell in cells:
         asked, size = cell["sweep"], cell["sizes"].get(BATCH)
-        if not asked or size is None:
+        if not asked or not isinstance(size, int):
             continue
         rest = {name: value for name, value in cell["sizes"].items() if name != BATCH}
-        names = {name: cell[name] for name in ("model", "target", "precision")}
-        group = groups.setdefault(
-            (*names.values(), str(sorted(rest.items()))), {**names, "sizes": rest, **asked, "points": []}
-        )
+        new: SweepResult = {
+            "model": cell["model"],
+            "target": cell["target"],
+            "precision": cell["precision"],
+            "sizes": rest,
+            **asked,
+            "points": [],
+            "best": None,
+            "weak": False,
+        }
+        group = groups.setdefault((cell["model"], cell["target"], cell["precision"], str(sorted(rest.items()))), new)
         group["points"].append(_point(cell, size))
     for group in groups.values():
         group["points"].sort(key=lambda point: point["batch"])
@@ -38,45 +40,49 @@ def sweeps_of(cells: Iterable[Mapping[str, Any]]) -> list[Document]:
     return list(groups.values())
 
 
-def _point(cell: Mapping[str, Any], batch: int) -> Document:
-    facts = cell.get("facts") or {}
-    latency = facts.get("latency") if cell["state"] == State.SUCCEEDED else None
+def _point(cell: JudgedCell, batch: int) -> SweepPoint:
+    facts = cell.get("facts")
+    latency = facts.get("latency") if facts and cell["state"] == State.SUCCEEDED else None
     return {
         "identifier": cell["identifier"],
         "batch": batch,
         "latency": latency,
         "throughput": batch / latency if latency else None,
-        "shared": bool(latency and facts.get("shared")),
+        "shared": bool(latency and facts and facts.get("shared")),
     }
 
 
-def _best(group: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _best(group: SweepResult) -> SweepPoint | None:
     """Return the best point; of equal ones the smallest batch, which costs least memory."""
     limit = group["max_latency"]
     allowed = [point for point in group["points"] if point["latency"] and (not limit or point["latency"] <= limit)]
     if group["metric"] == "latency":
-        return min(allowed, key=lambda point: point["latency"], default=None)
-    return max(allowed, key=lambda point: point["throughput"], default=None)
+        return min(allowed, key=lambda point: point["latency"] or 0.0, default=None)
+    return max(allowed, key=lambda point: point["throughput"] or 0.0, default=None)
 
 
-def title(sweep: Mapping[str, Any]) -> str:
+def title(sweep: SweepResult) -> str:
     """Return a sweep's name for people: `resnet50 migraphx/mi300x fp16`, with the other sizes if there are any."""
     sizes = [f"{name}={size}" for name, size in sweep["sizes"].items()]
     return " ".join([sweep["model"], sweep["target"], sweep["precision"], *sizes])
 
 
-def draw(sweeps: Sequence[Mapping[str, Any]], name: str) -> bytes:
+def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
     """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency where that is all they ask for.
 
     Raises UsageError if matplotlib is not installed.
     """
     from farm.results.pictures import curves
 
-    field, axis, scale = "throughput", "samples a second", 1
+    field, axis = "throughput", "samples a second"
     if all(sweep["metric"] == "latency" for sweep in sweeps):
-        field, axis, scale = "latency", "latency in ms", 1000
+        field, axis = "latency", "latency in ms"
     series = {
-        title(sweep): [(point["batch"], point[field] * scale) for point in sweep["points"] if point["latency"]]
+        title(sweep): [
+            (point["batch"], latency * 1000 if field == "latency" else point["throughput"] or 0.0)
+            for point in sweep["points"]
+            if (latency := point["latency"])
+        ]
         for sweep in sweeps
     }
     shared = " (measured while other attempts ran)" if any(sweep["weak"] for sweep in sweeps) else ""

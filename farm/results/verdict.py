@@ -7,70 +7,28 @@ question, so it is asked when a build is read (`docs/decisions/0002-judged-at-re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
-from typing import Any
 
 from farm.errors import ExitCode
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State
+from farm.matrix.planned import CellPlan, ExpectedFailure
 from farm.results import accuracy
 from farm.results.gates import improvements, judge_gates, undecided
+from farm.results.report import JudgedCell
 from farm.targets.compilers import default_equal_share
 
 DAY = 86_400.0
 
-Document = dict[str, Any]
 
-
-def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
+def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Join what was planned for a cell with what the store knows of it, and judge a success by the build's gates."""
-    cell: Document = {
-        name: planned[name] for name in ("identifier", "model", "target", "precision", "shape", "key", "pool")
-    }
-    gates = planned["gates"]
-    cell |= {
-        "sizes": planned["sizes"],
-        "sweep": planned["sweep"],
-        "state": row.get("state", State.QUEUED),
-        "hit": bool(row.get("hit")),
-        "kind": row.get("kind") or None,
-        "message": row.get("message") or "",
-        "detail": row.get("detail") or "",
-        "phase": row.get("phase") or None,
-        "progress": row.get("progress"),
-        "job": row.get("job") or None,
-        "attempt": row.get("attempt") or 0,
-        "worker": row.get("worker") or None,
-        "elapsed": row.get("elapsed"),
-        "estimate": planned.get("estimate"),
-        "spent": _spent(row),
-        "facts": row.get("facts") or None,
-        "log": row.get("log") or None,
-        "waiting": "",
-        "warning": "",
-        "gate": gates,
-        "line": planned["line"],
-        "reason": planned.get("reason") or "",
-        "before": planned.get("before"),
-        "compared": [],
-    }
+    cell = _join(planned, row)
     if cell["state"] == State.SUCCEEDED and cell["facts"]:
-        judgement = accuracy.judge(
-            cell["facts"], gates["tolerance"], gates["weak"], equal_share=default_equal_share(planned["precision"])
-        )
-        unverified = accuracy.judge_unverified(cell["facts"])
-        failed = [judgement] if gates["on_fail"] == "fail" else []
-        failed += [unverified] if gates.get("unverifiable") == "fail" else []
-        fallback = accuracy.judge_fallback(cell["facts"]) if gates.get("fallback", "warn") != "allow" else None
-        failed += [fallback] if gates.get("fallback") == "fail" else []
-        judged = judge_gates(planned, cell["facts"], hit=cell["hit"])
-        cell["compared"] = judged.rows
-        failed += [accuracy.Judgement(judged.kind, judged.message)] if judged.kind else []
-        if reason := next(filter(None, failed), None):
-            cell |= {"state": State.FAILED, "kind": reason.kind, "message": reason.message}
-        else:
-            cell["warning"] = "; ".join(found.message for found in (judgement, unverified, fallback) if found)
+        _judge(planned, cell, cell["facts"])
     policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""
@@ -84,8 +42,71 @@ def judge_cell(planned: Mapping[str, Any], row: Mapping[str, Any]) -> Document:
     return cell
 
 
-def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
-    """Return a build's one verdict: `{"exit_code", "text", "counts"}`.
+def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
+    """Return a cell that is not judged yet; without a row it waits for its build to be accepted."""
+    return {
+        "identifier": planned["identifier"],
+        "model": planned["model"],
+        "target": planned["target"],
+        "precision": planned["precision"],
+        "shape": planned["shape"],
+        "key": planned["key"],
+        "pool": planned["pool"],
+        "sizes": planned["sizes"],
+        "sweep": planned["sweep"],
+        "state": row["state"] if row else State.QUEUED,
+        "hit": row["hit"] if row else False,
+        "kind": row["kind"] if row else None,
+        "message": row["message"] if row else "",
+        "detail": row["detail"] if row else "",
+        "phase": row["phase"] if row else None,
+        "progress": row["progress"] if row else None,
+        "job": row["job"] if row else None,
+        "attempt": row["attempt"] if row else 0,
+        "worker": row["worker"] if row else None,
+        "elapsed": row["elapsed"] if row else None,
+        "estimate": planned.get("estimate"),
+        "spent": _spent(row) if row else 0.0,
+        "facts": row["facts"] if row else None,
+        "log": row["log"] if row else None,
+        "waiting": "",
+        "warning": "",
+        "gate": planned["gates"],
+        "line": planned["line"],
+        "fault": None,
+        "advice": "",
+        "expected": False,
+        "as_expected": False,
+        "expected_reason": "",
+        "expected_link": "",
+        "reason": planned.get("reason") or "",
+        "before": planned.get("before"),
+        "compared": [],
+    }
+
+
+def _judge(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> None:
+    """Fail a cell that succeeded and does not pass a gate, or warn of what a gate would refuse."""
+    gates = cell["gate"]
+    judgement = accuracy.judge(
+        facts, gates["tolerance"], gates["weak"], equal_share=default_equal_share(cell["precision"])
+    )
+    unverified = accuracy.judge_unverified(facts)
+    failed = [judgement] if gates["on_fail"] == "fail" else []
+    failed += [unverified] if gates.get("unverifiable") == "fail" else []
+    fallback = accuracy.judge_fallback(facts) if gates.get("fallback", "warn") != "allow" else None
+    failed += [fallback] if gates.get("fallback") == "fail" else []
+    judged = judge_gates(planned, facts, hit=cell["hit"])
+    cell["compared"] = judged.rows
+    failed += [accuracy.Judgement(judged.kind, judged.message)] if judged.kind else []
+    if reason := next(filter(None, failed), None):
+        cell.update({"state": State.FAILED, "kind": reason.kind, "message": reason.message})
+    else:
+        cell["warning"] = "; ".join(found.message for found in (judgement, unverified, fallback) if found)
+
+
+def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
+    """Return a build's one verdict.
 
     Cells that fail as the manifest expects keep it green; one that was expected to fail and did not is a failed gate,
     because the manifest no longer tells the truth.
@@ -94,7 +115,7 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]
     cancelled = [cell for cell in cells if cell["state"] == State.CANCELLED]
     by_farm = [cell for cell in wrong if cell["fault"] == Fault.FARM]
-    by_gate = [cell for cell in wrong if FailureKind(cell["kind"]).is_gate]
+    by_gate = [cell for cell in wrong if cell["kind"] and FailureKind(cell["kind"]).is_gate]
     if by_farm:
         code = ExitCode.FARM_FAULT
     elif len(wrong) > len(by_gate) or cancelled:
@@ -126,28 +147,29 @@ def verdict_of(cells: Sequence[Mapping[str, Any]]) -> Document:
     return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
 
 
-def is_unverified(cell: Mapping[str, Any]) -> bool:
+def is_unverified(cell: JudgedCell) -> bool:
     """Whether a cell's program was to be compared with a reference and was not, or only some of its outputs."""
-    return bool((cell.get("facts") or {}).get("unverified"))
+    facts = cell.get("facts")
+    return bool(facts and facts.get("unverified"))
 
 
-def expected_failure(planned: Mapping[str, Any]) -> Document | None:
-    """Return the failure that a planned cell is expected to have: `{"kind", "before"}`, until then (Unix seconds)."""
-    entry: Mapping[str, Any] | None = planned["expected"]
+def expected_failure(planned: CellPlan) -> TimedFailure | None:
+    """Return the failure that a planned cell is expected to have, and until when."""
+    entry = planned["expected"]
     if not entry:
         return None
-    if not entry.get("until"):
+    if not entry["until"]:
         return {"kind": entry["kind"], "before": math.inf}
     last = datetime.combine(date.fromisoformat(entry["until"]), datetime_time(), UTC)
     return {"kind": entry["kind"], "before": last.timestamp() + DAY}
 
 
-def _valid_expectation(planned: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _valid_expectation(planned: CellPlan) -> ExpectedFailure | None:
     expected = expected_failure(planned)
     return planned["expected"] if expected and datetime.now(UTC).timestamp() < expected["before"] else None
 
 
-def _spent(row: Mapping[str, Any]) -> float:
+def _spent(row: CellRow) -> float:
     """Seconds that the job's attempts have held a slot, with the one that runs."""
     running = (row.get("elapsed") or 0.0) if row.get("state") == State.RUNNING else 0.0
     return round((row.get("spent") or 0.0) + running, 3)

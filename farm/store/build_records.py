@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from farm.errors import Conflict, NotFound
-from farm.spec import job_key
+from farm.jobs.order import job_key
+from farm.jobs.rows import BuildRow, CellRow, NewCell, PlannedBuild, StaticCell, VerdictDocument
 from farm.store.link import Link, key, lots
 
 LOT = 500
@@ -28,8 +29,8 @@ STOPPED = "another cell of the build failed, and it is fail-fast"
 
 _LIVE = ("worker", "node", "number", "started_at", "queued_at", "phase", "progress", "detail", "spent")
 
-Document = dict[str, Any]
-Rows = list[Document]
+BuildRows = list[BuildRow]
+CellRows = list[CellRow]
 Names = list[str]
 
 
@@ -39,14 +40,8 @@ class BuildRecords:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def create(self, build: Mapping[str, Any], lots_of_cells: Iterable[Sequence[Mapping[str, Any]]]) -> int:
+    def create(self, build: PlannedBuild, lots_of_cells: Iterable[Sequence[NewCell]]) -> int:
         """Add a build and its cells; return how many of its cells the store has. Repeating changes nothing.
-
-        `build` is `{"id", "namespace", "cells": their final number, "max_parallel": int | None, "fail_fast": bool, …}`;
-        other fields are kept unchanged. A cell is `{"identifier", "key", "namespace", "pool", "priority", "limits":
-        {"time", "memory"}, "expected_seconds", "order", "facts", "failure", "expected"}`: with `facts` it is a hit,
-        with `failure` (`{"kind", "message"}`) it is born failed, and both need no job. `expected` is a failure that
-        stops no fail-fast build: `{"kind", "before": Unix seconds}`.
 
         Raises Conflict if another namespace has a build of that id.
         """
@@ -57,7 +52,7 @@ class BuildRecords:
             cells=build["cells"],
             max_parallel=build.get("max_parallel") or 0,
             fail_fast=int(bool(build.get("fail_fast"))),
-            document=json.dumps(dict(build)),
+            document=json.dumps(build),
         )
         if answer < 0:
             raise Conflict(f"the id {build['id']} is taken", hint="submit again with a new build id")
@@ -68,20 +63,18 @@ class BuildRecords:
             accepted = self._link.run_many("add_cells", calls)[-1]
         return accepted
 
-    def get(self, build_id: str) -> Document | None:
-        """Return a build: what `create` was given, and `state` (open, ended, reported), `counts` by state, `accepted`,
-        `paused`, `created_at` and `ended_at` (Unix seconds; the submitter's own `created_at` wins), `verdict`.
-        """
+    def get(self, build_id: str) -> BuildRow | None:
+        """Return a build; the submitter's own `created_at` wins over that of the store."""
         return _build(self._link.ask("HGETALL", key("build", build_id)))
 
-    def list(self, namespace: str) -> Rows:
+    def list(self, namespace: str) -> BuildRows:
         """Return the builds of a namespace, newest first by submission, also after the store was restored."""
         ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
         rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
         builds = [build for row in rows if (build := _build(row))]
         return sorted(builds, key=itemgetter("created_at"), reverse=True)
 
-    def unreported(self) -> Rows:
+    def unreported(self) -> BuildRows:
         """Return the builds of all namespaces that are not reported."""
         namespaces = self._link.ask("SMEMBERS", key("namespaces"))
         return [build for name in namespaces for build in self.list(name) if build["state"] != "reported"]
@@ -94,13 +87,8 @@ class BuildRecords:
             live[build.get("created_by") or ""] += counts.get("queued", 0) + counts.get("running", 0)
         return dict(live)
 
-    def cells(self, build_id: str) -> Rows:
-        """Return a build's cells in the order of submission.
-
-        `{"identifier", "key", "pool", "priority", "state", "job", "attempt", "hit", "kind", "message", "detail",
-        "phase", "progress", "worker", "node", "queued_at", "started_at", "ended_at", "elapsed" (seconds of its last
-        attempt, so far), "facts", "log", "phases"}`.
-        """
+    def cells(self, build_id: str) -> CellRows:
+        """Return a build's cells in the order of submission."""
         parts = ("cells", "states", "jobs", "ends")
         time, static, states, jobs, ends = self._link.ask_many(
             [["TIME"], *(["HGETALL", key("build", build_id, part)] for part in parts)], together=True
@@ -137,8 +125,8 @@ class BuildRecords:
             raise NotFound(f"no build {build_id}")
         return bool(answer)
 
-    def mark_reported(self, build_id: str, verdict: Any) -> None:
-        """Record the verdict (JSON) of a build without live cells; from then on its records expire."""
+    def mark_reported(self, build_id: str, verdict: VerdictDocument | None) -> None:
+        """Record the verdict of a build without live cells; from then on its records expire."""
         self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
 
     def ended_unreported(self) -> Names:
@@ -170,36 +158,47 @@ class BuildRecords:
         return dropped
 
 
-def _cell_row(position: int, cell: Mapping[str, Any]) -> list[str]:
+def _cell_row(position: int, cell: NewCell) -> list[str]:
     """One cell for `add_cells.lua`: all text, because numbers would lose digits."""
     failure, facts, expected = cell.get("failure"), cell.get("facts"), cell.get("expected")
     if expected:
         expected = {**expected, "before": min(expected["before"], FOR_EVER) * 1000}
-    limits = cell.get("limits") or {}
-    static = {name: cell[name] for name in ("identifier", "key", "namespace", "pool", "priority")}
+    limits = cell.get("limits")
+    static: StaticCell = {
+        "identifier": cell["identifier"],
+        "key": cell["key"],
+        "namespace": cell["namespace"],
+        "pool": cell["pool"],
+        "priority": cell["priority"],
+        "position": position,
+        "facts": facts,
+        "failure": failure,
+        "expected": expected,
+    }
     return [
         cell["identifier"],
         cell["key"],
         cell["namespace"],
         cell["pool"],
         str(max(-1000, min(1000, int(cell["priority"])))),
-        repr(float(limits.get("time") or 0)),
-        str(int(limits.get("memory") or 0)),
+        repr(float(limits.get("time") or 0) if limits else 0.0),
+        str(int(limits.get("memory") or 0) if limits else 0),
         str(cell.get("expected_seconds") or 0),
         "failed" if failure else "succeeded" if facts is not None else "",
-        json.dumps({**static, "position": position, "facts": facts, "failure": failure, "expected": expected}),
+        json.dumps(static),
         json.dumps(cell.get("order")),
         f"j-{secrets.token_hex(8)}",
-        job_key(cell.get("order") or {}, cell["key"]),
+        job_key(cell.get("order"), cell["key"]),
     ]
 
 
-def _build(row: Mapping[str, str]) -> Document | None:
+def _build(row: Mapping[str, str]) -> BuildRow | None:
     if not row.get("document"):
         return None
+    planned: PlannedBuild = json.loads(row["document"])
+    planned.setdefault("created_at", float(row["created_at"]) / 1000)
     return {
-        "created_at": _seconds(row["created_at"]),
-        **json.loads(row["document"]),
+        **planned,
         "state": row["state"],
         "ended_at": _seconds(row.get("ended_at")),
         "accepted": int(row["accepted"]),
@@ -212,21 +211,25 @@ def _build(row: Mapping[str, str]) -> Document | None:
 
 
 def _cell(
-    static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
-) -> Document:
+    static: StaticCell, state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
+) -> CellRow:
     ended = json.loads(end) if end else {}
     started_at, ended_at = _seconds(ended.get("started_at") or live.get("started_at")), _seconds(ended.get("at"))
     outcome = ended.get("outcome") or {}
-    failure = static["failure"] or {}
+    failure = static["failure"]
     born = job is None
     return {
-        **{name: static[name] for name in ("identifier", "key", "namespace", "pool", "priority")},
+        "identifier": static["identifier"],
+        "key": static["key"],
+        "namespace": static["namespace"],
+        "pool": static["pool"],
+        "priority": static["priority"],
         "state": state,
         "job": job,
         "attempt": ended.get("attempt") or int(live.get("number") or 0),
         "hit": (born and state == "succeeded") or bool(outcome.get("hit")),
-        "kind": failure.get("kind") or outcome.get("kind"),
-        "message": failure.get("message") or outcome.get("message") or "",
+        "kind": failure["kind"] if failure else outcome.get("kind"),
+        "message": failure["message"] if failure else outcome.get("message") or "",
         "detail": outcome.get("detail") or live.get("detail") or "",
         "phase": live.get("phase"),
         "progress": _number(live.get("progress")),

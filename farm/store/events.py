@@ -6,8 +6,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from farm.jobs.rows import BuildEvent
 from farm.store.link import Link, key
 
 BATCH = 500
@@ -20,15 +21,12 @@ LONGEST_BLOCK = 2000
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """`items`: events, oldest first, as JSON, each with `id`, `at` (Unix seconds), `type` and `build`.
+    """Events of a build, oldest first.
 
-    Types: `build` (state open, ended, reported), `accepted` (a lot of `cells` came in), `cell` (a cell's new `state`,
-    with `identifier`, `job`, `attempt`, `worker`, `kind`), `phase`. `reset`: the reader's position was trimmed, or
-    belongs to another epoch; then the only item is of type `reset`, and its id is where to go on after reading the
-    state.
+    `reset`: the reader's position was trimmed, or belongs to another epoch. Then the only item is of type `reset`.
     """
 
-    items: list[dict[str, Any]]
+    items: list[BuildEvent]
     reset: bool = False
 
 
@@ -50,7 +48,12 @@ class EventStreams:
         first, last, trimmed = _edges(edges)
         position = _position(after, epoch)
         if position is None or (trimmed and _order(position) < _order(first)):
-            item = {"id": f"{epoch}.{last}", "at": _seconds(last) or time.time(), "type": "reset", "build": build_id}
+            item: BuildEvent = {
+                "id": f"{epoch}.{last}",
+                "at": _seconds(last) or time.time(),
+                "type": "reset",
+                "build": build_id,
+            }
             return Events([item], reset=True)
         entries = self._link.ask("XRANGE", stream, f"({position}", "+", "COUNT", BATCH)
         if not entries and block_ms > 0:
@@ -91,6 +94,7 @@ def _seconds(position: str) -> float:
     return int(position.partition("-")[0]) / 1000
 
 
-def _item(build_id: str, epoch: str, position: str, fields: dict[str, str]) -> dict[str, Any]:
+def _item(build_id: str, epoch: str, position: str, fields: dict[str, str]) -> BuildEvent:
     numbers = {name: int(fields[name]) for name in ("attempt", "cells", "accepted") if fields.get(name)}
-    return {"id": f"{epoch}.{position}", "at": _seconds(position), "build": build_id, **fields, **numbers}
+    item = {"id": f"{epoch}.{position}", "at": _seconds(position), "build": build_id, **fields, **numbers}
+    return cast(BuildEvent, item)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from farm.jobs.estimate import Sample
+from farm.jobs.facts import ArtifactFacts, ComparableWork
 from farm.store.link import Link, key
 
 KEPT = 200
@@ -19,13 +19,13 @@ class History:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def remember(self, namespace: str, artifacts: Iterable[Mapping[str, Any]]) -> None:
+    def remember(self, namespace: str, artifacts: Iterable[ArtifactFacts]) -> None:
         """Record the durations of artifacts, by their facts. Repeating changes nothing."""
-        known = [facts for facts in artifacts if facts.get("work")]
-        names = {facts["work"]["like"]: key("history", namespace, facts["work"]["like"]) for facts in known}
+        known = [(facts, work) for facts in artifacts if (work := facts.get("work"))]
+        names = {work["like"]: key("history", namespace, work["like"]) for _, work in known}
         adding = [
-            ["ZADD", names[facts["work"]["like"]], re.sub(r"\D", "", facts["created"])[:14], _member(facts)]
-            for facts in known
+            ["ZADD", names[work["like"]], re.sub(r"\D", "", facts["created"])[:14], _member(facts, work)]
+            for facts, work in known
         ]
         trimming = [["ZREMRANGEBYRANK", name, 0, -KEPT - 1] for name in names.values()]
         self._link.ask_many([*adding, *trimming])
@@ -40,9 +40,8 @@ class History:
         return found
 
 
-def _member(facts: Mapping[str, Any]) -> str:
+def _member(facts: ArtifactFacts, work: ComparableWork) -> str:
     """As `remember` in `_attempts.lua` writes it."""
-    work = facts["work"]
     return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
+from farm.jobs.facts import ArtifactFacts
 from farm.store.history import History
 from farm.store.link import Link, key, lots
 
@@ -20,11 +20,11 @@ class IndexRecords:
         self._history = history
         self._epoch = epoch
 
-    def put(self, namespace: str, cache_key: str, facts: Mapping[str, Any]) -> None:
+    def put(self, namespace: str, cache_key: str, facts: ArtifactFacts) -> None:
         """Record a complete artifact."""
         self._link.ask("HSET", key("index", namespace), cache_key, json.dumps(facts))
 
-    def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, ArtifactFacts]:
         """Return the facts of the known ones among these artifacts."""
         parts = list(lots(cache_keys, LOT))
         answers = self._link.ask_many(["HMGET", key("index", namespace), *lot] for lot in parts)
@@ -48,7 +48,7 @@ class IndexRecords:
         """Whether the index holds every complete artifact; false after Redis was lost."""
         return bool(self._link.ask("EXISTS", key("index", namespace, "complete")))
 
-    def fill(self, namespace: str, artifacts: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+    def fill(self, namespace: str, artifacts: Iterable[tuple[str, ArtifactFacts]]) -> int:
         """Replace a namespace's index by these artifacts and mark it complete.
 
         Returns their number. Artifacts that are published meanwhile stay: only older entries are dropped. If the store

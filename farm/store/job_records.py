@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from farm.jobs.order import WorkOrder
+from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
 from farm.store.link import Link, key, lots
 
@@ -28,7 +30,7 @@ class Claim:
     answer: Literal["run", "stale", "elsewhere"]
     attempt: int
     token: str = ""
-    order: Mapping[str, Any] = field(default_factory=dict)
+    order: WorkOrder | None = None
     limits: AttemptLimits = field(default_factory=lambda: AttemptLimits(time=0.0, memory=0))
     namespace: str = ""
     key: str = ""
@@ -116,9 +118,9 @@ class JobRecords:
             token=token,
             how=outcome.end.value,
             kind=outcome.kind.value if outcome.kind else "",
-            outcome=_text(asdict(outcome)),
-            index=outcome.facts.get("namespace", ""),
-            facts=_text(dict(outcome.facts)),
+            outcome=_text({**asdict(outcome), "facts": outcome.facts or {}}),
+            index=outcome.facts.get("namespace", "") if outcome.facts else "",
+            facts=_text(outcome.facts or {}),
             hit=int(outcome.hit),
         )
         return answer
@@ -163,7 +165,7 @@ class JobRecords:
         return count
 
     def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
-        """Return the job keys (`farm.spec.job_key`) with a queued or running job."""
+        """Return the job keys (`farm.jobs.order.job_key`) with a queued or running job."""
         found: set[str] = set()
         for lot in lots(job_keys, LOT):
             jobs = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
@@ -174,8 +176,8 @@ class JobRecords:
         """Return the end of the log of a job's latest attempt, as last sent."""
         return self._link.ask_bytes("GET", key("job", job_id, "log"))
 
-    def get(self, job_id: str) -> dict[str, Any] | None:
-        """Return a job: its state, order, `attempts` (oldest first), `cells` that joined it, and how it ended."""
+    def get(self, job_id: str) -> JobView | None:
+        """Return a job, its attempts and the cells that joined it."""
         row, cells, attempts = self._link.ask_many(
             [
                 ["HGETALL", key("job", job_id)],
@@ -189,38 +191,43 @@ class JobRecords:
         tried = list(_attempts(attempts))
         return {
             "id": job_id,
-            **{name: row[name] for name in ("state", "namespace", "key", "pool")},
+            "state": row["state"],
+            "namespace": row["namespace"],
+            "key": row["key"],
+            "pool": row["pool"],
             "priority": int(row["priority"]),
             "attempt": int(row["number"]),
             "charged": int(row["charged"]),
             "order": json.loads(row["order"]),
             "cancelling": row.get("cancelling") == "1",
             "quarantined": row.get("quarantined") == "1",
-            **{name: row.get(name) for name in ("worker", "node", "phase")},
+            "worker": row.get("worker"),
+            "node": row.get("node"),
+            "phase": row.get("phase"),
             "progress": float(row["progress"]) if row.get("progress") else None,
             "detail": outcome.get("detail") or row.get("detail") or "",
-            **{name: _seconds(row.get(name)) for name in ("created_at", "queued_at", "started_at", "ended_at")},
+            "created_at": _seconds(row.get("created_at")),
+            "queued_at": _seconds(row.get("queued_at")),
+            "started_at": _seconds(row.get("started_at")),
+            "ended_at": _seconds(row.get("ended_at")),
             "kind": outcome.get("kind"),
             "message": outcome.get("message") or "",
             "facts": outcome.get("facts") or None,
             "log": outcome.get("log") or next((one["log"] for one in reversed(tried) if one["log"]), None),
             "attempts": tried,
-            "cells": [dict(zip(("build", "identifier"), cell.split("|", 1), strict=True)) for cell in cells],
+            "cells": [
+                {"build": build, "identifier": identifier}
+                for build, identifier in (cell.split("|", 1) for cell in cells)
+            ],
         }
 
-    def explain(self, job_ids: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return for each job why it waits while it is queued; None for an unknown job.
-
-        `{"live_workers" (of its pool), "slots" (of those that take jobs), "resting" (why none of them does, or None),
-        "ahead" (about how many jobs go first), "handed_out", "delayed_until" (Unix seconds, or None), "bounded_by"
-        (build at its max_parallel, or None), "paused" (the pool, or the build, that rests, or None), "before" (the
-        attempt before this one, or None)}`.
-        """
+    def explain(self, job_ids: Sequence[str]) -> list[WaitReasons | None]:
+        """Return for each job why it waits while it is queued; None for an unknown job."""
         answers = self._link.run("explain", jobs=json.dumps(list(job_ids))) if job_ids else []
         return [_explained(json.loads(answer)) if answer else None for answer in answers]
 
 
-def _text(document: Mapping[str, Any]) -> bytes:
+def _text(document: Mapping[str, object]) -> bytes:
     """JSON that scripts can read: they do not know lone surrogates, which a compiler's output may contain."""
     return json.dumps(document, ensure_ascii=False).encode(errors="replace")
 
@@ -229,16 +236,21 @@ def _pairs(flat: Sequence[str]) -> Handed:
     return [(job, int(number)) for job, number in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _explained(row: Mapping[str, Any]) -> dict[str, Any]:
+def _explained(row: Mapping[str, Any]) -> WaitReasons:
     return {
-        **{name: row[name] for name in ("live_workers", "slots", "ahead", "handed_out")},
-        **{name: row.get(name) for name in ("resting", "bounded_by", "paused")},
+        "live_workers": row["live_workers"],
+        "slots": row["slots"],
+        "ahead": row["ahead"],
+        "handed_out": row["handed_out"],
+        "resting": row.get("resting"),
+        "bounded_by": row.get("bounded_by"),
+        "paused": row.get("paused"),
         "delayed_until": _seconds(row.get("delayed_until")),
         "before": next(_attempts(row["before"]), None),
     }
 
 
-def _attempts(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:
     numbers = sorted({int(name.partition(":")[0]) for name in row})
     for number in numbers:
         start = json.loads(row.get(f"{number}:start", "{}"))

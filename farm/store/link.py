@@ -133,7 +133,7 @@ class Link:
             except NoScriptError:
                 return self._redis.execute_command("EVAL", found.text, 0, *values)
 
-    def run_many(self, script: str, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
+    def run_many(self, script: str, calls: Iterable[Mapping[str, object]]) -> list[Any]:
         """Run one script several times in one pipeline, in order."""
         found = self._scripts[script]
         commands = [["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
 _SHARED = ("_base", "_builds", "_lanes", "_jobs", "_workers", "_attempts")
@@ -24,7 +23,7 @@ class Script:
     sha: str
     arguments: tuple[str, ...]
 
-    def bind(self, values: Mapping[str, Any]) -> list[Any]:
+    def bind(self, values: Mapping[str, object]) -> list[object]:
         """Return the values in the script's order. Raises TypeError if the names differ from the header's."""
         if values.keys() != set(self.arguments):
             raise TypeError(f"{self.name}.lua takes {', '.join(self.arguments)}; got {', '.join(values)}")

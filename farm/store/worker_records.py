@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from farm.jobs.rows import NewWorker, PoolView, RegisteredWorker, WorkerView
 from farm.store.link import Link, key
 
-Rows = list[dict[str, Any]]
+WorkerViews = list[WorkerView]
+PoolViews = list[PoolView]
 Names = list[str]
 Jobs = list[tuple[str, str]]
 """Jobs by their ids, with their namespaces."""
@@ -37,14 +39,14 @@ class WorkerRecords:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def register(self, worker: Mapping[str, Any], *, ttl: float, resting: str = "", fenced: str = "") -> None:
-        """Register a worker: `{"id", "node", "slots", "pools": [Pool.as_dict()], …}`; other fields are kept unchanged.
+    def register(self, worker: NewWorker, *, ttl: float, resting: str = "", fenced: str = "") -> None:
+        """Register a worker.
 
         It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet; `fenced` is
         the fence of its node that the worker knows, for a store that lost its data.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
-        document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
+        document: RegisteredWorker = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
         self._link.run(
             "register",
             worker=worker["id"],
@@ -96,44 +98,27 @@ class WorkerRecords:
         """
         return list(self._link.run("worker_died", worker=worker_id, why=why))
 
-    def list(self, namespace: str = "") -> Rows:
-        """Return the live workers as they registered, with `draining`, `seen_at` and `running` (job ids).
-
-        With a `namespace` those of others are only counted: `running_others`. `fenced` says why their node takes no
-        jobs, `resting` why they take none for now.
-        """
+    def list(self, namespace: str = "") -> WorkerViews:
+        """Return the live workers; with a `namespace`, the jobs of other namespaces are only counted."""
         ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
         records = self._link.ask_many(["HGETALL", key("worker", worker_id)] for worker_id in ids)
         fenced = self._link.ask_many(["HGET", key("node", record.get("node", "")), "fenced"] for record in records)
         running = self._running()
         return [
-            {
-                **json.loads(record["document"]),
-                "draining": record.get("draining") == "1",
-                "registered_at": int(record["registered_at"]) / 1000,
-                "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
-                "running": (
-                    ours := [job for job, owner in running.get(worker_id, ()) if owner == namespace or not namespace]
-                ),
-                "running_others": len(running.get(worker_id, ())) - len(ours),
-                "fenced": reason or "",
-                "resting": record.get("resting", ""),
-            }
+            _worker(record, reason or "", running.get(worker_id, []), namespace)
             for worker_id, record, reason in zip(ids, records, fenced, strict=True)
             if record.get("document")
         ]
 
-    def pools(self) -> Rows:
-        """Return all pools ever registered: `{"name", "pool", "live_workers", "slots" (of those that take jobs),
-        "waiting", "running", "paused"}`.
-        """
+    def pools(self) -> PoolViews:
+        """Return all pools ever registered, by name."""
         known: dict[str, str] = self._link.ask("HGETALL", key("pools"))
         resting = set(self._link.ask("SMEMBERS", key("paused")))
         workers = self.list()
         counts = self._link.ask_many(
             ["ZCARD", key("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
         )
-        pools = []
+        pools: PoolViews = []
         for position, (name, document) in enumerate(known.items()):
             waiting, handed, running = counts[3 * position : 3 * position + 3]
             serving = [worker for worker in workers if name in worker["pools"]]
@@ -173,5 +158,20 @@ class WorkerRecords:
         return running
 
 
-def _takes_jobs(worker: Mapping[str, Any]) -> bool:
+def _worker(record: Mapping[str, str], fenced: str, jobs: Jobs, namespace: str) -> WorkerView:
+    registered: RegisteredWorker = json.loads(record["document"])
+    ours = [job for job, owner in jobs if owner == namespace or not namespace]
+    return {
+        **registered,
+        "draining": record.get("draining") == "1",
+        "registered_at": int(record["registered_at"]) / 1000,
+        "seen_at": int(record.get("seen_at", record["registered_at"])) / 1000,
+        "running": ours,
+        "running_others": len(jobs) - len(ours),
+        "fenced": fenced,
+        "resting": record.get("resting", ""),
+    }
+
+
+def _takes_jobs(worker: WorkerView) -> bool:
     return not (worker["draining"] or worker["fenced"] or worker["resting"])

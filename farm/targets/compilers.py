@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from farm.jobs.order import DebugWish
+from farm.spec import OptionValue
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
 
 Maker = Literal["amd", "nvidia"]
 """Who made a GPU: by whose driver children see it."""
 
-OptionValue = bool | int | str | tuple[str, ...]
 
 NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
@@ -111,7 +112,7 @@ class TuningMode:
     """Environment that says where the databases are."""
     search: Mapping[str, str] = field(default_factory=dict)
     """Environment that makes the compiler look for what they do not have."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, OptionValue] = field(default_factory=dict)
     """Arguments of the compile that do the same."""
 
     def reading(self, database: str) -> dict[str, str]:
@@ -149,7 +150,7 @@ class Debugging:
     timings: Mapping[str, str] = field(default_factory=dict)
     """For the time of each pass."""
 
-    def environment(self, debug: Mapping[str, Any]) -> dict[str, str]:
+    def environment(self, debug: DebugWish) -> dict[str, str]:
         """Return the variables for a work order's `debug`; what the compiler does not have is left out."""
         chosen = [self.levels.get(debug.get("log_level", ""), {})]
         chosen += [self.traces.get(name, {}) for name in debug.get("trace", ())]
@@ -228,14 +229,14 @@ class Compiler:
             name: option for part in precision.split("-") for name, option in self.quantization.get(part, {}).items()
         }
 
-    def resolve_options(self, given: Mapping[str, Any], device: str) -> dict[str, OptionValue]:
+    def resolve_options(self, given: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
         """Return the compile options of a device as a spec has them: defaults filled in, but for `newer` options.
 
         Raises ValueError that names each unknown option and each wrong value.
         """
         return _resolve(self.options_of(device), given, f"{self.name} option")
 
-    def resolve_quantization(self, precision: str, given: Mapping[str, Any]) -> dict[str, OptionValue]:
+    def resolve_quantization(self, precision: str, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return the quantization options of a precision as a spec has them, like `resolve_options`.
 
         Raises ValueError that names each unknown option and each wrong value.
@@ -247,27 +248,28 @@ class Compiler:
         """Whether some program of it is tied to the CPU family of the machine that makes it."""
         return self.tuning_binds or any(option.family_bound for option in self.options.values())
 
-    def family_bound(self, options: Mapping[str, Any], tuning: str) -> bool:
+    def family_bound(self, options: Mapping[str, OptionValue], tuning: str) -> bool:
         """Whether options and tuning mode tie the program to the CPU family of the machine that makes it."""
         return (tuning != OFF and self.tuning_binds) or any(
             options.get(name) in option.family_bound for name, option in self.options.items()
         )
 
-    def threads(self, options: Mapping[str, Any], tuning: str) -> int:
+    def threads(self, options: Mapping[str, OptionValue], tuning: str) -> int:
         """Return the threads that a program is tuned for and measured with; 0 if they change nothing in it."""
         if tuning == OFF or "threads" not in self.options:
             return 0
-        return int(options.get("threads", self.options["threads"].default))
+        threads = options.get("threads", self.options["threads"].default)
+        return threads if isinstance(threads, int) else 0
 
-    def filled(self, options: Mapping[str, Any], device: str) -> dict[str, OptionValue]:
+    def filled(self, options: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
         """Return a spec's compile options with every default of a device filled in: what a compile runs with."""
         return {name: options.get(name, option.default) for name, option in self.options_of(device).items()}
 
-    def filled_quantization(self, precision: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
+    def filled_quantization(self, precision: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return a spec's quantization options with every default filled in."""
         return {name: options.get(name, item.default) for name, item in self.quantization_options(precision).items()}
 
-    def resolve_env(self, given: Mapping[str, Any]) -> dict[str, str]:
+    def resolve_env(self, given: Mapping[str, object]) -> dict[str, str]:
         """Return the environment of a compile, each value in its one spelling; what says nothing is left out.
 
         Raises ValueError that names each variable that may not be set and each wrong value.
@@ -306,7 +308,7 @@ class Compiler:
         found = find_variable(self.env, name)
         return found is not None and found.kind == "file"
 
-    def lacks(self, features: Iterable[str], precision: str, options: Mapping[str, Any]) -> dict[str, str]:
+    def lacks(self, features: Iterable[str], precision: str, options: Mapping[str, OptionValue]) -> dict[str, str]:
         """Return what a toolchain with these features cannot do: each missing feature, and what asks for it."""
         wanted = {name: f"precision {precision}" for part in precision.split("-") for name in self.needs.get(part, ())}
         known = {**self.options, **self.quantization_options(precision)}
@@ -320,7 +322,7 @@ class Compiler:
         """Return the parts of a precision that a device computes in a wider type: it rounds, and gains no speed."""
         return tuple(part for part in precision.split("-") if _listed(device, self.emulated.get(part, ())))
 
-    def program_extension(self, options: Mapping[str, Any]) -> str:
+    def program_extension(self, options: Mapping[str, OptionValue]) -> str:
         """Return the ending of a program's file."""
         return ".json" if options.get("format") == "json" else self.extension
 
@@ -330,7 +332,7 @@ class Compiler:
         return tuple(sorted({name for part in parts for name in self.libraries.get(part, ())}))
 
 
-def _resolve(options: Mapping[str, Option], given: Mapping[str, Any], what: str) -> dict[str, OptionValue]:
+def _resolve(options: Mapping[str, Option], given: Mapping[str, OptionValue], what: str) -> dict[str, OptionValue]:
     problems = [
         f"{what} `{name}` {options[name].problem(value)}" if name in options else f"no {what} `{name}`"
         for name, value in given.items()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from farm.jobs.rows import PoolDocument
 from farm.spec import Device, digest_of
 from farm.targets.compilers import COMPILERS, Maker
 
@@ -135,24 +135,36 @@ class Pool:
             prefix.startswith(f"{self.toolchain}.") and f"{self.build}.".startswith(f"{prefix}.")
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> PoolDocument:
         """Return the pool as plain JSON."""
-        document = {name: value for name, value in asdict(self).items() if name != "registered"}
-        return {**document, "features": list(self.features), "name": self.name}
+        return {
+            "target": {"compiler": self.target.compiler, "device": self.target.device},
+            "toolchain": self.toolchain,
+            "device": self.device.as_dict(),
+            "recipe": self.recipe,
+            "libraries": dict(self.libraries),
+            "features": list(self.features),
+            "cpu_family": self.cpu_family,
+            "memory": self.memory,
+            "untuned": self.untuned,
+            "name": self.name,
+        }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Pool:
+    def from_dict(cls, document: PoolDocument) -> Pool:
         """Read back what `as_dict` wrote, here or in another release; fields of a newer one are left out."""
-        known = {each.name for each in fields(cls)} - {"registered"}
         pool = cls(
-            **{
-                **{name: value for name, value in document.items() if name in known},
-                "target": Target(**document["target"]),
-                "device": Device(**document["device"]),
-                "features": tuple(document["features"]),
-            }
+            target=Target(**document["target"]),
+            toolchain=document["toolchain"],
+            device=Device(**document["device"]),
+            recipe=document["recipe"],
+            libraries=document.get("libraries", {}),
+            features=tuple(document["features"]),
+            cpu_family=document.get("cpu_family", ""),
+            memory=document.get("memory"),
+            untuned=document.get("untuned", False),
         )
-        name = str(document.get("name", pool.name))
+        name = document.get("name", pool.name)
         return pool if name == pool.name else replace(pool, registered=name)
 
 

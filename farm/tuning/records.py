@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 FOLD_AFTER = timedelta(days=7)
 """Sessions that ended longer ago are kept as sums of their day only; no attempt lasts that long."""
@@ -106,6 +109,78 @@ class Session:
     def from_dict(cls, document: Mapping[str, Any]) -> Session:
         """Read back what `as_dict` wrote."""
         return cls(**{**document, "work": TuningWork(**document["work"])})
+
+
+class TuningWorkView(TypedDict):
+    """What sessions of tuning came to.
+
+    Operations that came from the database, were tuned, are not tunable; seconds spent and saved.
+    """
+
+    sessions: int
+    known: int
+    tuned: int
+    untunable: int
+    seconds: float
+    saved: float
+
+
+class TuningDayView(TuningWorkView):
+    """The sessions that ended on one day."""
+
+    date: str
+
+
+class TuningStats(TypedDict):
+    """What a tuning database holds, and what tuning took and saved."""
+
+    database: str
+    records: dict[str, int]
+    total: TuningWorkView
+    days: list[TuningDayView]
+
+
+class TuningImported(TypedDict):
+    """What an import brought: records by store, how many of them are new, and what was refused, with the reason."""
+
+    records: dict[str, int]
+    added: int
+    refused: dict[str, str]
+
+
+class TuningMerged(TypedDict):
+    """What a merge came to: the head's generation, deltas merged, records in all, deltas that cannot be read."""
+
+    generation: int
+    deltas: int
+    records: int
+    unreadable: list[str]
+
+
+class TuningPruned(TypedDict):
+    """How many records went, or would go, and how many are left."""
+
+    pruned: int
+    left: int
+
+
+class TuningDatabaseView(TypedDict):
+    """A tuning database: what tuning learnt on one pool, device and mode.
+
+    `size` in bytes, packed; `waiting` deltas; `damaged` says why it cannot be read, where that is so.
+    """
+
+    name: str
+    namespace: str
+    pool: str
+    device: str
+    mode: str
+    generation: NotRequired[Annotated[int, Field(json_schema_extra={"default": 0})]]
+    records: NotRequired[Annotated[dict[str, int], Field(json_schema_extra={"default": {}})]]
+    size: NotRequired[Annotated[int, Field(json_schema_extra={"default": 0})]]
+    moved: NotRequired[Annotated[str, Field(json_schema_extra={"default": ""})]]
+    waiting: NotRequired[Annotated[int, Field(json_schema_extra={"default": 0})]]
+    damaged: NotRequired[Annotated[str, Field(json_schema_extra={"default": ""})]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,15 @@ def _asked_by_builds() -> dict[str, list[str]]:
         f"ns/pr-7/open/{BUILD}": b"{}",
     }
     ended = {"id": BUILD, "namespace": "pr-7", "state": "ended", "accepted": 0, "cells": 0, "max_parallel": None}
-    ended |= {"paused": False, "created_at": 1.0, "ended_at": 2.0, "counts": {"failed": 0, "cancelled": 0}}
+    ended |= {
+        "name": "net",
+        "labels": {},
+        "verdict": None,
+        "paused": False,
+        "created_at": 1.0,
+        "ended_at": 2.0,
+        "counts": {"failed": 0, "cancelled": 0},
+    }
 
     def asked(do: Any, row: Document | None = None) -> list[str]:
         store = MagicMock()
@@ -166,7 +174,7 @@ def _asked_by_builds() -> dict[str, list[str]]:
 
     return {
         "report": asked(lambda farm: farm.build_reader.report("pr-7", BUILD)),
-        "retry": asked(lambda farm: farm.builds.retry("pr-7", BUILD, {"build_id": "b-1", "failed": False}, by="me")),
+        "retry": asked(lambda farm: farm.builds.retry("pr-7", BUILD, "b-1", failed=False, by="me")),
         "cancel": asked(lambda farm: farm.builds.cancel("pr-7", BUILD)),
         "resume": asked(lambda farm: farm.builds.resume()),
         "pause pool": asked(lambda farm: farm.builds.pause_pool(POOL, paused=True)),

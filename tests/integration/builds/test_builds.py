@@ -28,9 +28,10 @@ from farm.control import retention
 from farm.control.endings import settle_left
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.jobs.estimate import comparable
+from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.results.speed import Comparison
-from farm.spec import cut_short, keys_of
+from farm.spec import cut_short
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
 from tests.support.helpers import wait_until
 
@@ -198,8 +199,7 @@ def test_a_reported_build_is_never_opened_by_its_id_again(
     for key in list(farm.artifacts.list_objects("ns/main/artifacts/")):
         farm.artifacts.delete_object(key)
     assert submit(farm, frozen)["state"] == "reported"
-    retry = {"build_id": build["id"], "failed": False}
-    assert farm.builds.retry("main", build["id"], retry, by="test")["state"] == "reported"
+    assert farm.builds.retry("main", build["id"], build["id"], failed=False, by="test")["state"] == "reported"
     assert farm.store.builds.get(build["id"]) is None
     assert farm.build_reader.report("main", build["id"]) == before
     assert Refs(farm.artifacts).find("main", "latest") == ref
@@ -296,7 +296,7 @@ def test_a_hit_whose_program_is_gone_is_a_miss(farm: Farm, frozen: Frozen) -> No
     later = submit(farm, again(frozen))
     assert sorted(cell["state"] for cell in farm.build_reader.cells("main", later["id"])) == ["queued", "succeeded"]
     assert work(farm) == 1
-    retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    retried = farm.builds.retry("main", build["id"], new_build_id(), failed=False, by="test")
     assert retried["counts"]["succeeded"] == 2
 
 
@@ -312,7 +312,7 @@ def test_a_build_whose_plan_is_gone_is_still_there_and_says_why_it_cannot_be_ret
     other = Farm(farm.settings)  # It has not read the plan.
     assert other.build_reader.report("main", build["id"]) == before
     with pytest.raises(NotFound, match="no plan") as refused:
-        other.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+        other.builds.retry("main", build["id"], new_build_id(), failed=False, by="test")
     assert "submit the manifest again" in refused.value.hint
 
 
@@ -814,7 +814,7 @@ def test_the_follow_up_of_a_retried_build_retries_nothing(farm: Farm, tmp_path: 
     build = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
     farm.build_finisher.finish(build["id"])
-    retried = farm.builds.retry("main", build["id"], {"build_id": new_build_id(), "failed": False}, by="test")
+    retried = farm.builds.retry("main", build["id"], new_build_id(), failed=False, by="test")
     assert work(farm) == 1
     farm.build_finisher.finish(retried["id"])
     found = farm.build_reader.get("main", farm.build_reader.get("main", retried["id"])["followed_by"])

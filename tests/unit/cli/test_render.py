@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farm.artifacts.sidecar import Conditions, Processes
 from farm.cli import render
 from farm.cli.artifact_commands import describe
 from farm.cli.progress import Lines, Screen
@@ -137,7 +138,7 @@ def test_a_table_warns_of_others_on_the_gpu() -> None:
 
 
 def test_a_sidecar_says_when_others_used_the_gpu() -> None:
-    looks = [{"processes": {"count": count, "memory": 2_000_000}} for count in (0, 1)]
+    looks = [Conditions(processes=Processes(count=count, memory=2_000_000)) for count in (0, 1)]
     assert render.not_alone(looks, "tuning") == [("not alone", "1 process with 2 MB after tuning")]
 
 
@@ -329,8 +330,17 @@ def test_inspect_says_what_the_device_is_and_how_the_first_runs_went() -> None:
         "key": "ab" * 32,
         "spec": spec,
         "toolchain": "rocm7.2",
+        "schema": 1,
+        "namespace": "main",
+        "created": "2026-01-01T00:00:00Z",
         "blobs": {"program": {"path": "net.mxr", "digest": "cd" * 32, "size": 1}},
-        "device": {**device, "model": "AMD Instinct MI300X", "partition": "SPX", "memory": 206e9, "driver": "6.12.12"},
+        "device": {
+            **device,
+            "model": "AMD Instinct MI300X",
+            "partition": "SPX",
+            "memory": 206 * 10**9,
+            "driver": "6.12.12",
+        },
         "measurements": {"first_run_cold": 8.2, "first_run_warm": 0.04},
     }
     lines = [" ".join(line.split()) for line in describe(sidecar)]

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from farm.builds.plan import input_files, make_plan
 from farm.errors import ManifestError
+from farm.jobs.order import keys_of
 from farm.manifest import parse_manifest
 from farm.matrix import Cell, check, expand, overridden_calibration
 from farm.matrix.combinations import Selector
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import Span, shape_label, sum_of
-from farm.spec import CompileSpec, Device, cache_key, keys_of
+from farm.spec import CompileSpec, Device, cache_key
 from farm.targets.compilers import MIGRAPHX
 from farm.targets.devices import profiles, understand_target
 from farm.targets.pools import Pool, Target, begins

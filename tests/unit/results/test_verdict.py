@@ -52,12 +52,27 @@ def expectation(kind: str, until: str | None = None) -> dict[str, Any]:
     return {"kind": kind, "reason": "known", "until": until}
 
 
-def succeeded() -> dict[str, Any]:
-    return {"state": "succeeded", "facts": FACTS}
+def row(state: str, **others: Any) -> dict[str, Any]:
+    """A cell as the store returns it."""
+    names = ("kind", "phase", "progress", "job", "worker", "elapsed", "facts", "log")
+    return {
+        **dict.fromkeys(names),
+        "state": state,
+        "hit": False,
+        "message": "",
+        "detail": "",
+        "attempt": 1,
+        "spent": 0.0,
+        **others,
+    }
+
+
+def succeeded(facts: dict[str, Any] = FACTS) -> dict[str, Any]:
+    return row("succeeded", facts=facts)
 
 
 def failed(kind: str) -> dict[str, Any]:
-    return {"state": "failed", "kind": kind, "message": "it broke", "detail": "line\x1b[31m1"}
+    return row("failed", kind=kind, message="it broke", detail="line\x1b[31m1")
 
 
 def code(*cells: dict[str, Any]) -> int:
@@ -75,7 +90,7 @@ UNVERIFIED = {**FACTS, "verified": False, "unverified": "not verified: no refere
 
 
 def test_a_program_that_nothing_was_compared_with_is_never_green_in_silence() -> None:
-    cell = judge_cell(planned(), {"state": "succeeded", "facts": UNVERIFIED})
+    cell = judge_cell(planned(), succeeded(UNVERIFIED))
     assert (cell["state"], cell["warning"]) == ("succeeded", UNVERIFIED["unverified"])
     verdict = verdict_of([cell, judge_cell(planned(), succeeded())])
     assert verdict["text"] == "2 of 2 cells succeeded (1 not or only partly verified)"
@@ -87,12 +102,10 @@ def test_a_program_that_nothing_was_compared_with_is_never_green_in_silence() ->
 def test_a_manifest_that_wants_everything_verified_gets_a_failed_gate() -> None:
     strict = planned()
     strict["gates"]["unverifiable"] = "fail"
-    cell = judge_cell(strict, {"state": "succeeded", "facts": UNVERIFIED})
+    cell = judge_cell(strict, succeeded(UNVERIFIED))
     assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "unverifiable", "user")
     assert (cell["message"], code(cell)) == (UNVERIFIED["unverified"], ExitCode.GATE_FAILED)
-    expected = judge_cell(
-        {**strict, "expected": expectation("unverifiable")}, {"state": "succeeded", "facts": UNVERIFIED}
-    )
+    expected = judge_cell({**strict, "expected": expectation("unverifiable")}, succeeded(UNVERIFIED))
     assert code(expected) == ExitCode.OK
 
 
@@ -158,15 +171,15 @@ def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
 
 def test_what_runs_on_the_cpu_for_want_of_a_kernel_is_said_or_refused_and_what_is_there_on_purpose_is_not() -> None:
     facts = {**FACTS, "fallback": {"Det": ["det1", "det2"]}}
-    cell = judge_cell(planned(), {"state": "succeeded", "facts": facts})
+    cell = judge_cell(planned(), succeeded(facts))
     words = "runs on the CPU, with no kernel on the GPU: Det (`det1`)"
     assert (cell["state"], cell["warning"]) == ("succeeded", words)
     for gate, state, kind, warning in (("fail", "failed", "fallback", ""), ("allow", "succeeded", None, "")):
         plan = planned()
         plan["gates"]["fallback"] = gate
-        cell = judge_cell(plan, {"state": "succeeded", "facts": facts})
+        cell = judge_cell(plan, succeeded(facts))
         assert (cell["state"], cell["kind"], cell["warning"]) == (state, kind, warning)
     plan = planned()
     plan["gates"]["fallback"] = "fail"
-    assert judge_cell(plan, {"state": "succeeded", "facts": FACTS})["state"] == "succeeded"
-    assert verdict_of([judge_cell(plan, {"state": "succeeded", "facts": facts})])["exit_code"] == ExitCode.GATE_FAILED
+    assert judge_cell(plan, succeeded(FACTS))["state"] == "succeeded"
+    assert verdict_of([judge_cell(plan, succeeded(facts))])["exit_code"] == ExitCode.GATE_FAILED

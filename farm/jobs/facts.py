@@ -1,0 +1,101 @@
+"""Facts: the small extract of an artifact's sidecar that the store, the index and reports keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired, TypedDict
+
+from farm.spec import FileReference
+
+
+class AgainstFacts(TypedDict):
+    """How a follow-up's program compares with the one with this cache key, by `farm.results.speed.Comparison`."""
+
+    key: str
+    ratio: float
+    interval: Sequence[float]
+    verdict: str
+
+
+class TuningCounts(TypedDict):
+    """The result of tuning: counts of the model's operations, and seconds spent and saved."""
+
+    operations: int | None
+    known: int
+    tuned: int | None
+    untunable: int
+    seconds: float
+    saved: float
+
+
+class TuningSummary(TuningCounts):
+    """The result of one program's tuning, and which of the two measured programs is published."""
+
+    mode: str
+    finished: bool
+    published: Literal["tuned", "untuned"] | None
+    carried: bool | None
+
+
+class OtherProcesses(TypedDict):
+    """Other processes that used the GPU: how many, and the bytes of its memory that they held."""
+
+    count: int
+    memory: int
+
+
+class ComparableWork(TypedDict):
+    """What other compiles estimate their durations by: the sort of compile, the model and its bytes."""
+
+    like: str
+    model: str
+    size: int
+
+
+class ComparedOutputs(TypedDict):
+    """How a program's outputs compare with the reference, by output name, as in a sidecar's verification."""
+
+    errors: Mapping[str, float]
+    rms: Mapping[str, float]
+    equal: Mapping[str, float]
+    nonfinite: Sequence[str]
+    spread: Mapping[str, float]
+    weak: bool
+
+
+class ArtifactFacts(ComparedOutputs):
+    """The facts of one artifact; builds judge by them.
+
+    `sidecar` is the object key of the whole sidecar. Times are in seconds, sizes in bytes, `errors` by output name as
+    in the sidecar. `latency` is None if nothing was measured, `baseline_latency` if no untuned program was.
+    `unverified` says which outputs were compared with nothing, and why; it is empty if verification is off.
+    `fallback` names nodes, by operator, that run on the CPU because the GPU's provider has no kernel for them.
+    `processes` are the most others that used the GPU before or after tuning or measuring; None if it is not known.
+    Farms before 0.2.0 did not write `throughput`, `compile_seconds` and `node`.
+    """
+
+    key: str
+    namespace: str
+    sidecar: str
+    program: FileReference
+    toolchain: str
+    device: str
+    verified: bool
+    unverified: str
+    latency: float | None
+    baseline_latency: float | None
+    ratio: float | None
+    against: AgainstFacts | None
+    tuning: TuningSummary | None
+    load: float | None
+    throughput: NotRequired[float | None]
+    compile_seconds: NotRequired[float | None]
+    node: NotRequired[str]
+    shared: bool
+    processes: OtherProcesses | None
+    peak_memory: int | None
+    quantized: Mapping[str, int]
+    fallback: Mapping[str, Sequence[str]]
+    seconds: float
+    work: ComparableWork | None
+    created: str

@@ -1,0 +1,124 @@
+"""Work orders: what the server gives a worker to compile one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict
+
+from farm.spec import (
+    CompileSpec,
+    DeviceDocument,
+    FileReference,
+    KeyedTuning,
+    SpecDocument,
+    cache_key,
+    cut_short,
+    whole_seconds,
+)
+
+
+class ExampleTensor(TypedDict):
+    """An input that a model was converted with."""
+
+    name: str
+    dtype: str
+    sizes: Sequence[int]
+    axes: Mapping[str, str]
+
+
+class ConversionContent(TypedDict):
+    """What decides the outcome of a conversion."""
+
+    recipe: int
+    converter: str
+    libraries: Mapping[str, str]
+    kind: str
+    options: Mapping[str, int | str]
+    inputs: Sequence[ExampleTensor]
+    source: str
+
+
+class ConversionRecord(ConversionContent):
+    """How a model was made from one of another format; `key` is the digest of what decided it, `name` a file's."""
+
+    key: str
+    name: str
+
+
+class OrderedModel(TypedDict):
+    """The model of a work order: its files, the model itself first, and the names of its outputs."""
+
+    format: str
+    files: Sequence[FileReference]
+    names: Sequence[str]
+    outputs: NotRequired[Sequence[str]]
+    conversion: NotRequired[ConversionRecord]
+
+
+class CrossDevice(TypedDict):
+    """The GPU that a node without one compiles for."""
+
+    arch: str
+    compute_units: int | None
+    xcc: int | None
+
+
+class LaterTuning(TypedDict):
+    """The parts of the spec that differ in the build that tunes further in the background."""
+
+    tuning: KeyedTuning
+    device: DeviceDocument
+
+
+class DebugWish(TypedDict, total=False):
+    """What the compiler shall say of its work, as a manifest's `debug` asks."""
+
+    log_level: str
+    trace: Sequence[str]
+    print: bool
+    timings: bool
+
+
+class OrderExtras(TypedDict, total=False):
+    """What only some work orders have.
+
+    `budget` (seconds) bounds the tuning; `emulated` are the parts of the precision that the device has no units for;
+    `env` has the files that variables name; `against` is the cache key of the program that takes turns with
+    this one: a follow-up replaces it if it is faster, or a gate allows this one to be slower by `limit` (a share).
+    """
+
+    emulated: Sequence[str]
+    budget: float
+    background: LaterTuning
+    env: Mapping[str, FileReference]
+    cross: CrossDevice
+    debug: DebugWish
+    against: str
+    limit: float
+
+
+class WorkOrder(OrderExtras):
+    """What a worker needs to compile one cell. The spec decides the cache key, the other fields do not."""
+
+    identifier: str
+    pool: str
+    target: str
+    spec: SpecDocument
+    model: OrderedModel
+    calibration: FileReference | None
+    samples: FileReference | None
+
+
+def keys_of(order: WorkOrder, key: str) -> list[str]:
+    """Return the cache keys under which a work order's program may be: its own, and that of a tuning cut short."""
+    if not order.get("budget"):
+        return [key]
+    return [key, cache_key(CompileSpec.from_dict(cut_short(order["spec"], order["budget"])))]
+
+
+def job_key(order: WorkOrder | None, key: str) -> str:
+    """Return what cells that share a job have in common: their cache key, and their tuning budget if they have one.
+
+    A tuning that a budget cut short does not answer a cell with a larger budget, or none.
+    """
+    return f"{key}:{whole_seconds(order['budget'])}" if order and order.get("budget") else key

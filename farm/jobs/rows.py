@@ -1,0 +1,370 @@
+"""Rows: builds, cells, jobs, events, workers and pools, as the store takes them and returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, NotRequired, TypedDict, TypeVar
+
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.order import WorkOrder
+from farm.jobs.state import AttemptLimits
+from farm.spec import DeviceDocument, FileReference
+
+Row = TypeVar("Row")
+
+# --- builds -----------------------------------------------------------------------------------------------------------
+
+
+class VerdictDocument(TypedDict):
+    """A build's one verdict: what `farm` exits with, one sentence, and its cells by state."""
+
+    exit_code: int
+    text: str
+    counts: dict[str, int]
+
+
+class PlannedBuild(TypedDict):
+    """A build as it was accepted. Times are in Unix seconds.
+
+    `cells` is their final number, `plan` the digest of the plan; `follows` is the build whose programs this one tunes
+    further, `submitted` when that one was submitted, `retries` the build whose cells this one runs again.
+    """
+
+    id: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    created_by: str
+    created_at: float
+    cells: int
+    hits: int
+    max_parallel: int | None
+    fail_fast: bool
+    warnings: list[str]
+    plan: NotRequired[str]
+    follows: NotRequired[str]
+    submitted: NotRequired[float]
+    retries: NotRequired[str | None]
+
+
+class BuildRow(PlannedBuild):
+    """A build in the store: `state` is open, ended or reported, `accepted` counts the cells that the store has."""
+
+    state: str
+    ended_at: float | None
+    accepted: int
+    paused: bool
+    counts: dict[str, int]
+    verdict: VerdictDocument | None
+
+
+class AuditLine(TypedDict, total=False):
+    """One disagreement in the farm: where, what and what to do; the last line has only the counts."""
+
+    where: str
+    problem: str
+    remedy: str
+    counts: dict[str, int]
+
+
+class Listed(TypedDict, Generic[Row]):
+    """A list of documents, as the API answers it."""
+
+    items: list[Row]
+
+
+class OpenMark(TypedDict, total=False):
+    """What object storage keeps of the requests about an unfinished build."""
+
+    cancelled: bool
+    paused: bool
+
+
+class CancelledCells(TypedDict):
+    """How many cells of a build were cancelled."""
+
+    build: str
+    cancelled: int
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+class FailureDocument(TypedDict):
+    """Why a cell or an attempt failed."""
+
+    kind: str
+    message: str
+
+
+class TimedFailure(TypedDict):
+    """A failure that stops no fail-fast build before this time (Unix seconds)."""
+
+    kind: str
+    before: float
+
+
+class NewCell(TypedDict):
+    """A cell for the store. One with `facts` is a hit, one with a `failure` is born failed; both need no job."""
+
+    identifier: str
+    key: str
+    namespace: str
+    pool: str
+    priority: int
+    limits: AttemptLimits | None
+    expected_seconds: float | None
+    order: WorkOrder | None
+    facts: ArtifactFacts | None
+    failure: FailureDocument | None
+    expected: TimedFailure | None
+
+
+class StaticCell(TypedDict):
+    """The part of a cell that never changes, as the store keeps it."""
+
+    identifier: str
+    key: str
+    namespace: str
+    pool: str
+    priority: int
+    position: int
+    facts: ArtifactFacts | None
+    failure: FailureDocument | None
+    expected: TimedFailure | None
+
+
+class CellRow(TypedDict):
+    """A cell in the store. Times are in Unix seconds; `elapsed` are the seconds of its last attempt so far, `spent`
+    those of all attempts before.
+    """
+
+    identifier: str
+    key: str
+    namespace: str
+    pool: str
+    priority: int
+    state: str
+    job: str | None
+    attempt: int
+    hit: bool
+    kind: str | None
+    message: str
+    detail: str
+    phase: str | None
+    progress: float | None
+    worker: str | None
+    node: str | None
+    queued_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    elapsed: float | None
+    spent: float
+    facts: ArtifactFacts | None
+    log: str | None
+    phases: Mapping[str, float]
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+class AttemptView(TypedDict):
+    """One attempt of a job; `end` is None while it runs."""
+
+    number: int
+    worker: str | None
+    node: str | None
+    started_at: float | None
+    ended_at: float | None
+    limits: AttemptLimits
+    end: str | None
+    kind: str | None
+    message: str
+    detail: str
+    log: str | None
+    phases: Mapping[str, float]
+
+
+class CellOfBuild(TypedDict):
+    """A cell that joined a job."""
+
+    build: str
+    identifier: str
+
+
+class JobView(TypedDict):
+    """A job with its attempts, oldest first, and the cells that joined it. Times are in Unix seconds."""
+
+    id: str
+    state: str
+    namespace: str
+    key: str
+    pool: str
+    priority: int
+    attempt: int
+    charged: int
+    order: WorkOrder
+    cancelling: bool
+    quarantined: bool
+    worker: str | None
+    node: str | None
+    phase: str | None
+    progress: float | None
+    detail: str
+    created_at: float | None
+    queued_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    kind: str | None
+    message: str
+    facts: ArtifactFacts | None
+    log: str | None
+    attempts: list[AttemptView]
+    cells: list[CellOfBuild]
+
+
+class WaitReasons(TypedDict):
+    """Why a queued job waits.
+
+    `live_workers` are those of its pool, `slots` those of them that take jobs, `resting` says why none does; `ahead`
+    is about how many jobs go first; `bounded_by` is a build at its max_parallel; `paused` is the pool or the build that
+    is paused; `before` is the attempt before this one. A reason that does not apply is None.
+    """
+
+    live_workers: int
+    slots: int
+    ahead: int
+    handed_out: bool
+    resting: str | None
+    bounded_by: str | None
+    paused: str | None
+    delayed_until: float | None
+    before: AttemptView | None
+
+
+class ReproductionDocument(TypedDict):
+    """Everything that determines an attempt, and how it ended; `reference` are its reference outputs if they exist."""
+
+    schema: int
+    farm: str
+    job: str
+    attempt: int
+    namespace: str
+    build: str
+    worker: str
+    key: str
+    limits: AttemptLimits
+    previous: list[str]
+    ended: FailureDocument | None
+    reference: FileReference | None
+    order: WorkOrder
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class BuildEvent(TypedDict):
+    """One event of a build; `at` is in Unix seconds.
+
+    Types: `build` (state open, ended, reported), `accepted` (a lot of `cells` came in), `cell` (a cell's new `state`,
+    with `identifier`, `job`, `attempt`, `worker`, `kind`), `phase` (of a running cell), `reset` (the reader's position
+    was trimmed, or belongs to another epoch; its id is where to go on after reading the state).
+    """
+
+    id: str
+    at: float
+    build: str
+    type: str
+    state: NotRequired[str]
+    paused: NotRequired[str]
+    cells: NotRequired[int]
+    accepted: NotRequired[int]
+    identifier: NotRequired[str]
+    job: NotRequired[str]
+    attempt: NotRequired[int]
+    worker: NotRequired[str]
+    kind: NotRequired[str]
+    phase: NotRequired[str]
+
+
+class EventBatch(TypedDict):
+    """Events after a position. `reset`: the position is unknown to the store, so the reader reads the state."""
+
+    items: list[BuildEvent]
+    reset: bool
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+class TargetDocument(TypedDict):
+    """A compiler and a device."""
+
+    compiler: str
+    device: str
+
+
+class PoolDocument(TypedDict):
+    """A pool as its workers register it (`farm.targets.pools.Pool`)."""
+
+    target: TargetDocument
+    toolchain: str
+    device: DeviceDocument
+    recipe: int
+    libraries: Mapping[str, str]
+    features: Sequence[str]
+    cpu_family: str
+    memory: int | None
+    untuned: bool
+    name: str
+
+
+class _WorkerFacts(TypedDict):
+    id: str
+    node: str
+    host: NotRequired[str]
+    pid: NotRequired[int]
+    kind: NotRequired[str]
+    slots: int
+    gpus: NotRequired[list[str]]
+    threads: NotRequired[int]
+    versions: NotRequired[Mapping[str, str]]
+
+
+class NewWorker(_WorkerFacts):
+    """A worker as it registers."""
+
+    pools: list[PoolDocument]
+
+
+class RegisteredWorker(_WorkerFacts):
+    """A worker as the store keeps it; `pools` are names."""
+
+    pools: list[str]
+
+
+class WorkerView(RegisteredWorker):
+    """A live worker; `running` are job ids, of other namespaces only the number `running_others`.
+
+    `fenced` says why its node takes no jobs, `resting` why it takes none for now.
+    """
+
+    draining: bool
+    registered_at: float
+    seen_at: float
+    running: list[str]
+    running_others: int
+    fenced: str
+    resting: str
+
+
+class PoolView(TypedDict):
+    """A pool that was ever registered; `slots` are those of workers that take jobs."""
+
+    name: str
+    pool: PoolDocument
+    live_workers: int
+    slots: int
+    waiting: int
+    running: int
+    paused: bool

@@ -1,0 +1,194 @@
+"""A build's report: its cells, judged, its verdict and its sweeps. What the API answers and `report.json` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NotRequired, TypedDict
+
+from farm.jobs.estimate import EstimateDocument, OutlookDocument
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.rows import VerdictDocument
+from farm.matrix.planned import CellGates, PastState, SoughtBatch, Values
+from farm.results.gates import GateRow
+from farm.spec import PlainSize
+
+
+class JudgedCell(TypedDict):
+    """A cell of a build, judged by its gates.
+
+    `elapsed` are the seconds of its last attempt so far, `spent` those of all its attempts. `fault` says who has to
+    act on a failure: user or farm. `warning` says what a gate would refuse if the manifest asked for it, `waiting` why
+    the cell waits.
+    """
+
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    key: str
+    pool: str
+    sizes: Mapping[str, PlainSize]
+    sweep: SoughtBatch | None
+    state: str
+    hit: bool
+    kind: str | None
+    message: str
+    detail: str
+    phase: str | None
+    progress: float | None
+    job: str | None
+    attempt: int
+    worker: str | None
+    elapsed: float | None
+    estimate: EstimateDocument | None
+    spent: float
+    facts: ArtifactFacts | None
+    log: str | None
+    waiting: str
+    warning: str
+    gate: CellGates
+    line: int
+    fault: str | None
+    advice: str
+    expected: bool
+    as_expected: bool
+    expected_reason: str
+    expected_link: str
+    reason: NotRequired[str]
+    before: NotRequired[PastState | None]
+    compared: NotRequired[list[GateRow]]
+
+
+class BuildView(TypedDict):
+    """A build as people and scripts see it; once it has a verdict, with the verdict's counts."""
+
+    id: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    state: str
+    paused: bool | None
+    created_by: str | None
+    created_at: float
+    ended_at: float | None
+    verdict: VerdictDocument | None
+    follows: str | None
+    followed_by: str | None
+    retries: str | None
+    counts: dict[str, int]
+    warnings: list[str]
+    outlook: NotRequired[OutlookDocument]
+
+
+class AcceptedBuild(BuildView):
+    """The answer to a submission: `plan` is the digest of the plan that was accepted."""
+
+    plan: str | None
+
+
+class SweepPoint(TypedDict):
+    """One batch of a sweep: seconds, samples a second, and if another attempt ran at the same time."""
+
+    identifier: str
+    batch: int
+    latency: float | None
+    throughput: float | None
+    shared: bool
+
+
+class SweepResult(TypedDict):
+    """A sweep: `best` is the identifier of the best cell that passed, None if there is none.
+
+    `weak`: a point was not measured alone, so that another batch may be the best.
+    """
+
+    model: str
+    target: str
+    precision: str
+    sizes: Mapping[str, PlainSize]
+    metric: Literal["throughput", "latency"]
+    max_latency: float | None
+    points: list[SweepPoint]
+    best: str | None
+    weak: bool
+
+
+class Remark(TypedDict):
+    """A cell, and what is said of it."""
+
+    identifier: str
+    text: str
+
+
+class Changes(TypedDict):
+    """A build's cells by what changed since the manifest's build before. A cell may be in several lists.
+
+    `new_failures` passed before, or are new; `still_failing` failed before too. Cells that fail as expected are in
+    neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely.
+    `recompiled` says of each cell why it was no hit.
+    """
+
+    new_failures: list[Remark]
+    still_failing: list[Remark]
+    regressions: list[Remark]
+    improvements: list[Remark]
+    fixed: list[Remark]
+    undecided: list[Remark]
+    hits: list[str]
+    recompiled: list[Remark]
+
+
+class Report(TypedDict):
+    """A build with its cells."""
+
+    schema: int
+    build: BuildView
+    cells: list[JudgedCell]
+    sweeps: list[SweepResult]
+    changes: NotRequired[Changes]
+
+
+class CellDifference(TypedDict):
+    """A cell in which two builds differ: None for a build without it; `changes` of the key if both are published."""
+
+    identifier: str
+    left: JudgedCell | None
+    right: JudgedCell | None
+    changes: list[str]
+
+
+class LeftOut(TypedDict):
+    """The cells that only one of two builds has."""
+
+    left: list[str]
+    right: list[str]
+
+
+class Differences(TypedDict):
+    """In what two builds differ; `same` counts the cells that ended alike with one cache key."""
+
+    left: BuildView
+    right: BuildView
+    same: int
+    cells: list[CellDifference]
+    left_out: LeftOut
+
+
+class PastCell(TypedDict):
+    """How a cell ended in one build. `ended` in Unix seconds, `error` the largest relative error of an output."""
+
+    identifier: str
+    ended: float
+    build: str
+    manifest: str
+    state: str
+    kind: str
+    expected: bool
+    hit: bool
+    key: str
+    toolchain: str
+    device: str
+    node: str
+    error: float | None
+    values: Values
