@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -15,11 +15,12 @@ from fastapi.responses import StreamingResponse
 from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
+from farm.builds.watching import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
-from farm.jobs.rows import CancelledCells, Listed, ReproductionDocument
+from farm.jobs.rows import BuildEvent, CancelledCells, Listed, ReproductionDocument
 from farm.jobs.state import State
 from farm.matrix.planned import ShownPlan
-from farm.results.report import AcceptedBuild, BuildView, JudgedCell, Report
+from farm.results.report import AcceptedBuild, BuildChange, BuildView, JudgedCell, Report
 
 router = APIRouter(tags=["builds"])
 
@@ -160,17 +161,20 @@ async def events(
     farm: FarmDep,
     request: Request,
     last_event_id: Annotated[str | None, Header(max_length=128)] = None,
+    cells: Annotated[bool, Query(description="Send the cells that changed, as they are now.")] = False,
 ) -> StreamingResponse:
     """Follow a build as server-sent events, from its beginning or from `Last-Event-ID`.
 
     Every event has an `id:` to go on from. `event: reset` means that the position is unknown to the store, so read the
-    state; `event: end` carries the build when its report is written, and is the last.
+    state; `event: end` carries the build when its report is written, and is the last. With `cells`, the stream begins
+    with a `reset` unless there is a position, and each `event: cells` has the cells that changed.
     """
     streams: Counter[str] = request.app.state.streams
     # The generator counts the stream, but once it runs it can no longer answer with an error.
     if streams[caller.name] >= STREAMS:
         raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="follow fewer of them at once")
-    stream = _stream(farm, caller, build_id, last_event_id, request.app.state.watchers, streams)
+    changes = BuildChanges(farm.build_reader, caller.namespace, build_id, last_event_id) if cells else None
+    stream = _stream(farm, caller, build_id, last_event_id, request.app.state.watchers, streams, changes)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -182,34 +186,47 @@ async def _stream(
     position: str | None,
     watchers: anyio.CapacityLimiter,
     streams: Counter[str],
+    changes: BuildChanges | None,
 ) -> AsyncIterator[str]:
     """Yield a build's events in the wire format, and something at least every few seconds; counted in `streams`."""
     streams[caller.name] += 1
     try:
-        async for text in _events(farm, caller.namespace, build_id, position, watchers):
+        async for text in _events(farm, caller.namespace, build_id, position, watchers, changes):
             yield text
     finally:
         streams[caller.name] -= 1
 
 
 async def _events(
-    farm: Farm, namespace: str, build_id: str, position: str | None, watchers: anyio.CapacityLimiter
+    farm: Farm,
+    namespace: str,
+    build_id: str,
+    position: str | None,
+    watchers: anyio.CapacityLimiter,
+    changes: BuildChanges | None,
 ) -> AsyncIterator[str]:
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
     ended, idle = False, 0
     while not ended:
-        found = await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT))
-        for item in found["items"]:
-            position = str(item["id"])
+        items: Sequence[BuildEvent | BuildChange]
+        if changes:
+            items = await in_thread(lambda: list(changes.after(EVENT_WAIT)))
+        else:
+            items = (await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT)))[
+                "items"
+            ]
+        for item in items:
+            position = item.get("id") or position
             ended = item["type"] == "build" and item.get("state") == "reported"
-            yield f"event: {item['type']}\nid: {position}\ndata: {json.dumps(item)}\n\n"
-        if not found["items"]:
+            place = f"id: {item['id']}\n" if item.get("id") else ""
+            yield f"event: {item['type']}\n{place}data: {json.dumps(item)}\n\n"
+        if not items:
             # A comment: it keeps proxies from closing the line, and shows us that the other end is gone.
             yield ":\n\n"
-        if ended or (not found["items"] and idle % LOOK_EVERY == 0):
+        if ended or any(item["type"] == "reset" for item in items) or (not items and idle % LOOK_EVERY == 0):
             # Without news look at the build itself: its events may be gone while its report is there.
             build = await in_thread(partial(farm.build_reader.get, namespace, build_id))
             ended = build["state"] == "reported"
             if ended:
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"
-        idle += not found["items"]
+        idle += not items

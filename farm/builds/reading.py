@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from farm.artifacts.s3 import S3Store
@@ -17,7 +17,7 @@ from farm.jobs.estimate import OutlookDocument
 from farm.jobs.rows import AttemptView, BuildRow, EventBatch, ReproductionDocument, WaitReasons
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
-from farm.matrix.planned import PlanDocument
+from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results import junit
 from farm.results.changes import changes_of
 from farm.results.report import BuildView, JudgedCell, Report
@@ -30,6 +30,9 @@ log = get_logger(__name__)
 EXPLAINED = 20
 """Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
 
+Identifiers = list[str]
+JudgedCells = list[JudgedCell]
+
 
 class BuildReader:
     """Reads builds. All answers are plain JSON."""
@@ -40,6 +43,7 @@ class BuildReader:
         self._jobs = jobs
         self.read_plan = lru_cache(maxsize=32)(self._load_plan)
         """A build's plan by namespace and id. Raises NotFound."""
+        self._planned_cells = lru_cache(maxsize=32)(self._index_plan)
 
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
@@ -144,18 +148,37 @@ class BuildReader:
         if len(rows) < row["accepted"]:
             return None  # The store lost them since it answered about the build.
         cells = [judge_cell(document, rows.get(document["identifier"])) for document in planned["cells"]]
-        queued = [cell for cell in cells if cell["state"] == State.QUEUED][:EXPLAINED]
-        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
-        for cell, facts in zip(queued, explained, strict=True):
-            cell["waiting"] = self._waiting(cell, facts)
-        for cell in cells:
-            if cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
-                cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
+        self._explain(cells)
         verdict = verdict_of(cells)
         build = _build_document(row, self.follower(build_id))
         build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
         return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells), "changes": changes_of(cells)}
+
+    def running(self, namespace: str, build_id: str) -> Identifiers:
+        """Return the identifiers of a build's running cells."""
+        row = self._live(namespace, build_id)
+        states = self._store.builds.states(build_id) if row else {}
+        return [name for name, state in states.items() if state == State.RUNNING]
+
+    def accepted(self, namespace: str, build_id: str, total: int, count: int) -> Identifiers:
+        """Return the identifiers of the `count` cells that were accepted last, when `total` were there."""
+        return [cell["identifier"] for cell in self.read_plan(namespace, build_id)["cells"][total - count : total]]
+
+    def some_cells(self, namespace: str, build_id: str, identifiers: Sequence[str]) -> JudgedCells:
+        """Return these cells of a build, judged, as far as the store has them."""
+        if not identifiers:
+            return []
+        planned = self._planned_cells(namespace, build_id)
+        rows = self._store.builds.cells(build_id, identifiers)
+        cells = [judge_cell(planned[row["identifier"]], row) for row in rows]
+        self._explain(cells)
+        return cells
+
+    def current_outlook(self, namespace: str, build_id: str) -> OutlookDocument | None:
+        """Return when the current workers are expected to finish a build; None if the store has lost it."""
+        report = self.live_report(namespace, build_id)
+        return report["build"].get("outlook") if report else None
 
     def read_report(self, namespace: str, build_id: str) -> Report | None:
         """Return a finished build's report from object storage, if it is readable."""
@@ -196,6 +219,9 @@ class BuildReader:
             )
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
+    def _index_plan(self, namespace: str, build_id: str) -> dict[str, CellPlan]:
+        return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}
+
     def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
         found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
         if found is None:
@@ -203,6 +229,18 @@ class BuildReader:
             raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
         document: PlanDocument = json.loads(found.data)
         return document
+
+    def _explain(self, cells: Iterable[JudgedCell]) -> None:
+        """Say why cells wait: the first queued ones, and running ones without object storage."""
+        queued: JudgedCells = []
+        for cell in cells:
+            if cell["state"] == State.QUEUED and len(queued) < EXPLAINED:
+                queued.append(cell)
+            elif cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
+                cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
+        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
+        for cell, facts in zip(queued, explained, strict=True):
+            cell["waiting"] = self._waiting(cell, facts)
 
     def _waiting(self, cell: JudgedCell, facts: WaitReasons | None) -> str:
         """Return one sentence: why a queued cell waits, and how its last attempt ended, if there was one."""

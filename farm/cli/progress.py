@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Union
 
 from farm.cli import output, render
 from farm.errors import FarmError
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
     from farm.client.client import FarmClient
     from farm.jobs.estimate import OutlookDocument
-    from farm.results.report import BuildView, JudgedCell
+    from farm.results.report import BuildChange, BuildView, JudgedCell, Report
 
 LIVELY_PERIOD = 1.0
-"""Seconds between two reads of a build for a display that shows elapsed time."""
+"""Seconds between two updates of a display that shows elapsed time."""
+
+FIRST_NEWS = 2.0
+"""Seconds after which the build is read without news: its farm may be behind a proxy that lets no events through."""
 
 CELLS_A_SECOND = 500
-"""Cells that one read may cost, so that large builds are read less often."""
+"""Cells that one read of a whole build may cost, so that large builds are read less often."""
+
+News = Union["FarmError", "BuildChange", None]
+"""A change, an error, or None: the build's report is written."""
 
 
 class Display(Protocol):
@@ -97,49 +103,95 @@ def display() -> Iterator[tuple[Display, float | None]]:
         yield screen, LIVELY_PERIOD
 
 
+class Followed:
+    """A build as it is known here: its report, with the changes since then and the time that goes by."""
+
+    def __init__(self, report: Report) -> None:
+        self._read_at = time.monotonic()
+        self._cells = {cell["identifier"]: cell for cell in report["cells"]}
+        self._known_at = dict.fromkeys(self._cells, self._read_at)
+        self.outlook = report["build"].get("outlook")
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the whole build may be read again."""
+        return max(0.2, len(self._cells) / CELLS_A_SECOND) - (time.monotonic() - self._read_at)
+
+    def change(self, change: BuildChange) -> None:
+        """Take over the cells that changed."""
+        for cell in change.get("cells", ()):
+            self._cells[cell["identifier"]] = cell
+            self._known_at[cell["identifier"]] = time.monotonic()
+        self.outlook = change.get("outlook", self.outlook)
+
+    def cells(self) -> list[JudgedCell]:
+        """Return the cells; the running ones have been running on since they were sent."""
+        now = time.monotonic()
+        return [
+            {**cell, "elapsed": cell["elapsed"] + now - self._known_at[identifier]}
+            if cell["state"] == "running" and cell["elapsed"] is not None
+            else cell
+            for identifier, cell in self._cells.items()
+        ]
+
+
 def follow(client: FarmClient, build_id: str) -> tuple[BuildView, list[JudgedCell]]:
     """Show a build until its report is written; return the build and its cells.
 
-    Events say when to read, and only reads are shown, so nothing is missed or repeated if the connection breaks.
+    Reads the whole build at the beginning, at the end, and if events were missed; in between, only what changes.
     Raises FarmFault if the farm stays unreachable, KeyboardInterrupt on Ctrl-C.
     """
-    news: queue.SimpleQueue[FarmError | str] = queue.SimpleQueue()
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
     # A daemon: it may be in a read when Ctrl-C comes, and nobody waits for it then.
     threading.Thread(target=_listen, args=(client, build_id, news), name="events", daemon=True).start()
-    report = client.report(build_id)
+    followed: Followed | None = None
     with display() as (screen, period):
-        screen.show(report["cells"], report["build"].get("outlook"))
-        looked = time.monotonic()
-        message: FarmError | str = ""
-        while message != "end":
-            message = _next(news, period)
-            pause = max(0.2, len(report["cells"]) / CELLS_A_SECOND) - (time.monotonic() - looked)
-            if message != "end" and pause > 0:
-                time.sleep(pause)
-            while message != "end" and not news.empty():
-                message = news.get()
-            if isinstance(message, FarmError):
-                raise message
-            report = client.report(build_id)
-            screen.show(report["cells"], report["build"].get("outlook"))
-            looked = time.monotonic()
-        return report["build"], report["cells"]
+        while True:
+            messages = _next(news, period if followed else FIRST_NEWS)
+            if followed is None or any(message is None or message["type"] != "cells" for message in messages):
+                if followed and None not in messages and followed.pause > 0:
+                    time.sleep(followed.pause)
+                messages += _waiting(news)
+                report = client.report(build_id)
+                followed = Followed(report)
+            else:
+                for message in messages:
+                    if message:
+                        followed.change(message)
+            screen.show(followed.cells(), followed.outlook)
+            if None in messages:
+                return report["build"], report["cells"]
 
 
-def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[FarmError | str]) -> None:
+def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[News]) -> None:
     try:
-        for event in client.watch(build_id):
-            news.put(str(event["type"]))
-        news.put("end")
+        for change in client.changes(build_id):
+            news.put(change)
+        news.put(None)
     except FarmError as error:
         news.put(error)
     except RuntimeError:
         # The client was closed: nobody follows the build any more.
-        news.put("end")
+        news.put(None)
 
 
-def _next(news: queue.SimpleQueue[FarmError | str], period: float | None) -> FarmError | str:
+def _next(news: queue.SimpleQueue[News], period: float | None) -> list[BuildChange | None]:
+    """Return the news that are there, after waiting up to `period` seconds for the first (None: for ever)."""
     try:
-        return news.get(timeout=period)
+        first = news.get(timeout=period)
     except queue.Empty:
-        return ""
+        return []
+    if isinstance(first, FarmError):
+        raise first
+    return [first, *_waiting(news)]
+
+
+def _waiting(news: queue.SimpleQueue[News]) -> list[BuildChange | None]:
+    """Return the news that wait."""
+    found: list[BuildChange | None] = []
+    while not news.empty():
+        message = news.get()
+        if isinstance(message, FarmError):
+            raise message
+        found.append(message)
+    return found

@@ -59,7 +59,16 @@ if TYPE_CHECKING:
     )
     from farm.manifest.choice import ChosenGates
     from farm.matrix.planned import ShownPlan, SubmissionDocument
-    from farm.results.report import AcceptedBuild, BuildView, CellDifference, Differences, JudgedCell, PastCell, Report
+    from farm.results.report import (
+        AcceptedBuild,
+        BuildChange,
+        BuildView,
+        CellDifference,
+        Differences,
+        JudgedCell,
+        PastCell,
+        Report,
+    )
     from farm.settings import Settings
     from farm.spec import FileReference
     from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
@@ -379,19 +388,36 @@ class FarmClient:
 
         Raises FarmFault when the farm stays away.
         """
+        for data in self._follow(build_id, after):
+            event: BuildEvent = json.loads(data)
+            yield event
+
+    def changes(self, build_id: str, *, after: str | None = None) -> Iterator[BuildChange]:
+        """Yield what changes in a build until its report is written: cells as they are now, not the whole report.
+
+        Without `after`, the first change is a `reset`: read the report then. Any change but `cells` means the same, so
+        that this works with an older farm, which sends plain events. A lost connection is made again without gap or
+        repeat. Raises as `watch`.
+        """
+        for data in self._follow(build_id, after, cells=True):
+            change: BuildChange = json.loads(data)
+            yield change
+
+    def _follow(self, build_id: str, after: str | None, **params: bool) -> Iterator[str]:
+        """Yield the data of a build's server-sent events until its report is written; see `watch`."""
         if build_id == "@latest":
             build_id = self.build(build_id)["id"]  # One build to its end, whatever is submitted meanwhile.
         path = f"/v1/builds/{_build(build_id)}/events"
         position, failures = after, 0
         while True:
+            silence = POLL if failures else SILENCE
             try:
-                for name, identifier, data in self._transport.events(path, position, POLL if failures else SILENCE):
+                for name, identifier, data in self._transport.events(path, position, silence, **params):
                     failures = 0
                     if name == "end":
                         return
                     position = identifier or position
-                    event: BuildEvent = json.loads(data)
-                    yield event
+                    yield data
             except FarmFault:
                 failures += 1
                 if failures > len(FOLLOW_DELAYS):
@@ -403,7 +429,7 @@ class FarmClient:
                         return
                     # The farm answers and only its events do not come through: go on asking, for as long as it takes.
                     failures = 1
-                    yield {"type": "reset", "id": position or "", "at": time.time(), "build": build_id}
+                    yield json.dumps({"type": "reset"})
 
     # --- jobs, workers ------------------------------------------------------------------------------------------
 

@@ -117,13 +117,13 @@ class Transport:
             hint="is it running? FARM_API_URL sets its address, `farm doctor` checks it",
         )
 
-    def events(self, path: str, after: str | None, silence: float) -> Iterator[tuple[str, str, str]]:
+    def events(self, path: str, after: str | None, silence: float, **params: Any) -> Iterator[tuple[str, str, str]]:
         """Yield name, id and data of server-sent events until the server ends the stream.
 
         Raises UsageError for an event that is too long.
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-        with self.lines(path, timeout=silence, headers=headers) as lines:
+        with self.lines(path, timeout=silence, headers=headers, params=params) as lines:
             yield from _events(lines)
 
     @contextlib.contextmanager

@@ -149,6 +149,20 @@ class Report(TypedDict):
     changes: NotRequired[Changes]
 
 
+class BuildChange(TypedDict):
+    """What changed in a build.
+
+    `cells`: these cells, as they are now, at times with a new `outlook`. `reset`: read the whole report, and then
+    follow the changes after this `id`. `build`: its report is written.
+    """
+
+    type: Literal["cells", "reset", "build"]
+    id: NotRequired[str]
+    cells: NotRequired[list[JudgedCell]]
+    outlook: NotRequired[OutlookDocument]
+    state: NotRequired[str]
+
+
 class CellDifference(TypedDict):
     """A cell in which two builds differ: None for a build without it; `changes` of the key if both are published."""
 

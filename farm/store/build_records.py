@@ -87,12 +87,22 @@ class BuildRecords:
             live[build.get("created_by") or ""] += counts.get("queued", 0) + counts.get("running", 0)
         return dict(live)
 
-    def cells(self, build_id: str) -> CellRows:
-        """Return a build's cells in the order of submission."""
+    def states(self, build_id: str) -> dict[str, str]:
+        """Return the states of a build's cells, by their identifiers."""
+        return dict(self._link.ask("HGETALL", key("build", build_id, "states")))
+
+    def cells(self, build_id: str, only: Sequence[str] | None = None) -> CellRows:
+        """Return a build's cells in the order of submission; with `only`, those with these identifiers."""
         parts = ("cells", "states", "jobs", "ends")
-        time, static, states, jobs, ends = self._link.ask_many(
-            [["TIME"], *(["HGETALL", key("build", build_id, part)] for part in parts)], together=True
+        command = ["HGETALL"] if only is None else ["HMGET"]
+        time, *found = self._link.ask_many(
+            [["TIME"], *([*command, key("build", build_id, part), *(only or ())] for part in parts)], together=True
         )
+        if only is not None:
+            found = [
+                {name: value for name, value in zip(only, values, strict=True) if value is not None} for values in found
+            ]
+        static, states, jobs, ends = found
         now = int(time[0]) + int(time[1]) / 1e6
         live = [name for name, state in states.items() if state in {"queued", "running"}]
         found = self._link.ask_many(["HMGET", key("job", jobs[name]), *_LIVE] for name in live)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 import uvicorn
@@ -186,3 +187,37 @@ def finished(farm: Farm, client: FarmClient, frozen: Frozen) -> str:
     work(farm)
     farm.build_finisher.finish(build_id)
     return build_id
+
+
+class Cutting(httpx.HTTPTransport):
+    """A transport that cuts event streams after every so many events."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__()
+        self.events = events
+        self.cuts = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if request.url.path.endswith("/events"):
+            response.stream = self._cut(response.stream)
+        return response
+
+    def _cut(self, stream: Any) -> Any:
+        cutting = self
+
+        class Stream(httpx.SyncByteStream):
+            def __iter__(self) -> Iterator[bytes]:
+                seen = 0
+                for chunk in stream:
+                    for line in chunk.splitlines(keepends=True):
+                        yield line
+                        seen += line == b"\n"
+                        if seen == cutting.events:
+                            cutting.cuts += 1
+                            raise httpx.ReadError("cut")
+
+            def close(self) -> None:
+                stream.close()
+
+        return Stream()

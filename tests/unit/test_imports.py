@@ -133,6 +133,7 @@ FLOORS: dict[str, set[str]] = {
         "farm",
         "farm.app",
         "farm.artifacts",
+        "farm.builds",
         "farm.control",
         "farm.errors",
         "farm.jobs",

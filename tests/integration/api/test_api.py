@@ -34,7 +34,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.matrix import expand
 from farm.settings import Settings
-from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, serving, succeed, work
+from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
 from tests.support.places import ROOT
 
 # --- who may ask ----------------------------------------------------------------------------------------------------
@@ -531,40 +531,6 @@ def test_cells_can_be_asked_for_by_state(farm: Farm, client: FarmClient, frozen:
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
-
-
-class Cutting(httpx.HTTPTransport):
-    """A transport that cuts event streams after every so many events."""
-
-    def __init__(self, events: int) -> None:
-        super().__init__()
-        self.events = events
-        self.cuts = 0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
-        if request.url.path.endswith("/events"):
-            response.stream = self._cut(response.stream)
-        return response
-
-    def _cut(self, stream: Any) -> Any:
-        cutting = self
-
-        class Stream(httpx.SyncByteStream):
-            def __iter__(self) -> Iterator[bytes]:
-                seen = 0
-                for chunk in stream:
-                    for line in chunk.splitlines(keepends=True):
-                        yield line
-                        seen += line == b"\n"
-                        if seen == cutting.events:
-                            cutting.cuts += 1
-                            raise httpx.ReadError("cut")
-
-            def close(self) -> None:
-                stream.close()
-
-        return Stream()
 
 
 def test_events_tell_the_whole_build_and_end(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
