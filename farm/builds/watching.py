@@ -1,4 +1,4 @@
-"""Watching a build: what changes in it while somebody watches it: the cells that its events name, as they are now."""
+"""Watching a build: the cells that its events name, as they are now, for one reader."""
 
 from __future__ import annotations
 
