@@ -373,11 +373,17 @@ def test_a_job_that_kills_workers(fault: Fault, rig: Rigs) -> None:
 
 @pytest.mark.fault("14")
 def test_wrong_clocks(fault: Fault, rig: Rigs, shifted: Callable[[int], dict[str, str]]) -> None:
-    """Valkey's clock alone counts. No object storage: it refuses who is wrong by a quarter of an hour."""
+    """Valkey's clock alone counts. Object storage refuses who is wrong by a quarter of an hour: then the worker rests."""
     farm = rig()
+    options = {"slots": 4, "app": "tests.support.scripted"}
+    farm.workers("resting", environment=shifted(3600), **options)
+    refused = "its object storage refuses: "
+    wait_until(lambda: [one["resting"][: len(refused)] for one in farm.store.workers.list()] == [refused])
+    farm.stop_workers()
+    without_storage = farm.settings.model_copy(update={"s3_bucket": ""})
     with control_plane(farm.settings, farm.store) as reports:
         for hours in (1, -1):
-            farm.workers(f"n{hours:+d}", slots=4, app="tests.support.scripted", environment=shifted(3600 * hours))
+            farm.workers(f"n{hours:+d}", settings=without_storage, environment=shifted(3600 * hours), **options)
         go = farm.folder / "go"
         long = [new_cell(script=[{"do": "wait", "until": str(go)}]) for _ in range(8)]
         build_id = submit(farm.store, *long, *[new_cell() for _ in range(fault.count.jobs - 8)])
