@@ -373,7 +373,7 @@ def test_a_job_that_kills_workers(fault: Fault, rig: Rigs) -> None:
 
 @pytest.mark.fault("14")
 def test_wrong_clocks(fault: Fault, rig: Rigs, shifted: Callable[[int], dict[str, str]]) -> None:
-    """Valkey's clock alone counts. Object storage refuses who is wrong by a quarter of an hour: then the worker rests."""
+    """Valkey's clock alone counts. Object storage refuses a clock that is wrong by 15 minutes: that worker rests."""
     farm = rig()
     options = {"slots": 4, "app": "tests.support.scripted"}
     farm.workers("resting", environment=shifted(3600), **options)
