@@ -143,7 +143,7 @@ def worker(
     settings = load_settings() if slots is None else load_settings(cpu_slots=slots)
     configure(settings)
     # An older farm, or systemd, may have left it open to others; it holds models, programs and sockets of tenants.
-    own_data_folder(settings.data_dir.resolve())
+    own_data_folder(settings.data_dir)
     machine = Machine()
     found = survey(settings, machine)
     kinds = share_out(found.pools, found.gpus, settings, machine)

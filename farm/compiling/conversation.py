@@ -30,6 +30,8 @@ _LONGEST_DETAIL = 4000
 """Characters with which a child says how far it is; the store keeps the last of them."""
 _MOST_PHASES = 1000
 """Phase changes that a child may report: each is an event of its build."""
+_MOST_MESSAGES = 200_000
+"""Messages of one child: each takes time of the worker, which other attempts share."""
 
 
 @dataclass
@@ -82,6 +84,8 @@ class Conversation:
         self._listener = listener
         self._on_message = on_message
         self._answered = math.inf
+        self._heard = 0
+        """Messages of the child so far."""
         messages, message_end = os.pipe()
         self._words, word_end = os.pipe()
         self.ends = message_end, word_end
@@ -153,6 +157,8 @@ class Conversation:
                 )
 
     def _hear_child(self, message: Any) -> None:
+        self._heard += 1
+        self.is_nonsense |= self._heard > _MOST_MESSAGES
         match message:
             case {"result": dict(result)}:
                 self._answered = time.monotonic()

@@ -89,7 +89,7 @@ class EmbeddedFarm:
             self.joined = True
             return self.settings
         self._look_for_parts()
-        folder = own_data_folder(self.settings.data_dir.resolve())
+        folder = own_data_folder(self.settings.data_dir)
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         deadline = time.monotonic() + START_SECONDS
         while not self._take("lock", fcntl.LOCK_EX | fcntl.LOCK_NB):

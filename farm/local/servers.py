@@ -427,11 +427,20 @@ def own_folder(folder: Path) -> Path:
         raise UsageError(f"cannot keep data in {folder}: {error.strerror}", hint="set another data_dir") from None
 
 
-def own_data_folder(folder: Path) -> Path:
-    """Do as `own_folder` for a `data_dir`, from which a worker publishes what lies in its outbox. Raises UsageError.
+def own_data_folder(data_dir: Path) -> Path:
+    """Do as `own_folder` for a `data_dir`, and return its real path. Raises UsageError.
 
-    A worker closes its folder before it writes an outbox, so an outbox in an open folder came with a copy or a clone.
+    A relative one that is a link, as `.farm`, may have come with a clone, and lead to any folder of this user's.
+    A worker publishes what lies in its outbox. It closes its folder before it writes one, so an outbox in an open
+    folder came with a copy or a clone.
     """
+    if not data_dir.is_absolute():
+        # A worker clears away what others left in `work/<host>`, for example.
+        inner = (entry for pattern in ("*", "*/*") for entry in data_dir.glob(pattern))
+        if link := next((place for place in (data_dir, *data_dir.parents, *inner) if place.is_symlink()), None):
+            hint = "remove it, or set data_dir to the folder that is meant, as an absolute path"
+            raise UsageError(f"{link} is a link, which may have come with this folder", hint=hint)
+    folder = data_dir.resolve()
     if (folder / "outbox").exists() and folder.lstat().st_mode & 0o077:
         raise _foreign_data(folder, ["outbox"])
     return own_folder(folder)

@@ -9,13 +9,21 @@ Both carry the same document. It holds nothing secret, and nothing can be change
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from farm.errors import UsageError
+
+PATIENCE = 5.0
+"""Seconds that a client has to send its request and to read the answer."""
+
+MOST_CONNECTIONS = 64
+"""Connections at once."""
 
 
 class Health(NamedTuple):
@@ -30,6 +38,38 @@ class Health(NamedTuple):
         return self.alive and all(worker["consuming"] for worker in self.document["workers"])
 
 
+class _HealthServer(ThreadingHTTPServer):
+    """Closes connections that take too long, and new ones if there are too many: each has a thread."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[Any, float] = {}
+        """When each connection began."""
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._open) >= MOST_CONNECTIONS:
+            super().shutdown_request(request)
+            return
+        self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Look at the open connections, every half second or so."""
+        for request, began in list(self._open.items()):
+            if time.monotonic() - began > PATIENCE:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # Its thread then comes to its end.
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away."""
+
+
 @contextmanager
 def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
     """Answer on `port` (0: not at all) while the block runs. Raises UsageError where the port is taken."""
@@ -38,6 +78,8 @@ def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
         return
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE
+
         def do_GET(self) -> None:
             health = look()
             states = {"/live": health.alive, "/ready": health.ready}
@@ -55,10 +97,9 @@ def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
             """Say nothing: it is asked every few seconds."""
 
     try:
-        server = ThreadingHTTPServer(("", port), Handler)
+        server = _HealthServer(("", port), Handler)
     except OSError as error:
         raise UsageError(f"health_port {port}: {error.strerror}", hint="choose another, or 0 for none") from None
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="health-port", daemon=True).start()
     try:
         yield

@@ -326,6 +326,12 @@ def test_a_child_changes_its_phase_only_so_often(hostile: Run) -> None:
     assert hostile("change_phases", count=5000).by is EndedBy.NONSENSE
 
 
+def test_a_child_that_says_the_same_for_ever_is_ended(hostile: Run) -> None:
+    """Each message takes time of its worker, which other attempts share."""
+    assert hostile("chatter", count=50_000).ok
+    assert hostile("chatter", count=1_000_000).by is EndedBy.NONSENSE
+
+
 @pytest.mark.parametrize("kind", ["worker_lost", "accuracy", "gpu_fault", "no kind"])
 def test_a_child_states_no_kind_that_only_others_know(kind: str) -> None:
     """A compiler that blames the farm, the node or a gate has failed itself; a novel is cut."""

@@ -192,6 +192,14 @@ def do_change_phases(request, messages):
     return {"answer": 42}
 
 
+def do_chatter(request, messages):
+    """Say the same again and again, so that its worker does nothing but listen."""
+    line = b'{"phase": "compiling", "progress": null, "detail": ""}\n' * 1000
+    for _ in range(request["count"] // 1000):
+        os.write(messages.descriptor, line)
+    return {"answer": 42}
+
+
 def do_talk(request, messages):
     for index in range(5):
         messages.phase("tuning", index / 5, f"op {index}")

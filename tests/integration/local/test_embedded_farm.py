@@ -361,6 +361,37 @@ def test_data_that_came_with_a_clone_is_not_taken_in(tmp_path: Path, name: str) 
     assert [path.name for path in (tmp_path / name).iterdir()] == ["there"]
 
 
+@pytest.mark.parametrize("place", [".farm", ".farm/work", ".farm/work/host", ".farm/cache", ".farm/cache/00"])
+def test_no_link_that_came_with_a_clone_is_followed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """It leads to a folder of the user's, in which the farm would write, and clear away what it takes for its own."""
+    victim = tmp_path / "victim"
+    (victim / "project" / "poetry").mkdir(parents=True)
+    for name in ("poetry.lock", "credentials.json", "project/poetry.lock", "project/poetry/code.py"):
+        (victim / name).write_text("mine")
+    victim.chmod(0o755)
+    link = tmp_path / "clone" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    monkeypatch.chdir(tmp_path / "clone")
+    before = sorted(victim.rglob("*"))
+    farm = EmbeddedFarm(load_settings({}))
+    try:
+        with pytest.raises(UsageError, match=f"{place} is a link"):
+            farm.start()
+    finally:
+        farm.stop()
+    for setting, value in settings.environment().items():
+        monkeypatch.setenv(setting, value)
+    monkeypatch.delenv("FARM_DATA_DIR")
+    assert main(["worker"]) == 2
+    assert f"{place} is a link" in capsys.readouterr().err
+    assert sorted(victim.rglob("*")) == before
+    assert victim.stat().st_mode & 0o777 == 0o755
+    assert (victim / "credentials.json").read_text() == "mine"
+
+
 def test_a_worker_publishes_nothing_of_an_outbox_that_came_with_a_clone(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
