@@ -1,4 +1,4 @@
-"""AMD's GPUs of a node: what the kernel, rocminfo and amd-smi say, put together, and which of them cannot be used."""
+"""AMD GPUs of a node: the reports of the kernel, rocminfo and amd-smi, joined. Some GPUs cannot be used."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHOICE = "ROCR_VISIBLE_DEVICES"
 def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu], list[Note]]:
     """Return the GPUs that can be used, and notes on those that cannot; `programs` are folders of ROCm's programs.
 
-    The kernel's files say which GPUs there are, and what they say stands; rocminfo adds feature bits, amd-smi model
-    names and partition modes. Where the kernel says nothing, rocminfo's list counts, and then amd-smi's.
+    The kernel's files decide which GPUs there are. rocminfo adds feature bits, amd-smi adds model names and partition
+    modes. If the kernel reports nothing, rocminfo's list counts, then amd-smi's.
     """
     sources = {
         "the kernel": kfd.gpus(machine),
@@ -47,7 +47,7 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
 
 
 def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
-    """Keep the GPUs that whoever started the worker left visible, by index or UUID."""
+    """Keep the GPUs that the worker's environment leaves visible, by index or UUID."""
     if choice is None:
         return list(found), []
     names = [name.strip() for name in choice.split(",")]
@@ -57,7 +57,7 @@ def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[
 
 
 def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequence[str]) -> str:
-    """Return what a program prints with the first of the commands that it knows; empty where it is not."""
+    """Return the output of the first command that the program knows; empty if there is no such program."""
     program = machine.program(name, folders)
     answers = (machine.ask(program, *command) for command in commands) if program else iter(())
     return next(filter(None, answers), "")
@@ -92,7 +92,7 @@ def _counts(name: str, base: Sequence[GpuReport], others: dict[str, list[GpuRepo
 
 
 def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[GpuReport, dict[str, GpuReport]]:
-    """Return a GPU with its gaps filled by what other sources say of it, and what each of them says."""
+    """Fill the gaps of a report from other sources; return it with the reports of these sources."""
     said = {source: one for source, list_ in others.items() if (one := _about(report, list_))}
     whole = report
     for one in said.values():
@@ -150,7 +150,7 @@ def _usable(
 
 
 def _closed(machine: Machine, subject: str, report: GpuReport) -> Note | None:
-    """Say why this process may not open the GPU's devices; None where it may."""
+    """Return a note if this process may not open the GPU's devices."""
     names = ["/dev/kfd", *([f"/dev/dri/renderD{report.render}"] if report.render else [])]
     for name in names:
         path = machine.path(name)
@@ -176,7 +176,7 @@ def _driver(machine: Machine) -> str:
 
 
 def _cpus(machine: Machine, report: GpuReport) -> str:
-    """Return the CPUs near a GPU: as its PCI device tells, else those of the CPU node that KFD links it to."""
+    """Return the CPUs near a GPU: those of its PCI device, else those of the CPU node that KFD links it to."""
     near = machine.text(f"/sys/bus/pci/devices/{whole_card(report.bdf)}/local_cpulist") if report.bdf else ""
     if near or report.node is None:
         return near

@@ -1,4 +1,4 @@
-"""amd-smi: model names and partition modes, also where neither rocminfo nor the kernel's files are there."""
+"""amd-smi: model names and partition modes, even if rocminfo and the kernel's files are missing."""
 
 from __future__ import annotations
 

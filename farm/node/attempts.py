@@ -33,7 +33,7 @@ class AttemptExecutor(Protocol):
     """What runs an attempt: `farm.node.executor.Executor`, or a scripted one in tests."""
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
-        """Run the attempt to its end, soon after `cancelled` where that is set."""
+        """Run the attempt to its end; end it soon after `cancelled` is set."""
         ...
 
 
@@ -89,9 +89,9 @@ class Attempts:
         return cls._opened
 
     def run(self, job_id: str, number: int) -> None:
-        """Claim the attempt that a message names and run it; anything but `run` drops the message.
+        """Claim the attempt that a message names and run it. Any answer but `run` drops the message.
 
-        A lost store is waited for, before and after: what was compiled is not thrown away. Raises Draining.
+        Waits for a store that is away, before and after the attempt, so that no finished work is lost. Raises Draining.
         """
         claim = self._claim(job_id, number)
         if claim.answer != "run" or claim.order is None:
@@ -122,7 +122,7 @@ class Attempts:
             unbind()
 
     def release(self) -> None:
-        """End all attempts soon and give them back uncharged; claim nothing more."""
+        """End all attempts soon and give them back uncharged. Claim nothing more."""
         self._draining.set()
         self._leases.cancel_all()
 
@@ -132,10 +132,10 @@ class Attempts:
         return self._may_consume.is_set()
 
     def obey(self, lifeline: int) -> None:
-        """Wait for the supervisor's word on `lifeline` to consume; then pause, resume and release at its word.
+        """Wait until the supervisor allows to consume, on `lifeline`; then pause, resume and release as it says.
 
-        When its end closes, the supervisor is dead: exit at once. What attempts have started ends with this process:
-        each child's guard holds a pipe to it.
+        If the supervisor's end closes, the supervisor is dead: exit at once. The children of attempts end with this
+        process, because each child's guard holds a pipe to it.
         """
 
         # Opened once: one that is opened while Celery shuts down gets its time-out, and this one with it.
@@ -159,20 +159,20 @@ class Attempts:
         self._may_consume.wait()
 
     def consuming(self) -> None:
-        """Tell the supervisor that messages are taken from here on."""
+        """Report to the supervisor that messages are taken from now on."""
         if self._lifeline is not None:
             self._lifeline.sendall(CONSUMING)
 
     def _claim(self, job_id: str, number: int) -> Claim:
         nonce = secrets.token_hex(16)
-        told = False
+        warned = False
         while not self._draining.is_set():
             try:
                 return self._store.jobs.claim(job_id, number, nonce=nonce, worker=self._worker, node=self._node)
             except StoreUnavailable as error:
-                if not told:
+                if not warned:
                     log.warning("cannot claim, trying again", job=job_id, error=error.message, hint=error.hint)
-                told = True
+                warned = True
                 self._draining.wait(RETRY_SECONDS)
         raise Draining
 
@@ -192,27 +192,27 @@ class Attempts:
         return outcome
 
     def _away(self, lease: Lease, kept: bool, /) -> None:
-        """Tell the store and the supervisor that an attempt waits for object storage."""
+        """Report to the store and the supervisor that an attempt waits for object storage."""
         lease.wait_for_storage(kept=kept)
         self._say(AWAY)
 
     def _say(self, word: bytes) -> None:
-        """Tell the supervisor; where it has not heard for long, it hears the same again in a moment."""
+        """Send a message to the supervisor. If its buffer is full, drop it: it is sent again soon."""
         if self._lifeline is not None:
             with suppress(OSError):
                 self._lifeline.send(word, socket.MSG_DONTWAIT)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Tell the store until it answers: an outcome is worth more than a free slot."""
+        """Send the outcome to the store until the store answers: an outcome is worth more than a free slot."""
         pause = threading.Event()
-        told = False
+        warned = False
         while True:
             try:
                 answer = self._store.jobs.finish(attempt.job_id, attempt.token, outcome)
             except StoreUnavailable as error:
-                if not told:
+                if not warned:
                     log.warning("cannot finish, trying again", error=error.message, hint=error.hint)
-                told = True
+                warned = True
                 pause.wait(RETRY_SECONDS)
             else:
                 log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
@@ -236,7 +236,7 @@ class Lease:
         self._news = news
 
     def note(self, phase: Phase, progress: float | None, detail: str, /) -> None:
-        """Remember what the attempt is doing; a new phase is told at once, progress with the next renewal."""
+        """Remember what the attempt is doing. A new phase is reported at once, progress with the next renewal."""
         changed = phase.value != self.doing[0]
         self.doing = (phase.value, progress, detail)
         if changed:
@@ -271,7 +271,7 @@ class Lease:
 
 
 class Leases:
-    """Renews the leases of all attempts of this process, from one thread, and hears which are wanted no more."""
+    """Renews the leases of all attempts of this process in one thread, and cancels attempts that the store ends."""
 
     def __init__(self, store: Store, seconds: float) -> None:
         self._store = store
@@ -302,7 +302,7 @@ class Leases:
     def _run(self) -> None:
         while True:
             with self._news:
-                # Never longer than one interval: a lease that comes meanwhile is due after that.
+                # Never longer than one interval: a lease that is added in this time is due after that.
                 first = min((lease.due for lease in self._held), default=math.inf)
                 self._news.wait(min(max(first - time.monotonic(), 0.0), self._seconds))
                 due = [lease for lease in self._held if lease.due <= time.monotonic()]
@@ -310,7 +310,7 @@ class Leases:
                 self._renew(due)
 
     def _renew(self, leases: Sequence[Lease]) -> None:
-        """Renew leases, all at once; a store that is away is tried again and again, while the attempts go on."""
+        """Renew leases, all in one call. While the store is away, try again and again; the attempts continue."""
         for lease in leases:
             lease.due = time.monotonic() + self._seconds
         try:

@@ -20,7 +20,7 @@ from farm.spec import FileReference
 log = get_logger(__name__)
 
 TRIES = 8
-"""How often a file is copied that is damaged, or was trimmed meanwhile."""
+"""How often the copy of a damaged or just removed file is tried."""
 
 LARGEST = 1 << 62
 """Bytes of a file in the cache; the limit of its kind was checked when it was put there."""
@@ -36,7 +36,7 @@ class NodeCache:
         self._download = download
 
     def through(self, download: Callable[[str, Path], object]) -> NodeCache:
-        """Return the same cache for a caller who has another way to bring blobs."""
+        """Return the same cache with another function that downloads blobs."""
         return NodeCache(self._folder, limit=self._limit, download=download)
 
     def place(self, files: Iterable[FileReference], folder: Path) -> list[Path]:
@@ -58,7 +58,7 @@ class NodeCache:
     def copy(self, digest: str, target: Path) -> None:
         """Copy one blob to `target`, whole or not at all; a damaged file of the cache is downloaded again.
 
-        Raises ArtifactGone where that does not help, and what the download raises.
+        Raises ArtifactGone if that does not help, and what the download raises.
         """
         for _ in range(TRIES):
             path = self.get(digest)
@@ -75,7 +75,7 @@ class NodeCache:
         raise ArtifactGone(f"blob {digest} is not what its name says", hint="`farm doctor` looks at the node's disk")
 
     def get(self, digest: str) -> Path:
-        """Return the path of a blob's file, after bringing it where it is missing."""
+        """Return the path of a blob's file; download it if it is missing."""
         path = self._folder / digest[:2] / digest
         try:
             os.utime(path)

@@ -59,24 +59,24 @@ class CeleryProcess:
 
     @property
     def consuming_for(self) -> float | None:
-        """Seconds since it said that it consumes, or was let again; None where it has not said it."""
+        """Seconds since it reported that it takes messages, or was allowed to again; None before its report."""
         self._hear()
         return None if self._consuming is None else min(time.monotonic() - self._consuming, self.age)
 
     def met_outage(self) -> bool:
-        """Say whether an attempt of it has found object storage away since the last call."""
+        """Return whether one of its attempts has found object storage away since the last call."""
         self._hear()
         met, self._away = self._away, False
         return met
 
     def met_mismatch(self) -> bool:
-        """Say whether an attempt of it has found another toolchain than its job is for since the last call."""
+        """Return whether one of its attempts has found the wrong toolchain for its job since the last call."""
         self._hear()
         met, self._mismatched = self._mismatched, False
         return met
 
     def _hear(self) -> None:
-        with suppress(OSError):  # Nothing was said, or nobody is there any more.
+        with suppress(OSError):  # No message, or the process is gone.
             words = self._lifeline.recv(4096)
             if CONSUMING in words and self._consuming is None:
                 self._consuming = time.monotonic()
@@ -94,14 +94,14 @@ class CeleryProcess:
         return self._popen.poll()
 
     def consume(self) -> None:
-        """Let it take messages, which is what its age counts from. Repeatable."""
+        """Let it take messages; its age counts from now. Repeatable."""
         if not self.may_consume:
             self.may_consume, self._started = True, time.monotonic()
             with suppress(BrokenPipeError):
                 self._lifeline.send(CONSUME)
 
     def pause(self) -> None:
-        """Have it take no messages until `consume` is called again; what runs goes on. Repeatable."""
+        """Let it take no messages until `consume` is called again. Running attempts continue. Repeatable."""
         if self.may_consume:
             self.may_consume = False
             with suppress(BrokenPipeError):
@@ -117,7 +117,7 @@ class CeleryProcess:
             self._lifeline.send(RELEASE)
 
     def kill(self) -> None:
-        """End it now, where it has not ended, and let go of it. Repeatable."""
+        """Kill it if it has not ended, and close its lifeline. Repeatable."""
         self._popen.kill()
         self._popen.wait()
         if self._lifeline.fileno() >= 0:

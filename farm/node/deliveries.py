@@ -1,4 +1,4 @@
-"""Deliveries: watches object storage while it is away, and publishes what attempts left in the node's outbox."""
+"""Deliveries: watches object storage while it is away, and publishes the parcels that attempts left in the outbox."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from farm.store import Store
 log = get_logger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks into the outbox."""
+"""Seconds between two looks into the outbox."""
 
 AWAY_PAUSES = (0.5, 1.5)
-"""Between two questions whether storage is back, in seconds; at random, since all nodes ask."""
+"""Seconds between two checks whether storage is back; random, so that nodes do not ask all at once."""
 
 
 AWAY = "object storage is away"
-"""How the reason begins for which jobs wait however long it takes; `_workers.lua` knows it, too."""
+"""Start of the reason for which jobs wait without a time limit; `_workers.lua` knows it, too."""
 
 
 class Deliveries:
-    """Looks after object storage for a node's supervisor, in a thread of its own."""
+    """Watches object storage for the supervisor of a node, in a thread."""
 
     def __init__(self, store: Store, settings: Settings, nudge: Callable[[], None]) -> None:
         self._store = store
@@ -45,18 +45,18 @@ class Deliveries:
         """Why the node's workers take no jobs: storage is away or refuses, or the outbox is full."""
 
     def start(self) -> None:
-        """Begin to watch, where there is an object storage."""
+        """Begin to watch if the farm has an object storage."""
         if self._settings.s3_bucket:
-            # A daemon: nobody waits for a storage that hangs when the worker ends.
+            # A daemon: the worker must be able to end while storage hangs.
             threading.Thread(target=self._run, name="deliveries", daemon=True).start()
 
     def suspect(self) -> None:
-        """An attempt found storage away: look now."""
+        """Check storage now: an attempt found it away."""
         self._suspected = True
         self._wake.set()
 
     def keep_left(self) -> None:
-        """Have the jobs of left programs wait for them: their worker process is dead. Raises StoreUnavailable."""
+        """Let the jobs of abandoned programs wait for them: their worker process is dead. Raises StoreUnavailable."""
         try:
             for parcel in self._outbox.left():
                 with suppress(OSError):  # A full disk gets room when it is delivered.
@@ -71,7 +71,7 @@ class Deliveries:
         while True:
             try:
                 resting = self._look(artifacts)
-            except Exception:  # The next look may do better, and nobody else looks.
+            except Exception:  # The next look may succeed, and nothing else looks.
                 log.exception("cannot look after the outbox")
                 resting = ""
             if resting != self.resting:
@@ -81,7 +81,7 @@ class Deliveries:
             self._wake.clear()
 
     def _look(self, artifacts: S3Store) -> str:
-        """Deliver what is left; return why no jobs can be taken, or an empty text."""
+        """Deliver the abandoned parcels; return why no jobs can be taken, or an empty text."""
         try:
             if self._suspected or self.resting:
                 self._suspected = False
@@ -109,13 +109,13 @@ class Deliveries:
         return ""
 
     def _deliver(self, parcel: Parcel, artifacts: S3Store) -> None:
-        """Publish a program whose attempt has ended, and end the attempt. Nobody else compiles it meanwhile."""
+        """Publish a program whose attempt has ended, and end the attempt. No other worker compiles it in this time."""
         with suppress(OSError):
             parcel.settle()
         self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
         try:
-            # Whatever the answer was: for a job that is cancelled, or another attempt's by now, it is right, too,
-            # and the next who wants that need not compile it.
+            # Whatever the answer was: the program of a cancelled job, or of one that has another attempt by now, is
+            # good, too, and the next build that wants it need not compile it.
             outcome = parcel.publish_left(artifacts)
         except StorageAway:
             raise

@@ -49,20 +49,19 @@ from farm.tuning.tuner import PublishedProgram, Tuner
 log = get_logger(__name__)
 
 PATIENCE = 30.0
-"""Seconds for which a request is repeated before storage counts as away for its attempt."""
+"""Seconds for which a request is repeated before storage counts as away."""
 
 LONGEST_TEXT = 64 << 20
 """Bytes of a program's text that go into the log of a failed attempt."""
 
 AWAY_PAUSES = (1.0, 3.0)
-"""Between two tries while storage is away, in seconds; at random, since a whole farm waits for the same moment."""
+"""Seconds between two tries while storage is away; random, so that the attempts of a farm do not try all at once."""
 
 ONE_NAME_SECONDS = 3600.0
-"""How long an attempt waits for one object that storage does not answer while it answers others, and for room in the
-outbox."""
+"""Seconds that an attempt waits for one object while storage answers for others, and for room in the outbox."""
 
 LOOK_SECONDS = 60.0
-"""Between two looks whether storage answers others."""
+"""Between two checks whether storage answers other requests."""
 
 
 class Executor:
@@ -76,7 +75,7 @@ class Executor:
         self._work = WorkFolder(settings.data_dir.resolve() / "work")
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
-        """Run the steps of one attempt and say how it ended.
+        """Run one attempt and return how it ended.
 
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
@@ -179,27 +178,27 @@ class _AttemptRun:
         self.steps = Steps(attempt.order, children, keyed=True)
         self.folder = children.folder
         self.impatient = artifacts
-        """Object storage for what can be done without."""
+        """Object storage for what the attempt can do without."""
         self.artifacts = artifacts.with_patience(PATIENCE, self._wait_for_storage)
-        """Object storage for what the attempt needs: it waits while that is away."""
+        """Object storage for what the attempt needs: requests wait while it is away."""
         self.cache = cache.through(self.artifacts.get_blob)
         self.outbox = outbox
         self.parcel: Parcel | None = None
         """The finished program, until storage has it."""
         self.waiting = threading.Lock()
-        """Held by who counts the time in which storage is away."""
+        """Held while the time in which storage is away is counted."""
         self.waited = -math.inf
-        """Until when that is counted."""
+        """The end of the time that was counted last."""
         self.outbox_hours = outbox_hours
         self.looked = -math.inf
-        """When it was last looked whether storage answers others."""
+        """When storage was last checked with another request."""
         self.answers: float | None = None
-        """Since when it does, as far as is known."""
+        """Since when it answers other requests; None if it does not."""
         self.work = work
         self.references = _StoredReferences(attempt, children, self.artifacts, artifacts, self.cache)
         self.tuner: Tuner | None = None
         self.key = attempt.key
-        """The artifact's: a tuning that its budget cut short has one of its own."""
+        """The artifact's cache key; a tuning that its budget cut short changes it."""
 
     def outcome(self) -> Outcome:
         """Take the steps in order, and return how the attempt ended."""
@@ -254,7 +253,7 @@ class _AttemptRun:
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _lookup(self) -> Outcome | None:
-        """Another attempt, build or namespace may have made the artifact since the job was planned."""
+        """Look for the artifact: another attempt may have made it since the job was planned."""
         for key in keys_of(self.order, self.attempt.key):
             found = self.artifacts.lookup(readable(self.attempt.namespace), key)
             if found:
@@ -279,7 +278,7 @@ class _AttemptRun:
         return places
 
     def _tuner(self) -> Tuner | None:
-        """Return what tunes this cell; None where its mode is off."""
+        """Return the tuner of this cell; None if tuning is off."""
         attempt, spec = self.attempt, self.order["spec"]
         if spec["tuning"]["mode"] == OFF:
             return None
@@ -366,16 +365,16 @@ class _AttemptRun:
                 raise
             finally:
                 self.parcel = None
-                # Where it had to wait, its job is kept for whoever publishes it, who has to be there until the store
-                # knows of the end, whatever that is.
+                # If the program had to wait, the store keeps its job for the process that publishes it. The parcel
+                # must then stay until the store knows how the attempt ended.
                 if not (parcel.settled or stopped):
                     parcel.drop()
             return replace(outcome, phases=self.children.phases)
 
     def _parcel(self, sidecar: Mapping[str, Any]) -> Parcel:
-        """Put the finished program into the outbox; where the disk is full, wait for room. Raises OSError, StepEnded.
+        """Put the finished program into the outbox; if the disk is full, wait for room. Raises OSError, StepEnded.
 
-        The worker takes no other jobs meanwhile, and those that it runs leave theirs when they end.
+        Room comes because the worker takes no jobs in this time, and because other attempts end and free theirs.
         """
         until = time.monotonic() + ONE_NAME_SECONDS
         while True:
@@ -412,10 +411,10 @@ class _AttemptRun:
         return {name: path for name, path in files.items() if path and (name in needed or os.path.lexists(path))}
 
     def _wait_for_storage(self, away: StorageAway) -> None:
-        """Say that storage is away, and let the attempt's thread, one of them, wait a little. Raises StepEnded.
+        """Report that storage is away, and let the calling thread wait a little. Raises StepEnded.
 
-        That time is not the attempt's: it does not count against its limit. Where storage answers all but this, the
-        attempt fails in the end.
+        That time does not count against the attempt's limit. If storage answers all requests but this one, the attempt
+        fails after a while.
         """
         with self.waiting:
             if self.parcel:
@@ -434,7 +433,7 @@ class _AttemptRun:
             raise StepEnded(None)
 
     def _require_outage(self, away: StorageAway) -> None:
-        """Raise StepEnded where for long it is one object alone that cannot be had: nobody else would hear of that."""
+        """Raise StepEnded if storage refuses this object for long but answers others: nobody else would report that."""
         now = time.monotonic()
         with self.waiting:
             if now - max(away.since, self.looked) < LOOK_SECONDS:
@@ -449,7 +448,7 @@ class _AttemptRun:
     # --- tools --------------------------------------------------------------------------------------------------
 
     def _keep_texts_in_log(self) -> None:
-        """A failed attempt has no artifact that could hold the program's text."""
+        """Add the program's text to the log: a failed attempt has no artifact to keep it in."""
         with self.children.log_path.open("ab") as whole:
             for when, path in self.steps.texts.items():
                 with suppress(NotPlain), open_plain(path, LONGEST_TEXT, within=self.folder) as text:
@@ -457,7 +456,7 @@ class _AttemptRun:
                     whole.write(text.read(LONGEST_TEXT))
 
     def _with_log(self, outcome: Outcome) -> Outcome:
-        """Attach the log; an attempt's end stands, also where its log cannot be uploaded."""
+        """Attach the log. The outcome stays the same if the log cannot be uploaded."""
         if outcome.end is AttemptEnd.CANCELLED:
             return outcome
         try:
@@ -470,11 +469,11 @@ class _AttemptRun:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says of a full disk."""
+"""Error numbers of a full disk."""
 
 
 def _disk_failed(error: OSError) -> Outcome:
-    """A full disk is the node's trouble, what a child left the compiler's; all else the farm's own mistake."""
+    """Return the outcome for a failed file operation: a full disk, an odd file of a compiler, or a bug of the farm."""
     if isinstance(error, NotPlain):
         left = f"{Path(str(error.filename)).name}: {error.strerror}"
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is no plain file: {left}")

@@ -1,4 +1,4 @@
-"""What one source says of one GPU. Every source knows other things, and names the GPU in its own way."""
+"""What one source reports of one GPU. Each source knows different fields and names the GPU in its own way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU as one source tells of it; what it does not tell is None or empty.
+    """One GPU as one source reports it. A field that the source does not report is None or empty.
 
     `node` is KFD's number of the node, `bdf` the PCI address (`0000:05:00.0`; partitions of a card differ in the
     function), `uuid` is `GPU-` and 16 hex digits, which the partitions of a card share. `memory` is in bytes.

@@ -1,7 +1,7 @@
-"""What its driver says of a GPU, whoever made it.
+"""GPU usage: what a GPU's driver reports, for every maker.
 
-How busy it is and how much memory is in use while something runs; its clocks, power cap, temperatures, throttling and
-other users at one moment.
+While something runs: how busy the GPU is, and how much of its memory is in use. At one moment: its clocks, power cap,
+temperatures, throttling and other users.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farm.node.nvml import Nvml, gauges, open_nvml
 
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0
-"""What the driver gets to forget a process that has ended: it frees its memory later, in a work queue."""
+"""Time for the driver to forget a process that has ended: a work queue frees its memory later."""
 
 
 class UsageDocument(TypedDict):
@@ -38,9 +38,9 @@ class UsageDocument(TypedDict):
 
 @dataclass
 class Usage:
-    """What was seen of a GPU: its mean share of busy time, and the most memory in bytes beyond what was in use before.
+    """The mean share of time in which a GPU was busy, and the most bytes of memory that were in use beyond the start.
 
-    None where the driver does not say. The counters are the whole card's, also where it is partitioned.
+    None if the driver does not report it. The counters are those of the whole card, even if it is partitioned.
     """
 
     busy: float | None = None
@@ -53,10 +53,10 @@ class Usage:
 
 @contextmanager
 def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
-    """Look at a GPU again and again while the block runs; what it gives is filled in at its end. None: no GPU.
+    """Look at a GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
 
-    amdgpu shows both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`), to everyone and without a tool;
-    NVIDIA's driver tells them by NVML.
+    Without a GPU the usage stays empty. amdgpu has both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`),
+    which everybody may read; NVIDIA's driver reports them through NVML.
     """
     usage = Usage()
     if gpu is None or not (gpu.bdf or gpu.maker == "nvidia"):
@@ -105,14 +105,13 @@ _UNKNOWN = 0xFFFFFFFF
 
 
 def conditions(slot: Slot, machine: Machine | None = None) -> GpuConditions | None:
-    """Return how a slot's GPU is just now; None where the driver says nothing, as of a CPU slot.
+    """Return the state of a slot's GPU at this moment; None if the driver reports nothing, or the slot has no GPU.
 
-    `clocks` in MHz and `temperatures` in degrees Celsius by the driver's labels (`sclk`, `mclk`; `edge`, `junction`,
-    `mem`), `power_cap` in watts, `throttled` whether anything holds the clocks back; None where that is not told.
-    From amdgpu's hwmon files and `gpu_metrics`, or from NVML, which also tells `clock_reasons`, `ecc_errors`
-    (uncorrected, since boot) and `xids` (the errors reported since the last look); of a partition they are the whole
-    card's. `processes` are those that hold memory of this GPU or partition: how many, and how much in bytes. To be
-    asked while no child runs on it, which makes them all somebody else's.
+    Clocks and temperatures have the driver's labels (`sclk`, `mclk`; `edge`, `junction`, `mem`). They come from
+    amdgpu's hwmon files and `gpu_metrics`, or from NVML. NVML also reports `clock_reasons`, `ecc_errors` (uncorrected,
+    since boot) and `xids` (errors since the last look). For a partition, the values are those of the whole card.
+    `processes` hold memory of this GPU or partition. Call this while no child runs on the GPU, so that all of them are
+    processes of others.
     """
     machine = machine or Machine()
     if slot.maker == "nvidia":
@@ -125,7 +124,7 @@ def conditions(slot: Slot, machine: Machine | None = None) -> GpuConditions | No
 
 
 def _contexts(nvml: Nvml, uuid: str) -> list[int] | None:
-    """Return the bytes of each process that has a context on a device of NVIDIA's, also of one that holds none."""
+    """Return the bytes of memory of each process that has a context on an NVIDIA device, which may be 0."""
     found = nvml.processes(nvml.device(uuid))
     return None if found is None else [memory for _, memory in found]
 
@@ -141,7 +140,7 @@ def _amd_conditions(bdf: str, machine: Machine) -> GpuConditions | None:
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
-        "processes": _others(lambda: kfd.held(machine, bdf)),  # last, since it may wait while the GPU cools down
+        "processes": _others(lambda: kfd.held(machine, bdf)),  # last: it may wait while the GPU cools down
     }
     return found if monitors or found["processes"] else None
 
@@ -149,7 +148,8 @@ def _amd_conditions(bdf: str, machine: Machine) -> GpuConditions | None:
 def _others(look: Callable[[], list[int] | None]) -> GpuProcesses | None:
     """Return how many processes hold memory of a GPU, and how many bytes in all.
 
-    By time and not by their pids: KFD's are the host's, a worker in a container knows its children by others.
+    Processes of our own that have just ended are given time to disappear. Their pids would not identify them: KFD
+    reports those of the host, and a worker in a container sees others.
     """
     until = time.monotonic() + RELEASE_SECONDS
     while (held := look()) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""The GPUs of a node, whoever made them, and what is to be said of one that cannot be used."""
+"""The GPUs of a node, of every maker, and notes on GPUs that cannot be used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from farm.targets.compilers import Maker
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something about a node that whoever runs it should know: what cannot be used and why, and what to do.
+    """A message for the operator of a node: what cannot be used, why, and what to do.
 
-    `broken` says that it should work here, and does not.
+    `broken`: it should work here, but does not.
     """
 
     subject: str
@@ -30,7 +30,7 @@ class Note:
 class Gpu:
     """One GPU as found, or the part of one that its driver shows as a device.
 
-    `arch` is AMD's full name with the feature bits where rocminfo told them, or NVIDIA's compute capability with the
+    `arch` is AMD's full name with the feature bits if rocminfo reports them, or NVIDIA's compute capability with the
     model (`sm_90:h200`). `index` counts the maker's GPUs of the node. `memory` is in bytes, `cpus` the CPUs of its NUMA
     node as the kernel writes lists (`0-47,96-143`), `driver` the version of the maker's kernel module.
     """
@@ -62,14 +62,14 @@ class Gpu:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What sidecars say of it beside that: `{"model", "partition", "memory", "driver"}`; null is unknown."""
+        """Further fields for sidecars: `{"model", "partition", "memory", "driver"}`; null is unknown."""
         return {name: getattr(self, name) or None for name in ("model", "partition", "memory", "driver")}
 
     @property
     def pin(self) -> str:
         """The value of ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES that shows a child this GPU alone.
 
-        ROCr shows nothing at all for a UUID that two GPUs have; then, and without a UUID, its index has to do.
+        It is the UUID. Without one it is the index, as it is if two GPUs share a UUID: ROCr then shows neither of them.
         """
         return self.uuid if self.uuid and self.alone else str(self.index)
 

@@ -1,6 +1,6 @@
-"""Health port: a worker's health over HTTP, for systemd, Kubernetes and whoever watches.
+"""Health port: a worker's health over HTTP, for systemd, Kubernetes and monitoring.
 
-    GET /live     200 as long as the worker sees to its slots: starting it again would help where this is 503
+    GET /live     200 while the worker looks after its slots; at 503 a restart would help
     GET /ready    200 when every kind of slot takes jobs; 503 while one starts, rests, drains, is fenced or has no store
 
 Both carry the same document. It holds nothing secret, and nothing can be changed here.
@@ -72,7 +72,7 @@ class _HealthServer(ThreadingHTTPServer):
 
 @contextmanager
 def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
-    """Answer on `port` (0: not at all) while the block runs. Raises UsageError where the port is taken."""
+    """Answer on `port` (0: not at all) while the block runs. Raises UsageError if the port is taken."""
     if not port:
         yield
         return
@@ -94,7 +94,7 @@ def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing: it is asked every few seconds."""
+            """Log nothing: requests come every few seconds."""
 
     try:
         server = _HealthServer(("", port), Handler)

@@ -1,7 +1,7 @@
 """Health of a node: its probe, a program that is known to be good, and room on its disk.
 
-The probe takes the way of a job (reference, compile, load, compare) with a model of a few bytes, in sealed children, on
-each GPU of a kind of slot, or on one CPU slot. A node that fails it would fail jobs.
+The probe runs a model of a few bytes through the pipeline of a job, in sealed children, on each GPU of a kind of slot,
+or on one CPU slot. A node that fails the probe would fail jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farm.settings import Settings
 from farm.targets.pools import Pool
 
 PROBE_SECONDS = 300.0
-"""What a probe gets; a GPU's first compile fills MIGraphX's caches."""
+"""Time limit of a probe; the first compile on a GPU fills MIGraphX's caches."""
 
 MANIFEST = """
 version: 1
@@ -43,7 +43,7 @@ models: [{{name: probe, source: {{path: probe.onnx}}, samples: {{generate: 2, se
 
 
 def lacks_room(settings: Settings) -> str:
-    """Return why attempts have no room to work in, as one sentence; empty where they have."""
+    """Return why attempts have no room to work in, as one sentence; empty if they have."""
     folder = settings.data_dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
@@ -53,9 +53,9 @@ def lacks_room(settings: Settings) -> str:
 
 
 def probe(settings: Settings, kind: SlotKind) -> str:
-    """Return why slots of this kind cannot compile and run a good program, as one sentence; empty where they can.
+    """Return why slots of this kind cannot compile and run a good program, as one sentence; empty if they can.
 
-    Waits for GPUs that attempts hold. To be believed where `lacks_room` finds nothing.
+    Waits for GPUs that attempts hold. The result counts only if `lacks_room` finds nothing.
     """
     pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
     others = {each.target.compiler: each for each in kind.pools if each.target.compiler != pool.target.compiler}
@@ -88,7 +88,7 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
 
 
 def _changed(settings: Settings, pool: Pool) -> str:
-    """Return how the compiler of a pool differs from what was registered; empty if it does not."""
+    """Return how the compiler of a pool differs from the registered one; empty if it does not."""
     device = pool.target.device if pool.target.maker == "nvidia" else ""
     found = look_for(pool.target.compiler, settings, device=device)
     here = str(found.get("toolchain") or found.get("reason"))
@@ -121,7 +121,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
 
 
 def _model() -> bytes:
-    """A matrix product and an activation, whose weights are all the same: nothing in it can be wrong but the node."""
+    """Return a matrix product and an activation with equal weights: if its outputs are wrong, the node is at fault."""
     from onnx import TensorProto, helper
 
     size = 16

@@ -13,7 +13,7 @@ _MEMORY_HEAPS = (1, 2)
 
 
 def gpus(machine: Machine) -> list[GpuReport]:
-    """Return the GPUs that this process may see, in ROCr's order; a node that may not be read is none of them."""
+    """Return the GPUs that this process may see, in ROCr's order. Nodes that may not be read are skipped."""
     found = [(node, machine.numbers(f"{NODES}/{node}/properties")) for node in machine.numbered(NODES)]
     return [_gpu(machine, node, properties) for node, properties in found if _is_gpu(properties)]
 
@@ -34,8 +34,8 @@ def numa_node(machine: Machine, node: int) -> int | None:
 def held(machine: Machine, bdf: str) -> list[int] | None:
     """Return the bytes of a GPU's memory that each process holds, of those that hold any; None if KFD does not say.
 
-    KFD has a folder for each process that uses it, of all containers, named by the pid that the host knows it by. In it
-    is `vram_<gpu_id>` for each GPU: `kfd_process.c` of Linux' amdkfd, 5.8 or newer.
+    KFD has a folder for each process that uses it, in all containers, named by the pid on the host. The folder has
+    a file `vram_<gpu_id>` for each GPU: `kfd_process.c` of Linux' amdkfd, 5.8 or newer.
     """
     ids = [
         machine.text(f"{NODES}/{node}/gpu_id")

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs of a node, as its driver tells of them: whole cards, or the MIG slices of one that is split.
+"""NVIDIA GPUs of a node, as the driver reports them: whole cards, or the MIG slices of a card.
 
 MIG is found as it is and never changed. Every device is pinned by its UUID: numbers depend on what a process sees.
 """
@@ -17,12 +17,12 @@ from farm.node.nvml import Nvml, open_nvml
 CHOICE = "CUDA_VISIBLE_DEVICES"
 
 _CORES = {60: 64, 70: 64, 72: 64, 75: 64, 80: 64}
-"""CUDA cores of one multiprocessor by compute capability, where they are not 128."""
+"""CUDA cores of one multiprocessor by compute capability, if they are not 128."""
 _PROHIBITED = 2
 
 
 def find_nvidia_gpus(machine: Machine) -> tuple[list[Gpu], list[Note]]:
-    """Return the GPUs that can be used, and notes on those that cannot; neither where there are none."""
+    """Return the GPUs that can be used, and notes on GPUs that cannot be used."""
     nvml, note = open_nvml(machine)
     if nvml is None:
         return [], [note] if note else []
@@ -42,7 +42,7 @@ def find_nvidia_gpus(machine: Machine) -> tuple[list[Gpu], list[Note]]:
 
 
 def _closed(machine: Machine, nvml: Nvml, index: int, card: Any) -> Note | None:
-    """Say why this process may not use a card; None if it may."""
+    """Return a note if this process may not use a card."""
     subject = f"NVIDIA GPU {index}"
     if nvml.ask("DeviceGetComputeMode", card) == _PROHIBITED:
         return Note(subject, "its compute mode is Prohibited", f"nvidia-smi -i {index} -c DEFAULT, if it shall be used")
@@ -135,7 +135,7 @@ def _address(bus: str | bytes) -> str:
 
 
 def _cpus(machine: Machine, nvml: Nvml, card: Any, bdf: str) -> str:
-    """Return the CPUs near a card: as its PCI device tells, else those of the NUMA node that the driver names."""
+    """Return the CPUs near a card: those of its PCI device, else those of the NUMA node that the driver names."""
     if near := machine.text(f"/sys/bus/pci/devices/{bdf}/local_cpulist") if bdf else "":
         return near
     node = nvml.ask("DeviceGetNumaNodeId", card)
@@ -143,7 +143,7 @@ def _cpus(machine: Machine, nvml: Nvml, card: Any, bdf: str) -> str:
 
 
 def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
-    """Keep the GPUs that whoever started the worker left visible, by the card's number or the start of a UUID."""
+    """Keep the GPUs that the worker's environment leaves visible, by card number or by the start of a UUID."""
     if choice is None:
         return list(found), []
     names = [name.strip() for name in choice.split(",") if name.strip()]

@@ -1,7 +1,7 @@
-"""NVML: what NVIDIA's driver says of its GPUs, through the maintained binding (`nvidia-ml-py`).
+"""NVML: what NVIDIA's driver reports of its GPUs, through the maintained binding (`nvidia-ml-py`).
 
-The binding is imported only if the driver is loaded. A card is named by its UUID; a MIG slice has one of its own, and
-what only the whole card tells (clocks, temperatures, errors) is asked of that.
+The binding is imported only if the driver is loaded. UUIDs name cards and MIG slices. Only a whole card reports clocks,
+temperatures and errors, so a slice reports those of its card.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Nvml:
         self._events: dict[str, Any] = {}
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Return the answer of `nvml<name>`; None for what is refused, not known, or not in this driver."""
+        """Return the answer of `nvml<name>`; None if the driver refuses, does not know, or lacks the function."""
         try:
             return getattr(self.binding, f"nvml{name}")(*arguments)
         except (self.binding.NVMLError, AttributeError):
@@ -48,9 +48,9 @@ class Nvml:
         return self.ask("DeviceGetDeviceHandleFromMigDeviceHandle", device) or device
 
     def processes(self, device: Any) -> list[tuple[int, int]] | None:
-        """Return process id and bytes of each process that has a context on a device; None where it is not told.
+        """Return process id and bytes of each process that has a context on a device; None if the driver does not say.
 
-        The ids are those of the machine, or 0: a container knows its processes by others.
+        The ids are those of the host, or 0. In a container the same processes have other ids.
         """
         found = self.ask("DeviceGetComputeRunningProcesses", device)
         return None if found is None else [(int(each.pid), int(each.usedGpuMemory or 0)) for each in found]
@@ -66,7 +66,7 @@ class Nvml:
         return None if rates is None else int(rates.gpu)
 
     def conditions(self, uuid: str) -> GpuConditions | None:
-        """Return how a device is just now, but for its processes; None for one that is gone."""
+        """Return the state of a device at this moment, without its processes; None if the device is gone."""
         device = self.device(uuid)
         if device is None:
             return None
@@ -106,7 +106,7 @@ _OPEN: dict[Any, Nvml] = {}
 
 
 def open_nvml(machine: Machine) -> tuple[Nvml | None, Note | None]:
-    """Return NVML where the machine has NVIDIA's driver, and a note where it has GPUs and NVML cannot be used."""
+    """Return NVML if the machine has NVIDIA's driver, and a note if it has GPUs but NVML cannot be used."""
     if not is_driven(machine):
         return None, _driverless(machine)
     try:
@@ -130,7 +130,7 @@ def is_driven(machine: Machine) -> bool:
 
 
 def _driverless(machine: Machine) -> Note | None:
-    """Say that a machine has a GPU of NVIDIA's and no driver for it."""
+    """Return the note for a machine that has an NVIDIA GPU but no driver for it."""
     folder = machine.path("/sys/bus/pci/devices")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     cards = [

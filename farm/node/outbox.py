@@ -1,8 +1,7 @@
-"""Outbox: finished programs on the node's disk, from the end of their attempt's work until object storage has them.
+"""Outbox: keeps finished programs on the node's disk until object storage has them.
 
-A parcel is all that there is to publish, and whose it is. Its attempt publishes it. Where that has ended before (its
-worker was killed, or stopped while storage was away), whoever finds the parcel does: the node's supervisor, now or
-after its next start.
+A parcel holds everything to publish for one attempt. The attempt publishes it. If the attempt ended before that (its
+worker was killed, or stopped while storage was away), the node's supervisor publishes it, now or after its next start.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TRIES = 3
 """How often a publication that storage refuses is begun from its first blob: it may have lost what it had."""
 
 _FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})
-"""What a parcel says of itself."""
+"""The description of a parcel."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -54,11 +53,11 @@ class Outbox:
         within: Path,
         limit: int,
     ) -> Parcel:
-        """Keep what an attempt has made: `files` by the name of their blob, and what the sidecar says but for them.
+        """Keep what an attempt has made: `files` by the names of their blobs, and the sidecar without them.
 
-        They lie `within` a folder in which children wrote, and are copied, and hashed on the way: of at most `limit`
-        bytes each. It is there whole or not at all, also if we are killed now, and ours until it is let go.
-        Raises NotPlain for a file that is none, OSError.
+        The files lie `within` a folder in which children wrote. Each is copied and hashed, up to `limit` bytes. The
+        parcel is written whole or not at all, even if this process is killed, and stays locked until it is released.
+        Raises NotPlain for a file that is not a regular file, OSError.
         """
         new, lock = self._begin(f"{attempt.job_id}-{attempt.number}")
         document: dict[str, Any] = {
@@ -76,7 +75,7 @@ class Outbox:
             (new / "parcel.json").write_text(json.dumps(document))
             return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document)
         except BaseException:
-            # On a full disk. Under our lock nobody else could remove it.
+            # On a full disk. Nobody else can remove it while we hold the lock.
             shutil.rmtree(new, ignore_errors=True)
             os.close(lock)
             raise
@@ -90,10 +89,10 @@ class Outbox:
             lock = _locked(new)
             if lock is not None:
                 return new, lock
-            # Whoever looks for what is left came between, and removes it.
+            # The search for abandoned parcels was faster, and removes it.
 
     def left(self) -> Iterator[Parcel]:
-        """Yield the parcels that nobody holds any more; each is ours until the next."""
+        """Yield the abandoned parcels; each is locked until the next one is taken."""
         for folder in sorted(self._folder.glob("*")):
             lock = _locked(folder)
             if lock is None:
@@ -116,7 +115,7 @@ class Outbox:
 
 
 class Parcel:
-    """One finished program, held by us while the block lasts: nobody else touches it."""
+    """One finished program; nobody else touches it while the block lasts."""
 
     def __init__(self, folder: Path, lock: int, document: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -153,7 +152,7 @@ class Parcel:
         self.settled = True
 
     def publish_left(self, artifacts: S3Store) -> Outcome:
-        """Do as `publish`, but look first whether it is there: its attempt may have ended just after that."""
+        """Publish like `publish`, unless the artifact exists: the attempt may have ended just after it published."""
         found = artifacts.lookup([self._document["namespace"]], self._document["sidecar"]["key"])
         return self._outcome(found.sidecar) if found else self.publish(artifacts)
 
@@ -173,7 +172,7 @@ class Parcel:
     def drop(self) -> None:
         """Remove it."""
         aside = self._folder.with_name(f".{self._folder.name.lstrip('.')}.gone")
-        with suppress(FileNotFoundError):  # Who had it before us removed it.
+        with suppress(FileNotFoundError):  # Its former holder removed it.
             shutil.rmtree(self._folder.rename(aside), ignore_errors=True)
 
     def _publish(self, artifacts: S3Store) -> Outcome:
@@ -191,7 +190,7 @@ class Parcel:
         return self._outcome(published.sidecar, blobs["log"]["digest"])
 
     def _outcome(self, there: SidecarDocument, log_digest: str = "") -> Outcome:
-        """The outcome where this sidecar is the artifact's now: ours, or that of an attempt which was first."""
+        """Return the outcome with the sidecar that the artifact has now: ours, or that of a faster attempt."""
         ours = all(there.get(name) == self._document["sidecar"][name] for name in ("job", "attempt"))
         if ours and not log_digest:
             log_digest = log_of["digest"] if (log_of := there["blobs"].get("log")) else ""
@@ -199,7 +198,7 @@ class Parcel:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return a lock on a folder; None where another process, or a thread of ours, holds it, or it is gone."""
+    """Lock a folder and return the lock; None if another process or thread holds it, or the folder is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -213,9 +212,9 @@ def _locked(folder: Path) -> int | None:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return what a parcel is; None where it is none, or its files may not have outlived a loss of power."""
+    """Return the description of a parcel; None if it has none, or its files may have been lost with the power."""
     if folder.name.startswith("."):
-        return None  # Whoever began it, or removed it, was killed.
+        return None  # The process that wrote or removed it was killed.
     try:
         document: dict[str, Any] = json.loads((folder / "parcel.json").read_text())
     except (OSError, ValueError):
@@ -227,7 +226,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """What names the time since the machine was started; the same for ever where the system does not say."""
+    """Return the id of this boot of the machine; the same text for ever if the system has none."""
     try:
         return BOOT.read_text()
     except OSError:

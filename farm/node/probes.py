@@ -26,7 +26,7 @@ class Probes:
         self._since = 0
         self._next = 0.0
         self.answer: str | None = None
-        """What the last probe found wrong, until that is told; empty: nothing."""
+        """What the last probe found wrong, until it is reported; empty: nothing."""
         self.row = 0
         """How many passed in a row since the node was fenced."""
         self.proven = False
@@ -38,12 +38,12 @@ class Probes:
         return time.monotonic() >= self._next
 
     def begin_row(self) -> None:
-        """The node was fenced: what passed before does not count. The oftener, the longer the pauses."""
+        """The node was fenced: earlier passes do not count. Each further fence makes the pauses longer."""
         self.row, self._since, self._next = 0, 0, 0.0
         self._fences += 1
 
     def start(self) -> None:
-        """Start one, where none runs whose answer has not been told."""
+        """Start a probe, unless one runs or its result has not been reported yet."""
         if self._running or self.answer is not None:
             return
         self._running = True

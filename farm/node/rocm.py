@@ -11,7 +11,7 @@ from farm.node.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Rocm:
-    """An installation: its root, why this one, and the versions of ROCm and MIOpen (empty where not told)."""
+    """An installation: its root, why it was chosen, and the versions of ROCm and MIOpen (empty if not known)."""
 
     root: str
     because: str

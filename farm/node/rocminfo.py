@@ -1,4 +1,4 @@
-"""rocminfo: what ROCm's runtime says of the GPUs. It alone knows the feature bits of an arch."""
+"""rocminfo: what ROCm's runtime reports of the GPUs. Only this source knows the feature bits of an architecture."""
 
 from __future__ import annotations
 

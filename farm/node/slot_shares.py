@@ -20,8 +20,8 @@ from farm.targets.pools import Pool
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[SlotKind]:
     """Return the kinds of slots of a node that have a pool to serve.
 
-    One slot for each GPU; for CPU targets `cpu_slots`, else one for each core, beside GPUs one for each NUMA node. Each
-    slot's children stay on the CPUs near to it where the machine has several NUMA nodes.
+    There is one slot for each GPU. CPU targets get `cpu_slots` slots; by default one for each core, or one for each
+    NUMA node if the node has GPUs. If there are several NUMA nodes, the children of a slot stay on the CPUs near it.
     """
     usable = os.sched_getaffinity(0)
     numa = [cpus for cpus in _numa_nodes(machine) if cpus & usable]
@@ -48,7 +48,7 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
 
 
 def _kind_name(device: Device) -> str:
-    """Return what workers of a GPU model are called: NVIDIA's by the model too, of which several are one arch."""
+    """Return the name for workers of a GPU model; NVIDIA has several models of one architecture."""
     arch = device.arch.replace(":", "-") if device.arch.startswith("sm_") else device.arch.partition(":")[0]
     return f"{arch}-{device.compute_units}cu"
 

@@ -55,17 +55,17 @@ SUSPICIOUS = 3
 """So many failures in a row that may be the node's doing, and it is probed."""
 
 STILL_SECONDS = 60.0
-"""After so long without a look at its workers the supervisor stands still."""
+"""Seconds without a look at its workers after which the supervisor counts as stuck."""
 
 
 UNPROVEN = "its first health probe runs"
-"""Why a worker rests that has just started."""
+"""Reason of a worker that has just started and takes no jobs yet."""
 
 MISMATCHED = "an attempt found another toolchain than its job is for: a health probe looks at what is installed"
-"""Why a worker rests until that is known."""
+"""Reason of a worker that takes no jobs until that is known."""
 
 Probe = Callable[[Settings, SlotKind], str]
-"""Returns why slots of a kind cannot compile and run a good program; empty where they can."""
+"""Returns why slots of a kind cannot compile and run a good program; empty if they can."""
 
 
 def run_worker(
@@ -138,13 +138,13 @@ class Supervisor:
         self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
 
     def _health(self) -> Health:
-        """How its workers were at the last look; not alive where the loop that looks at them stands still."""
+        """Return the state of its workers at the last look; not alive if the loop that looks at them is stuck."""
         looked, workers = self._seen
         alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self._settings.renew_seconds)
         return Health(alive, {"node": self._node, "workers": workers})
 
     def _nudge(self) -> None:
-        """Have the loop look at its workers now; from any thread."""
+        """Let the loop look at its workers now. Thread-safe."""
         os.write(self._woken, b"\0")
 
     def run(self) -> int:
@@ -327,11 +327,11 @@ class Worker:
 
     @property
     def patience(self) -> float:
-        """Seconds until it has to be looked at again, where that is soon."""
+        """Seconds until its next check, if that is soon."""
         return self._deadline - time.monotonic()
 
     def look(self, signals: int) -> None:
-        """Send a heartbeat and do what has to be done, after so many signals in all."""
+        """Send a heartbeat and act on the answer; `signals` counts the signals to stop so far."""
         if self._process and self._process.met_outage():
             self._deliveries.suspect()
         if self._stage is not Stage.SERVING or signals:
@@ -342,17 +342,17 @@ class Worker:
             log.info("draining, as the operator asked", worker=self._id)
             self._drain(hurry=signals)
             return
-        told = self._takes_none
+        reported = self._takes_none
         if beat:
             self._see_to_health(beat)
         if self._process and self._process.consuming_for is not None:
             self._broken = ""
-        if beat and self._takes_none != told:
+        if beat and self._takes_none != reported:
             self._beat()  # Claims are answered, and jobs handed out, by what the store knows.
         self._see_to_process(beat)
 
     def _see_to_process(self, beat: Beat | None) -> None:
-        """Have its process take messages, or none for now; start another where it died, or does not do it."""
+        """Let its process take messages, or pause it. Start another process if it died or does not take them."""
         if self._process is None or self._process.ended:
             self._replace(self._process)
         elif self._rests:
@@ -370,10 +370,10 @@ class Worker:
                 self._restart(self._process)
 
     def _see_to_health(self, beat: Beat) -> None:
-        """Hear whether the node is fenced, look for room on its disk, and probe it where that is due and has room."""
+        """Check whether the node is fenced and its disk has room, and probe the node if a probe is due."""
         full = lacks_room(self._settings)
         if self._probes.answer and full:
-            self._probes.forget()  # For want of room, which is no fault of the node: it is probed again when there is.
+            self._probes.forget()  # A full disk is no fault of the node: it is probed again when there is room.
         self._see_to_mismatch()
         wrong = self._probes.answer
         if wrong is not None:
@@ -382,7 +382,7 @@ class Worker:
             try:
                 fenced = self._store.workers.probed(self._id, node=self._node, wrong=wrong, row=self._probes.row)
             except StoreUnavailable as error:
-                log.info("the health probe's answer is told later", error=error.message)
+                log.info("the health probe's answer is reported later", error=error.message)
                 return
             if fenced is None:
                 return  # The store lost it since this heartbeat: the next one registers it, with its fence.
@@ -400,13 +400,13 @@ class Worker:
         if not full and (self._probes.due if self._mismatch else soon):
             self._probes.start()
         unproven = "" if self._probes.proven else UNPROVEN
-        # An outage first: it costs no job, whatever else is wrong meanwhile, such as a disk that it has filled.
+        # An outage first: it costs no job, even if it has filled the disk.
         self._resting = self._deliveries.resting or full or self._mismatch or unproven
 
     def _see_to_mismatch(self) -> None:
-        """Rest from an attempt that found another toolchain than its job is for until a probe finds what is registered.
+        """Take no jobs after an attempt found the wrong toolchain, until a probe finds the registered one.
 
-        What was installed meanwhile is no fault of the node, whose other workers go on: it is not fenced for it.
+        The node is not fenced for it: a new installation is no fault of the node, and its other workers continue.
         """
         wrong = self._probes.answer
         if wrong and FailureKind.TOOLCHAIN_MISMATCH in wrong:
@@ -421,7 +421,7 @@ class Worker:
             self._probes.begin_row()
 
     def leave(self) -> None:
-        """End its process, where it has not ended, and its registration."""
+        """End its process and its registration."""
         if self._process:
             self._process.kill()
         try:
@@ -431,7 +431,7 @@ class Worker:
             log.info("registration is left to expire", error=error.message)
 
     def _give_up(self, why: str) -> None:
-        """Its process is dead: its attempts are lost at once. Where the store is away, their leases will end."""
+        """Report its attempts as lost, since its process is dead. If the store is away, their leases will expire."""
         try:
             self._deliveries.keep_left()
             for job in self._store.workers.died(self._id, why):
@@ -440,7 +440,7 @@ class Worker:
             log.info("attempts are left to their leases", error=error.message)
 
     def _beat(self) -> Beat | None:
-        """Send one heartbeat; None where the store cannot be reached, or had forgotten this worker."""
+        """Send one heartbeat; return None if the store is away, or had forgotten this worker."""
         try:
             draining = self._stage is not Stage.SERVING
             beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._takes_none)

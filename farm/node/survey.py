@@ -1,7 +1,7 @@
 """Find what this node can compile for: its ROCm, its compilers, its GPUs, and the pools that follow from them.
 
-Compilers are asked in child processes, so that a broken one cannot take the worker with it. `gpus.py` puts together
-what the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py` say; `slot_shares.py` shares a node out.
+Each compiler is probed in a child process, so that a broken one cannot end the worker. `gpus.py` joins the reports of
+the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py`; `slot_shares.py` divides a node into slots.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ rocBLAS, hipBLASLt) and without tuning, so what comes out is another program tha
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found on a node. `versions` are recorded with the worker; `notes` say what cannot be used, and why.
+    """The findings on a node. `versions` are recorded with the worker; `notes` say what cannot be used, and why.
 
     `migraphx_path` is the folder to import MIGraphX from: the setting, else the one in ROCm's root; empty: none.
     """
@@ -50,7 +50,7 @@ class Findings:
     migraphx_path: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what was found as plain JSON, without the pools."""
+        """Return the findings as plain JSON, without the pools."""
         return {
             "rocm": asdict(self.rocm) if self.rocm else None,
             "gpus": [asdict(gpu) for gpu in self.gpus],
@@ -60,7 +60,7 @@ class Findings:
 
 
 def survey(settings: Settings, machine: Machine | None = None) -> Findings:
-    """Look at ROCm, compilers and GPUs, and return what they amount to."""
+    """Look at ROCm, compilers and GPUs, and return the findings."""
     machine = machine or Machine()
     rocm = find_rocm(machine, settings.migraphx_python)
     gpus, notes = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
@@ -96,15 +96,15 @@ _INSTALL = {
 
 
 def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
-    """Return ROCm's folder of libraries where MIGraphX's Python module is in it, as its packages put it."""
+    """Return ROCm's folder of libraries if it has MIGraphX's Python module; else an empty text."""
     folder = machine.path(f"{rocm.root}/lib") if rocm else None
     return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
 
 
 def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device: str = "") -> ProbeAnswer:
-    """Ask a child what it finds of a compiler, for a `device` that has libraries of its own (`cuda`).
+    """Probe a compiler in a child; `device` is one that has libraries of its own (`cuda`).
 
-    A child that fails is an answer too (`available` false).
+    If the child fails, `available` is false.
     """
     migraphx = compiler == "migraphx"
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
@@ -154,7 +154,7 @@ def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Po
 
 
 def _nvidia_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
-    """Pools for NVIDIA's GPUs, but for those that are older than what the libraries serve."""
+    """Yield pools for NVIDIA GPUs, without GPUs that are older than the libraries support."""
     for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == "nvidia"}.items():
         capability = int(short_arch(gpu.arch).removeprefix("sm_"))
         if capability < found.get("lowest", 0):

@@ -1,7 +1,7 @@
-"""Work folders: each process of a node works in one of its own, and what killed processes left is cleared away.
+"""Work folders: each process of a node has its own, and folders that killed processes left are removed.
 
-A lock beside each folder says which are in use: the kernel lets it go when its process ends, in whatever way. Process
-ids and host names would not do: in containers they repeat, and containers do not see each other's processes.
+A lock file next to each folder shows whether it is in use: the kernel releases the lock when the process ends, in any
+way. Process ids and host names cannot show that: containers repeat them, and do not see each other's processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WorkFolder:
     """One process's folder below `work`, made when it is first needed. Thread-safe."""
 
     def __init__(self, work: Path) -> None:
-        """Clear away what processes left below `work` that have ended."""
+        """Remove the folders below `work` of processes that have ended."""
         # Under the host's name: what runs on one machine is counted together.
         self._node = work / socket.gethostname()
         self._mutex = threading.Lock()
@@ -50,7 +50,7 @@ class WorkFolder:
 
     @contextmanager
     def company(self) -> Iterator[Company]:
-        """Say, when the block has ended, whether other work ran on this node meanwhile."""
+        """Yield a `Company`. When the block has ended, it says whether other work ran on this node during the block."""
         company, before = Company(), self.at_work()
         yield company
         company.shared = self.at_work() != before or sum(count for count, _ in before.values()) > 1
@@ -78,10 +78,10 @@ class WorkFolder:
             if self._own is None:
                 self._node.mkdir(parents=True, exist_ok=True)
                 own = self._node / f"{os.getpid()}-{secrets.token_hex(4)}"
-                # Under its name it is locked from the first moment on, so that nobody takes it for one that was left.
+                # It is locked before it has its name, so that no other process takes it for an abandoned one.
                 with replacing(own.with_suffix(".lock")) as new:
                     self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-                    with suppress(OSError):  # A file system without locks: nobody can take it there, either.
+                    with suppress(OSError):  # A file system without locks: others cannot lock it either.
                         fcntl.flock(self._lock, fcntl.LOCK_EX)
                 own.mkdir()
                 self._own = own
@@ -89,7 +89,7 @@ class WorkFolder:
 
 
 def _in_use(lock: Path) -> bool:
-    """Whether the process lives that holds a lock; also where that cannot be known. Raises FileNotFoundError."""
+    """Whether the process that holds a lock is alive; true if that is unknown. Raises FileNotFoundError."""
     taken = _taken(lock, fcntl.LOCK_SH)
     if taken is not None:
         os.close(taken)
@@ -97,7 +97,7 @@ def _in_use(lock: Path) -> bool:
 
 
 def _clear_away(lock: Path) -> None:
-    """Remove a folder and its lock where no process holds that."""
+    """Remove a folder and its lock if no process holds the lock."""
     with suppress(FileNotFoundError):
         held = _taken(lock, fcntl.LOCK_EX)
         if held is not None:
@@ -110,7 +110,7 @@ def _clear_away(lock: Path) -> None:
 
 
 def _taken(lock: Path, how: int) -> int | None:
-    """Take a lock that nobody holds, and return its descriptor; None where it could not be had."""
+    """Take a free lock and return its descriptor; None if another process holds it."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
