@@ -1,9 +1,9 @@
-"""Answers: what a child may answer, by action (`farm/runner/protocol.py`). All answers are checked here, once.
+"""Answers: checks what children answer. Each action has a reader, and each answer is checked once.
 
 A child that a hostile model controls can answer anything, and answers go into work orders, the job store, sidecars and
-paths. So each field is checked: its type, its length and count, and its names, which must be those of the model's
-inputs and outputs if the request has them. Unknown fields are dropped. Pure, and only on the standard library, since
-`farm reproduce` copies it.
+paths. So the type, length and count of each field are checked. Names must be those of the model's inputs and outputs,
+if the request has them. Unknown fields are dropped. Pure, and only on the standard library, since `farm reproduce`
+copies it.
 """
 
 from __future__ import annotations

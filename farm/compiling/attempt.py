@@ -26,7 +26,7 @@ class LogTail:
         self._path, self._size = path, 0
 
     def news(self) -> bytes | None:
-        """Return the last 64 KiB where the file has grown since the last call, else None."""
+        """Return the last 64 KiB if the file has grown since the last call, else None."""
         try:
             if self._path is None or (size := self._path.stat().st_size) == self._size:
                 return None
@@ -43,8 +43,8 @@ class LogTail:
 class Attempt:
     """What one attempt needs: the work order, its limits, and where its artifact goes.
 
-    `build` is the first that asked for the job; `previous` are the failure kinds of the job's earlier attempts (""
-    where one did not fail); `slot` is where its children run, and `free` has those that it may borrow meanwhile.
+    `build` is the first build that asked for the job. `previous` has the failure kinds of the job's earlier attempts
+    ("" if one did not fail). Its children run in `slot`; it may borrow slots that are `free`.
     """
 
     job_id: str

@@ -1,9 +1,8 @@
-"""Control groups: limits of memory and processes that the kernel itself holds, and whom it killed for want of memory,
-where this process may make groups for its children.
+"""Control groups: let the kernel enforce the limits of memory and processes of a child, and count what it killed.
 
-This needs a group of version 2 that was handed to the worker (systemd: `Delegate=memory pids`; containers: a writable
-cgroup) and made ready by `hand_on`. Without one the guard looks at its child some times a second instead, which a fast
-allocation, or a fast fork, outruns.
+The worker needs a group of version 2 of its own (systemd: `Delegate=memory pids`; containers: a writable cgroup), which
+`hand_on` prepares. Without a group, the guard checks the limits several times a second. A fast allocation or a fast
+fork can be over its limit before the next check.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from farm.runner.documents import ControlGroup
 
 LEAF = "farm-worker"
-"""Where the worker itself goes: a group that hands controllers on holds no process of its own."""
+"""The group of the worker itself: a group that passes controllers on may hold no process."""
 
 ROOT = Path("/")
 
@@ -39,7 +38,7 @@ class Groups:
 
 @cache
 def find(root: Path = ROOT) -> Groups:
-    """Say where this process may make groups with a memory limit."""
+    """Return where this process may make groups with a memory limit."""
     folder = _own_group(root)
     if folder is None:
         return Groups(None, why="no cgroup v2 with a memory controller is mounted")
@@ -54,12 +53,11 @@ def find(root: Path = ROOT) -> Groups:
 
 @contextmanager
 def limited(memory: int, processes: int = 0) -> Iterator[ControlGroup]:
-    """Make a group for one child, which may use so many bytes and have so many processes and threads (0: any number),
-    and remove it when the block ends.
+    """Make a control group for one child, and remove it when the block ends.
 
-    Yields what the child has to know: `join`, the file into which it writes itself, `events`, where the kernel counts
-    whom it killed, and, where it holds the limit of processes, `refused`, where it counts what it refused to start;
-    nothing where no group can be made.
+    The child may use `memory` bytes and have so many `processes` and threads (0: no limit). Yields the group's files:
+    the child writes its process id to `join`; the kernel counts the processes that it killed in `events`, and those
+    that it refused to start in `refused`. Yields nothing if no group can be made.
     """
     groups = find()
     folder, counts = groups.folder, groups.processes and processes > 0
@@ -77,7 +75,7 @@ def limited(memory: int, processes: int = 0) -> Iterator[ControlGroup]:
         if counts:
             (group / "pids.max").write_text(str(processes))
     except OSError:
-        # Such as no room for more groups: then the guard's looking has to do.
+        # For example, no room for more groups. Then the guard checks the limits.
         with suppress(OSError):
             group.rmdir()
         yield {}
@@ -111,17 +109,17 @@ def _own_group(root: Path) -> Path | None:
 
 
 def _inside(root: Path, point: str, top: str, path: str) -> Path:
-    """Where a group is in the file system; a container sees its own as the top."""
+    """Return the path of a group in the file system; a container sees its own group as the top."""
     mounted = root / point.lstrip("/")
     group = mounted / path.removeprefix(top).lstrip("/")
     return group if group.is_dir() else mounted
 
 
 def hand_on(root: Path = ROOT) -> None:
-    """Have this process's group give groups below it its controllers of memory and processes, if that is ours to do.
+    """Let this process's group pass the controllers of memory and processes on to groups below it.
 
-    Its processes move to a leaf for that, so it is done only where all of them are this process and its ancestors:
-    never in a group that somebody else's processes share. To be called by a worker before it starts others.
+    The processes of the group have to move to a leaf for that. So this does nothing unless all of them are this process
+    and its ancestors. A worker calls it before it starts other processes.
     """
     folder = _own_group(root)
     if folder is None or folder.name == LEAF or "memory" in _words(folder / "cgroup.subtree_control"):
@@ -130,7 +128,7 @@ def hand_on(root: Path = ROOT) -> None:
     if not os.access(folder, os.W_OK) or not members <= _family(root):
         return
     leaf = folder / LEAF
-    with suppress(OSError):  # Then `find` says what is missing.
+    with suppress(OSError):  # `find` then reports what is missing.
         leaf.mkdir(exist_ok=True)
         for process in members:
             (leaf / "cgroup.procs").write_text(str(process))
@@ -140,7 +138,7 @@ def hand_on(root: Path = ROOT) -> None:
 
 
 def _family(root: Path) -> set[int]:
-    """This process, and those that led to it."""
+    """Return the ids of this process and its ancestors."""
     family, process = set[int](), os.getpid()
     while process and process not in family:
         family.add(process)

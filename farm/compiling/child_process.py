@@ -1,4 +1,4 @@
-"""The worker's side of a child process: start it, follow it, end it, and say how that was.
+"""The parent's side of a child process: start it, follow it, end it, and return how it ended.
 
 Everything that touches a compiler or an unchecked model runs in such a child (`farm/runner/`): compilers read
 their environment once, hold the interpreter for minutes, and can abort or hang the process.
@@ -35,7 +35,7 @@ RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
 _PATIENCE = 10.0
-"""Seconds that the guard gets to say its last word, beyond those that processes may take to die."""
+"""Seconds that the guard gets for its last message, beyond the time that processes may take to die."""
 _MARK = "FARM_CHILD"
 """Environment variable with a random token, by which a child without its guard is still found."""
 _INHERITED = (
@@ -53,26 +53,26 @@ _THREAD_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What a child may use; 0 is no limit. Times in seconds, sizes in bytes.
-
-    `hang` is how long neither a message, nor the log, nor CPU time may move, that is, beyond the cores that `waiting`
-    burns: one where a GPU is waited for, none elsewhere. `whole` is the limit that `time` is the rest of, where it is
-    one: what people are told. `dying` is how long what was killed may take to be gone, and a child that has answered
-    to end by itself. `disk` is what it may write together with what others of its attempt have `written`, `processes`
-    how many processes and threads it may have at once. `files` holds where `disk` is limited.
-    """
+    """Limits of a child. Times in seconds, sizes in bytes; 0 is no limit."""
 
     time: float = 0
     whole: float = 0
+    """The limit of the whole attempt, of which `time` is what is left; messages name it."""
     memory: int = 0
     hang: float = 0
+    """Longest time without a sign of life: a message, a longer log, or CPU time."""
     waiting: float = 0.0
+    """Cores that a child keeps busy while it waits for its GPU: their CPU time is no sign of life."""
     log: int = 1 << 30
     disk: int = 0
+    """What the child may write, together with what other children of its attempt have `written`."""
     written: int = 0
     files: int = MOST
+    """Files that it may write, if `disk` is limited."""
     processes: int = 0
+    """Processes and threads that it may have at once."""
     dying: float = 60.0
+    """Time for killed processes to be gone, and for a child that has answered to end."""
 
 
 NO_LIMITS = ChildLimits(log=0)
@@ -80,10 +80,10 @@ NO_LIMITS = ChildLimits(log=0)
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a sealed child may reach beside the system, its interpreter and its private folder (`farm/runner/seal.py`).
+    """What a sealed child may access, besides the system, its interpreter and its private folder (`runner/seal.py`).
 
-    `read` and `write` are files or folders, named by who starts the child, never by a child. Sockets and other
-    processes are out of its reach. `within` is a folder in which other children write: no link there is followed.
+    `read` and `write` are files or folders. The parent chooses them, never a child. Sockets and other processes are out
+    of reach. `within` is a folder in which other children write: links in it are not followed.
     """
 
     read: Sequence[Path] = ()
@@ -92,7 +92,7 @@ class Seal:
 
 
 class EndedBy(StrEnum):
-    """Who ended the child."""
+    """Why the child ended: by itself, or because the parent ended it for a reason."""
 
     ITSELF = "itself"
     TIME_LIMIT = "time_limit"
@@ -113,7 +113,7 @@ _KILLED = {
     "files": EndedBy.FILE_LIMIT,
     "processes": EndedBy.PROCESS_LIMIT,
 }
-"""Why the guard ended a child, in its words."""
+"""The guard's reasons for ending a child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +129,22 @@ class ChildEnd:
     limits: ChildLimits
     result: Any = None
     wrong: str = ""
-    """What is wrong with its answer, by which it ended as NONSENSE; empty where it was no message at all."""
+    """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is no message."""
     error: ChildError | None = None
     exit_code: int | None = None
     signal: int | None = None
     seconds: float = 0.0
     memory: int = 0
     oom_killer: bool = False
-    """Whether the kernel killed it for want of memory; where it has no control group, whether it killed anybody so
-    while it ran.
+    """Whether the kernel killed it because memory ran out.
+
+    Without a control group: whether the kernel killed any process of the machine for that while the child ran.
     """
     phase: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     log_tail: str = ""
     left: Sequence[str] = ()
-    """What was removed from its folders, since it was no plain file; such a child has failed."""
+    """Entries that were removed from its folders, because they were no regular files; such a child has failed."""
     stuck: tuple[int, ...] = ()
     """Process ids of what could not be killed, and is still there."""
 
@@ -168,12 +169,12 @@ def run_child(
 ) -> ChildEnd:
     """Run one request (`farm/runner/protocol.py`) in a child and return how it ended.
 
-    `environment` is added to the clean one that `child_environment` makes; the log is appended to `log_path`;
-    `folder` is where the child's private temporary folder is made, and removed at the end. Whatever opens a model that
-    nobody vouches for has a `seal`. When this returns or raises, or the calling process dies in any way, no process of
-    the child is left, but those that the kernel does not let go (`ChildEnd.stuck`).
+    `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
+    child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model needs a
+    `seal`. When this returns or raises, or if the calling process dies in any way, no process of the child is left,
+    except those that the kernel cannot end (`ChildEnd.stuck`).
 
-    Raises OSError where the child cannot be started.
+    Raises OSError if the child cannot be started.
     """
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
@@ -207,7 +208,7 @@ def run_child(
 
 
 def _cut(log: int, limit: int) -> None:
-    """Cut a log that its child stretched: a process that holds a file can make it long without writing it."""
+    """Cut a log to its limit: a process that holds a file can make it long without writing to it."""
     if limit and os.fstat(log).st_size > limit:
         os.ftruncate(log, limit)
 
@@ -220,7 +221,7 @@ def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPath
     if seal is None:
         return None
     search = [Path(folder) for folder in request.get("search") or ()]
-    # A folder of modules may be made of links to where they are, and a library looks for others beside itself.
+    # A folder of modules may consist of links, and a library looks for others in its own folder.
     entries = [entry for folder in search if folder.is_dir() for entry in folder.iterdir()]
     linked = [entry.resolve() for entry in entries if entry.is_symlink()]
     real = {place if place.is_dir() else place.parent for place in linked}
@@ -263,7 +264,7 @@ def child_environment(
         "PYTHONHASHSEED": "0",
         "MIOPEN_USER_DB_PATH": str(scratch / "miopen"),
         "MIOPEN_CUSTOM_CACHE_DIR": str(scratch / "miopen-cache"),
-        # What the driver compiles for its card, and keeps: nobody's but this child's.
+        # The driver's cache of kernels: this child's own.
         "CUDA_CACHE_PATH": str(scratch / "cuda-cache"),
         # HIP counts within what ROCr leaves visible, so ROCr alone pins; -1 is a device that does not exist.
         "ROCR_VISIBLE_DEVICES": (gpu if maker == "amd" else "") or "-1",
@@ -275,7 +276,7 @@ def child_environment(
 
 
 class ChildProcess:
-    """One child: started, followed until it ends or has to be ended, and cleared away."""
+    """One child process: starts it, follows it until it ends or has to be ended, and cleans up."""
 
     def __init__(
         self,
@@ -320,7 +321,7 @@ class ChildProcess:
                 os.close(end)
 
     def follow(self, watch: Watch) -> EndedBy:
-        """Read until the guard has said its last word, or the child has to be ended; return who ends it."""
+        """Read until the guard has sent its last message, or the child has to be ended; return why."""
         conversation = self._conversation
         while not conversation.is_over:
             conversation.read(watch.pause())
@@ -336,7 +337,7 @@ class ChildProcess:
             self._process.stdin.close()
         conversation.mute()
         deadline = time.monotonic() + self._dying + _PATIENCE
-        # What still comes is read, so that nobody blocks on a full pipe.
+        # Read what still comes, so that no writer blocks on a full pipe.
         while not conversation.is_over and (left := deadline - time.monotonic()) > 0:
             conversation.read(left)
         if conversation.ended is None:
@@ -366,7 +367,7 @@ class ChildProcess:
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
             seconds=self._seconds,
             memory=max(watch.memory, ended["memory"]),
-            # The machine's count does not say which child: another one may have gone over its limit.
+            # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
             phase=conversation.phases.last,
             phases={name: round(seconds, 3) for name, seconds in conversation.phases.seconds.items()},
@@ -376,7 +377,7 @@ class ChildProcess:
 
 
 class Watch:
-    """Looks whether a child keeps to its limits, and when it last showed a sign of life."""
+    """Checks the limits of a child, and remembers its last sign of life."""
 
     def __init__(self, limits: ChildLimits, log: int, cancelled: threading.Event | None) -> None:
         """`log` is the file descriptor of the child's log."""
@@ -403,13 +404,13 @@ class Watch:
             self._moved, self._cpu = time.monotonic(), cpu
 
     def pause(self) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next check."""
         if self.limits.time:
             return max(0.0, min(_LOOK_SECONDS, self._started + self.limits.time - time.monotonic()))
         return _LOOK_SECONDS
 
     def verdict(self, ended: GuardEnd | None) -> EndedBy:
-        """Return who ends the child now; ITSELF lets it go on. `ended` is the guard's last word, if it was said."""
+        """Return why the child has to be ended now; ITSELF if it may continue. `ended` is the guard's last message."""
         now = time.monotonic()
         if ended:
             by = _KILLED.get(ended["killed"], EndedBy.ITSELF)
@@ -429,7 +430,7 @@ class Watch:
 
 
 def _tail(path: Path, start: int) -> str:
-    """Return the last bytes of what was written to a log from a position on, as text."""
+    """Return the last bytes of a log as text, from a position on."""
     with path.open("rb") as log:
         log.seek(max(start, log.seek(0, os.SEEK_END) - 16384))
         return log.read().decode(errors="replace")
@@ -448,7 +449,7 @@ def _oom_kills() -> int:
 
 
 def _kill_marked(token: str, guard: int, seconds: float) -> list[int]:
-    """Kill every process with a child's mark in its environment; return those that are still there after `seconds`."""
+    """Kill every process with a child's mark in its environment; return those that remain after `seconds`."""
     mark = f"{_MARK}={token}".encode()
     deadline = time.monotonic() + seconds
     while found := [
@@ -468,9 +469,9 @@ def _kill_marked(token: str, guard: int, seconds: float) -> list[int]:
 def _is_alive_with(process: Path, mark: bytes, guard: int) -> bool:
     try:
         state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
-        if state == "D":  # Its environment may be locked, and who reads that would be as stuck.
+        if state == "D":  # Its environment may be locked: reading it would hang, too.
             return int(session) == guard
-        # The environment of a zombie reads as empty, so what was killed is not found again.
+        # The environment of a zombie is empty, so killed processes are not found again.
         return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:
         return False

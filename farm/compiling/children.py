@@ -24,11 +24,11 @@ OnPhase = Callable[[Phase, float | None, str], None]
 
 
 LARGEST = 1 << 62
-"""Bytes of a file where there is no limit."""
+"""Largest size of a file without a limit."""
 
 
 class StepSettings(Protocol):
-    """What the steps have to know of the machine that they run on: some of the farm's settings."""
+    """The settings of the machine that steps use: some of the farm's settings."""
 
     @property
     def threads_per_slot(self) -> int:
@@ -44,7 +44,7 @@ class StepSettings(Protocol):
 
     @property
     def disk_limit(self) -> int:
-        """Bytes that all which children write may take of the disk; 0 is no limit."""
+        """Bytes that the children of an attempt may write together; 0 is no limit."""
 
     @property
     def process_limit(self) -> int:
@@ -60,7 +60,7 @@ class StepSettings(Protocol):
 
 
 class StepEnded(Exception):
-    """A step did not get to its end: `failure` says why; None where it was cancelled."""
+    """A step did not finish: `failure` says why; None if it was cancelled."""
 
     def __init__(self, failure: Failure | None) -> None:
         super().__init__(f"{failure.kind}: {failure.message}" if failure else "cancelled")
@@ -75,7 +75,7 @@ def no_conditions() -> None:
 class Children:
     """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
 
-    They run in `slot`; `environment` is added to theirs. Those in other slots, at the same time, are `beside` them.
+    They run in `slot`; `environment` is added to theirs. `beside` returns children that run in another slot.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class Children:
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
     conditions: Callable[[], GpuConditions | None] = no_conditions
-    """Tells how the slot's GPU is at the moment; asked by `look`."""
+    """Returns the state of the slot's GPU; `look` calls it."""
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
@@ -103,9 +103,9 @@ class Children:
         self.log_path.touch()
 
     def beside(self, slot: Slot, folder: Path) -> Children:
-        """Return what runs children of the same attempt in another slot at the same time, with a log of its own.
+        """Return children of the same attempt that run in another slot at the same time, with a log of their own.
 
-        The time limit is that of all, the memory limit that of each.
+        The time limit holds for all of them together, the memory limit for each.
         """
         folder.mkdir()
         return replace(self, slot=slot, folder=folder)
@@ -126,7 +126,7 @@ class Children:
         return max(self.memory, default=0)
 
     def look(self, when: str) -> GpuConditions | None:
-        """Return how the slot's GPU is, while no child runs; the log says where others use it (`before measuring`)."""
+        """Return the state of the slot's GPU while no child runs; log that others use it, at the moment `when`."""
         found = self.conditions()
         processes = found["processes"] if found else None
         if processes and processes["count"]:
@@ -137,7 +137,7 @@ class Children:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Say that a phase begins, and time it."""
+        """Report that a phase begins, and measure its time."""
         if self.cancelled.is_set():
             raise StepEnded(None)
         self.on_phase(phase, None, "")

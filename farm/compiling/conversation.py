@@ -68,7 +68,7 @@ class Listener(Protocol):
 
 
 class Conversation:
-    """The reading ends of both pipes of one child. To be closed."""
+    """Reads what a child and its guard say. Has to be closed."""
 
     def __init__(self, request: ChildRequest, listener: Listener, on_message: OnMessage | None) -> None:
         self.result: Any = None
@@ -89,7 +89,7 @@ class Conversation:
         messages, message_end = os.pipe()
         self._words, word_end = os.pipe()
         self.ends = message_end, word_end
-        """The writing ends, which whoever starts the child closes: the child's, and its guard's."""
+        """The writing ends, for the child and for its guard. The process that starts the child closes them."""
         self._buffers = {messages: bytearray(), self._words: bytearray()}
         self._selector = selectors.DefaultSelector()
         for pipe in self._buffers:

@@ -23,7 +23,7 @@ class Failure(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Something that compilers say: the pattern, the kind it is, and the sentence (empty: the compiler's own)."""
+    """A known message of a compiler: pattern, failure kind, and our sentence for it (empty: the compiler's own)."""
 
     pattern: str
     kind: FailureKind
@@ -102,7 +102,7 @@ _MESSAGES = (
 )
 
 _TABLES = {"": _MESSAGES, FailureKind.INTERNAL: _MESSAGES, FailureKind.UNVERIFIABLE: _DYING_WORDS}
-"""What is looked for in the words of an error, by the kind that the child stated."""
+"""Known messages by the kind that the child stated."""
 
 _STATED = frozenset(
     {
@@ -121,13 +121,13 @@ _STATED = frozenset(
 """Kinds that a child may state. Of the others it cannot know: limits, the node, the farm, gates."""
 
 _LONGEST_TEXT = 4000
-"""Characters of a child's own words that are kept in the store and in reports; its log has all of them."""
+"""Characters of a child's message that the store and reports keep; the log has the whole message."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def classify(end: ChildEnd) -> Failure | None:
-    """Return why a child failed; None where it answered, or was cancelled. Decided here and nowhere else."""
+    """Return why a child failed; None if it answered or was cancelled. Only this function decides that."""
     if end.stuck:
         return Failure(
             FailureKind.GPU_FAULT, _stuck(end.stuck) + _during(end), _useful_lines(end.log_tail), fences=True
@@ -174,7 +174,7 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             FailureKind.COMPILER_ERROR,
             f"it wrote more than {_bytes(end.limits.log)} of log",
         ),
-        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it told the worker what is no message"),
+        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it sent the worker something that is no message"),
         EndedBy.STRAY_FILES: (
             FailureKind.COMPILER_ERROR,
             f"it left what is no plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",
@@ -216,7 +216,7 @@ def _during(end: ChildEnd) -> str:
 
 
 def _useful_lines(log: str) -> str:
-    """Return the last lines of a log that say something, without colours."""
+    """Return the last lines of a log that are not empty, without colours."""
     lines = [_ANSI.sub("", line).rstrip()[:400] for line in log.splitlines()]
     return "\n".join([line for line in lines if line][-8:])
 

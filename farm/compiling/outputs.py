@@ -1,7 +1,7 @@
-"""Outputs: what a child leaves in its folders, made safe for whoever reads them next.
+"""Outputs: makes the folders of a child safe to read.
 
-A hostile compiler leaves links to the worker's own files, pipes on which a reader waits for ever, or a thousand nested
-folders. All its processes are gone when its folders are swept, so nothing changes behind the sweep.
+A hostile compiler can leave links to the worker's own files, pipes that block a reader for ever, or a thousand nested
+folders. All processes of the child are gone when its folders are swept, so nothing changes after the sweep.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MOST = 100_000
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove all from a folder but folders and regular files with one name; return what was removed and why.
+    """Remove everything from a folder except folders and regular files with one name; return what was removed and why.
 
-    The file's mode bits are set such that its owner can read it: a child may have taken that away.
+    All files are made readable for their owner: a child may have changed their mode.
     """
     found: list[str] = []
     todo = [(folder, 0)]

@@ -1,7 +1,7 @@
-"""Reproduction: one attempt alone, in a folder that anybody can run, without the farm, Redis or S3.
+"""Reproduction: writes one attempt as a folder that anybody can run, without the farm, Redis or S3.
 
-The folder holds the attempt's inputs, spec and work order, and a copy of those modules of the farm that take its steps:
-they need the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m
+The folder has the attempt's inputs, spec and work order, and a copy of the modules of the farm that run it. They need
+the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m
 farm.compiling.reproduction`) runs the same children with the same checks, and computes the cache key from `spec.json`.
 """
 
@@ -48,7 +48,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class MachineFile:
-    """What the steps have to know of the machine that they run on; the farm's settings of the same names."""
+    """The settings of the machine that the steps use; the farm's settings have the same names."""
 
     threads_per_slot: int = 1
     measure_seconds: float = 3.0
@@ -60,16 +60,16 @@ class MachineFile:
 
     @classmethod
     def of(cls, machine: StepSettings) -> MachineFile:
-        """Return what is known of a machine."""
+        """Return these settings of a machine."""
         return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
 
 
 def describe(
     attempt: Attempt, *, reference: FileReference | None, ended: FailureDocument | None = None
 ) -> ReproductionDocument:
-    """Return all that decides an attempt, as JSON: what a folder is written from.
+    """Return everything that decides an attempt, as JSON. A folder is written from it.
 
-    `reference` is the file reference of the reference outputs, where they were made before; `ended` is how the attempt
+    `reference` is the file reference of the reference outputs, if they were made before; `ended` is how the attempt
     ended.
     """
     return {
@@ -93,7 +93,7 @@ def describe(
 
 
 def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring: Bring) -> None:
-    """Write the folder that reruns an attempt; `machine` is what reruns are done on unless they say otherwise.
+    """Write the folder that reruns an attempt; `machine` has the defaults for reruns.
 
     Raises OSError, ValueError for a file that would lie outside the folder, and what `bring` raises.
     """
@@ -162,9 +162,9 @@ The attempt behind cache key `{key}`, recorded by farm {farm}. It reruns alone, 
 
     PYTHON=/path/to/python sh run.sh
 
-The interpreter (Python 3.11 or newer) needs numpy, onnx and the compiler; `sh run.sh --help` lists what can be told,
-such as where MIGraphX is. The program, the log and `result.json` are in `work/` afterwards. Exit code 0: a program was
-made and measured; 1: it failed; 2: an input is not the one that the attempt had, or the interpreter lacks something.
+The interpreter (Python 3.11 or newer) needs numpy, onnx and the compiler; `sh run.sh --help` lists the options,
+such as the folder of MIGraphX. The program, the log and `result.json` are in `work/` afterwards. Exit code 0: a
+program was made and measured; 1: it failed; 2: an input differs from the attempt's, or the interpreter lacks something.
 
 | file | what it is |
 | --- | --- |
@@ -174,7 +174,7 @@ made and measured; 1: it failed; 2: an input is not the one that the attempt had
 | `inputs/` | model, calibration data, samples, and the reference outputs where they were made before |
 | `farm/` | the modules of the farm that take the steps, and `farm/runner/`, which runs in the children |
 
-Without `inputs/reference.npz` the reference outputs are made anew. A GPU program is tuned from an empty database.
+Without `inputs/reference.npz` the reference outputs are made again. A GPU program is tuned from an empty database.
 """
 
 
@@ -190,10 +190,10 @@ class WrongPython(Exception):
 
 
 def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool = False) -> Document:
-    """Take the attempt's steps again, in `folder`/work, and say how it ended.
+    """Run the attempt again, in `folder`/work, and return how it ended.
 
     The answer has `key` (of `spec.json`), `expected_key`, `toolchain` (of the compiler here), `ended` (`{"kind",
-    "message", "detail"}`, None for a success), `program` and `record` (what a sidecar says of it).
+    "message", "detail"}`, None for a success), `program` and `record` (its sidecar's fields).
 
     Raises WrongInput, WrongPython, OSError.
     """
@@ -245,14 +245,14 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
 
 
 def _slot(gpu: str, target: str) -> Slot:
-    """Return where children run: on the GPU that is named, else on the first of the target's maker."""
+    """Return the slot of the children: the named GPU, else the first GPU of the target's maker."""
     compiler, _, device = target.partition("/")
     maker = COMPILERS[compiler].maker(device)
     return Slot(gpu or "0", maker=maker) if maker else Slot(gpu)
 
 
 def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator[tuple[str, Path]]:
-    """Copy the inputs, as a worker does, so that what a compiler writes does not change them; yield what is where."""
+    """Copy the inputs, so that a compiler cannot change them; yield the use and the path of each."""
     for (use, file, place), (_, _, copy) in zip(_inputs(document, inputs), _inputs(document, copies), strict=True):
         if use == "reference" and not place.exists():
             continue
@@ -276,7 +276,7 @@ def print_inert(text: str, file: TextIO | None = None) -> None:
 
 
 def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return what a rerun found, for people, beside what the farm found."""
+    """Return the result of a rerun next to the farm's own, as lines for people."""
     same = "the job's" if found["key"] == found["expected_key"] else f"not the job's, which is {found['expected_key']}"
     lines = [f"key        {found['key']}, {same}"]
     here = found["toolchain"] or "none"

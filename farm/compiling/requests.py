@@ -30,7 +30,7 @@ class MadeProgram(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, compiled: CompileAnswer) -> MadeProgram:
-        """Return a program of which the compiling child said this."""
+        """Return a program with the answer of the child that compiled it."""
         return cls(path, [output["name"] for output in compiled["outputs"]], compiled.get("session"))
 
 
@@ -39,9 +39,9 @@ ONE_SAMPLE: SampleSource = {"generate": 1, "seed": 0, "ranges": {}}
 
 
 def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
-    """Return what the children of an attempt get beside the clean environment, by the kinds of those before it.
+    """Return further environment variables for an attempt, by the failure kinds of the attempts before it.
 
-    MIGraphX aborts on what a compile thread raises; without threads the same becomes an error that says why.
+    MIGraphX aborts if a compile thread raises. Without threads, the same error comes with its reason.
     """
     return {"MIGRAPHX_GPU_COMPILE_PARALLEL": "1"} if FailureKind.COMPILER_CRASH in previous else {}
 
@@ -55,9 +55,9 @@ EXPECTED = "expected"
 
 
 def references_of(order: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return who may compute the right outputs, in order: who the manifest asks for, then the others that can.
+    """Return the references that may compute the right outputs, in order: first the one that the manifest names.
 
-    MIGraphX's `ref` is no reference for itself, unless it is asked for. Empty where nothing is verified.
+    MIGraphX's `ref` is no reference for itself, unless the manifest names it. Empty if verification is off.
     """
     verification = order["spec"]["verification"]
     if not verification:
@@ -183,7 +183,7 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
 
 
 def expected_of(spec: Mapping[str, Any]) -> ExpectedToolchain:
-    """Return what a cache key says of who compiles: a child that is another fails as `toolchain_mismatch`."""
+    """Return what the cache key says of the toolchain; a child with another one fails as `toolchain_mismatch`."""
     compiler, device = spec["compiler"], spec["device"]
     return {
         "toolchain": spec["toolchain"],
@@ -195,7 +195,7 @@ def expected_of(spec: Mapping[str, Any]) -> ExpectedToolchain:
 
 
 def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
-    """Return what the tuning mode of a work order sets; nothing where it is off."""
+    """Return the settings of a work order's tuning mode; none if tuning is off."""
     compiler, _, device = str(order["target"]).partition("/")
     kind = COMPILERS[compiler].device(device)
     return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())

@@ -18,20 +18,20 @@ from typing import Any
 from farm.targets.compilers import Maker
 
 LOOK_SECONDS = 0.5
-"""Between two looks for a free slot; a GPU's holder may be a process of another worker."""
+"""Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
 
 CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH = b"g", b"p", b"c", b"r", b"a", b"m"
-"""The words between a worker and its Celery process: take messages; take none for now, while attempts go on; they are
-taken; give the attempts back; object storage is away; an attempt found another toolchain than its job is for.
+"""Messages between a supervisor and its Celery process: take jobs; take none for now, while attempts continue; jobs are
+being taken; give the attempts back; object storage is away; an attempt found the wrong toolchain.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The right to run one attempt: which GPU its children see, by its maker's variable (empty shows them none).
+    """The right to run one attempt: the GPU that its children see, by its maker's variable (empty: none).
 
     `lock` names the GPU among all workers of the node. `cpus` are the CPUs that children are bound to; none: all.
-    `bdf` is the GPU's PCI address, under which the kernel tells of it; NVML takes what it is pinned by.
+    `bdf` is the GPU's PCI address, by which the kernel names it; NVML uses `gpu`.
     """
 
     gpu: str = ""
@@ -40,7 +40,7 @@ class Slot:
     bdf: str = ""
     maker: Maker = "amd"
     device: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What sidecars say of the GPU beside what it is called in the cache key."""
+    """Further fields of the GPU for sidecars."""
 
     def is_apart_from(self, other: Slot) -> bool:
         """Whether what runs here is timed as if nothing ran in the other slot: on a GPU, or on CPUs of its own."""
@@ -63,7 +63,7 @@ def from_text(text: str) -> list[Slot]:
 class FreeSlots:
     """The slots of one worker process. A lock file for each GPU keeps workers of the whole node apart.
 
-    An attempt that holds one may borrow others for a while, one piece of work at a time: never where an attempt waits.
+    An attempt that holds a slot may borrow others for one piece of work at a time, unless another attempt waits.
     """
 
     def __init__(self, slots: Sequence[Slot] = (), folder: Path | None = None) -> None:
@@ -79,7 +79,7 @@ class FreeSlots:
 
     @contextmanager
     def one(self, cancelled: threading.Event) -> Iterator[Slot | None]:
-        """Hold a slot while the block runs, waiting for a free one; None where `cancelled` is set meanwhile."""
+        """Hold a slot while the block runs, and wait for a free one; yield None if `cancelled` is set in this time."""
         with self._change:
             self._waiting += 1
         try:
@@ -94,7 +94,7 @@ class FreeSlots:
                 self._give_back(*taken)
 
     def beside(self, slot: Slot) -> list[Slot]:
-        """Return the slots that may ever be lent to an attempt in this one: those that disturb no timing in it."""
+        """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""
         others = list(self._slots)
         if slot in others:
             others.remove(slot)
@@ -102,9 +102,9 @@ class FreeSlots:
 
     @contextmanager
     def borrow(self, slot: Slot, ended: threading.Event) -> Iterator[bool]:
-        """Hold this slot while the block runs, waiting until nobody wants it; False where `ended` is set meanwhile.
+        """Hold this slot while the block runs, once nobody else wants it; yield False if `ended` is set before.
 
-        To be given back soon, since an attempt that comes now has to wait for it.
+        Give it back soon: a new attempt has to wait for it.
         """
         taken = self._take(lambda: [slot] if self._is_spare(slot) else [], ended)
         try:
@@ -116,7 +116,7 @@ class FreeSlots:
                 self._give_back(*taken)
 
     def _is_spare(self, slot: Slot) -> bool:
-        # Workers of other processes look for a free GPU now and then: it rests long enough for them to find it.
+        # Other processes look for a free GPU at intervals: leave it free long enough for them to find it.
         rests = bool(slot.lock) and time.monotonic() - self._lent.get(slot, -math.inf) < 2 * LOOK_SECONDS
         return (
             not self._waiting
@@ -140,7 +140,7 @@ class FreeSlots:
         return None
 
     def _locked(self, slot: Slot) -> tuple[bool, int | None]:
-        """Take a GPU's lock file, which is let go when it is closed; a slot without a GPU needs none."""
+        """Lock the lock file of a GPU; closing it releases the lock. A slot without a GPU needs none."""
         if not slot.lock:
             return True, None
         path = self._folder / f"farm-{slot.lock}.lock"

@@ -43,10 +43,10 @@ from farm.spec import InputDocument, digest_of
 from farm.targets.compilers import COMPILERS
 
 FALLBACK_SECONDS = 600.0
-"""What a reference may take at most that nobody asked for; also no more than half of the time that is left."""
+"""Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
 
 _REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, FailureKind.HANG}
-"""Ends of a reference's child that say nothing of the compiler, nor of the user's limits and samples."""
+"""Failures of a reference that are not the fault of the compiler, the limits or the samples."""
 
 
 class ReferenceCache(Protocol):
@@ -74,29 +74,29 @@ class Steps:
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
         self.texts = texts_beside(self.program)
-        """The program's text before and after compilation; `compile` leaves it where `debug` asks for it."""
+        """The program's text before and after compilation; `compile` writes it if `debug` asks for it."""
         self.env_files: dict[str, str] = {}
-        """Where the files are that environment variables of the spec name."""
+        """Paths of the files that environment variables of the spec name."""
         self.refused: dict[str, str] = {}
-        """Why references could not run the model, by their names, in the order in which they were asked."""
+        """Why references could not run the model, by name, in the order in which they were asked."""
         self.conditions: list[GpuConditions] = []
-        """How the GPU was before and after the program was measured, where its driver tells."""
+        """State of the GPU before and after the program was measured, if its driver reports it."""
         self._checked = False
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the spec sets for its compiler: not for the reference, whose recipe does not name it."""
+        """Environment variables of the spec, for the compiler only: the recipe of the reference does not name them."""
         return {**self.order["spec"]["env"], **self.env_files}
 
     @property
     def threads(self) -> int:
-        """How many threads a child of this cell uses: a slot's, unless they change the program; then the spec says."""
+        """Threads of a child of this cell: those of the slot, or those of the spec if they change the program."""
         spec = self.order["spec"]
         compiler = COMPILERS[spec["compiler"]["name"]]
         return compiler.threads(spec["options"], spec["tuning"]["mode"]) or self.children.settings.threads_per_slot
 
     def beside(self, slot: Slot, folder: Path) -> Steps:
-        """Return the steps of the same cell in another slot, to be taken at the same time; see `Children.beside`."""
+        """Return the steps of the same cell in another slot, for work at the same time; see `Children.beside`."""
         steps = copy(self)
         steps.children = self.children.beside(slot, folder)
         return steps
@@ -139,24 +139,24 @@ class Steps:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a reference gets which nobody asked for: the program needs some, too."""
+        """Seconds for a reference that the manifest does not name: compiling needs time, too."""
         limit = self.children.limits["time"]
         return min(FALLBACK_SECONDS, max((limit - self.children.seconds) / 2, 0.001)) if limit else FALLBACK_SECONDS
 
     def _may_ask_next(self, failure: Failure) -> bool:
-        """Whether a reference's failure leaves the question to the next; a fallback's does, unless it is the node's."""
+        """Whether the next reference is asked after this failure."""
         if failure.fences:
             return False
         return failure.kind in _REFERENCE_FAILED or (bool(self.refused) and failure.kind is not FailureKind.STORAGE)
 
     def prepare(self, model: Path) -> Path:
-        """Check the model, where no compiling child does, and return it in the form that compilers take."""
+        """Check the model if the compiling child cannot, and return it in the form that the compiler reads."""
         if (
             not self._checked
             and self.order["spec"]["compiler"]["name"] == "migraphx"
             and self.children.settings.migraphx_python
         ):
-            # A compiling child checks the model itself where it can; MIGraphX's own Python may lack onnx.
+            # A compiling child checks the model itself if it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model), read=[model.parent])
         spec = self.order["spec"]
         if not COMPILERS[spec["compiler"]["name"]].packs(spec["precision"]):
@@ -203,7 +203,7 @@ class Steps:
     ) -> Any:
         """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`.
 
-        Where it compiles the whole model, it also says what `debug` wants to know.
+        A child that compiles the whole model also gets the work order's `debug` settings.
         """
         if self.keyed and request["action"] in ("compile", "tune"):
             request = {**request, "expected": expected_of(self.order["spec"])}

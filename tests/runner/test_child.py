@@ -297,7 +297,7 @@ def test_nonsense(hostile: Run, what: str) -> None:
     failure = classify(hostile("babble", what=what))
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_ERROR
-    assert "it told the worker what is no message" in failure.message
+    assert "it sent the worker something that is no message" in failure.message
 
 
 EVALUATED = {
@@ -307,7 +307,8 @@ EVALUATED = {
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, ""), (1, "an output that the model does not have"), (25_000, "what is no message")]
+    ("count", "words"),
+    [(0, ""), (1, "an output that the model does not have"), (25_000, "something that is no message")],
 )
 def test_an_answer_has_the_models_names_and_is_short(hostile: Run, count: int, words: str) -> None:
     """25 MB of names that no model has would lie in the store's memory several times."""
