@@ -1,0 +1,81 @@
+"""One form for each document: what the API publishes and checks has the fields of the type that the code uses."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import BaseModel
+
+from farm.api import schemas
+from farm.artifacts import sidecar
+from farm.artifacts.tokens import TokenDocument
+from farm.client import family
+from farm.jobs.estimate import EstimateDocument, OutlookDocument, RangeDocument
+from farm.jobs.order import ConversionRecord, ExampleTensor
+from farm.jobs.rows import CancelledCells, VerdictDocument
+from farm.manifest.choice import ChosenGates
+from farm.matrix.planned import BlobSize, ShownCell, ShownPlan, SubmissionDocument
+from farm.models.data import FrozenDataDocument
+from farm.models.model import FrozenModelDocument, TensorDocument
+from farm.results.report import AcceptedBuild, JudgedCell, PastCell
+from farm.spec import FileReference
+
+CHECKED: list[tuple[type[BaseModel], Any]] = [
+    (schemas.BlobQuery, BlobSize),
+    (schemas.ConversionView, ConversionRecord),
+    (schemas.ExampleInput, ExampleTensor),
+    (schemas.FileRef, FileReference),
+    (schemas.FrozenDataView, FrozenDataDocument),
+    (schemas.GatesView, ChosenGates),
+    (schemas.Submission, SubmissionDocument),
+    (schemas.TensorView, TensorDocument),
+]
+"""Documents that clients send: the model checks every field."""
+
+PUBLISHED: list[tuple[type[BaseModel], Any]] = [
+    (schemas.Build, AcceptedBuild),
+    (schemas.Cancelled, CancelledCells),
+    (schemas.CellView, JudgedCell),
+    (schemas.EstimateView, EstimateDocument),
+    (schemas.FrozenModelView, FrozenModelDocument),
+    (schemas.Outlook, OutlookDocument),
+    (schemas.PastCellView, PastCell),
+    (schemas.PlanView, ShownPlan),
+    (schemas.PlannedCellView, ShownCell),
+    (schemas.Range, RangeDocument),
+    (schemas.TokenView, TokenDocument),
+    (schemas.Verdict, VerdictDocument),
+]
+"""Answers: the model has the fields that are promised, which are some or all of the document's."""
+
+STORED: list[tuple[type[BaseModel], Any]] = [
+    (sidecar.Blobs, sidecar.BlobsDocument),
+    (sidecar.Latency, sidecar.LatencyDocument),
+    (sidecar.MeasuredPoint, sidecar.PointDocument),
+    (sidecar.Port, sidecar.PortDocument),
+    (sidecar.Sidecar, sidecar.SidecarDocument),
+    (family.Family, family.FamilyIndex),
+    (family.Member, family.MemberDocument),
+    (family.MemberInput, family.MemberPort),
+]
+"""Documents in files: the type has fields that are read without a check, some or all of the model's."""
+
+
+def fields(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+@pytest.mark.parametrize(("model", "document"), CHECKED)
+def test_what_is_checked_has_the_fields_that_the_code_uses(model: type[BaseModel], document: Any) -> None:
+    assert fields(model) == set(get_type_hints(document))
+
+
+@pytest.mark.parametrize(("model", "document"), PUBLISHED)
+def test_what_is_published_is_in_the_document(model: type[BaseModel], document: Any) -> None:
+    assert fields(model) <= set(get_type_hints(document))
+
+
+@pytest.mark.parametrize(("model", "document"), STORED)
+def test_what_is_read_is_in_the_stored_document(model: type[BaseModel], document: Any) -> None:
+    assert set(get_type_hints(document)) <= fields(model)
