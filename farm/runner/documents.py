@@ -409,11 +409,13 @@ class ProgramPort(TypedDict):
 
 
 class SessionChoice(TypedDict):
-    """How ONNX Runtime runs a program best, where that was tuned."""
+    """How ONNX Runtime runs a program best, where that was tuned; on CUDA also options of its provider."""
 
     level: str
     threads: int
     spinning: bool
+    cudnn_conv_algo_search: NotRequired[str]
+    prefer_nhwc: NotRequired[str]
 
 
 class NodePlacement(TypedDict):

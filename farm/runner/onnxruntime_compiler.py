@@ -130,7 +130,9 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     precision, program = request["precision"], Path(request["program"])
     threads = int(request.get("threads") or 1)
     choice = _choice(request, threads)
-    level = "all" if request["options"].get("level") == "tuned" else choice.level if choice else "basic"
+    # For a card the file stays plain ONNX: its session rewrites the graph when it loads it.
+    tuned = choice.level if choice and not _on_cuda(request) else "basic"
+    level = "all" if request["options"].get("level") == "tuned" else tuned
     scratch = Path(tempfile.mkdtemp())
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
     quantized: dict[str, int] = {}
@@ -155,7 +157,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     result["symbolic_shapes"] = symbolic
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
     if choice:
-        result["session"] = {"level": choice.level, "threads": choice.threads, "spinning": choice.spinning}
+        result["session"] = choice.session
     return result
 
 
@@ -178,11 +180,13 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
 
     def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any]:
-        session = _SessionProgram(str(program), candidate, "the slice does not load")
+        session = _SessionProgram(str(program), candidate, "the slice does not load", request)
         return lambda: session.run(feeds)
 
     threads = int(request.get("threads") or 1)
-    seconds = onnxruntime_tuning.time_candidates(request["tuning"]["mode"], threads, load)
+    mode = request["tuning"]["mode"]
+    tried = onnxruntime_tuning.candidates(mode, threads, cuda=_on_cuda(request))
+    seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
 
@@ -250,8 +254,18 @@ def _optimise(
     return _session(str(source), options, refusal, request, disabled)
 
 
-def _session(path: str, options: Any, refusal: str, request: Request | None, disabled: list[str] | None = None) -> Any:
-    """Return a session on the request's device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
+def _session(
+    path: str,
+    options: Any,
+    refusal: str,
+    request: Request | None,
+    disabled: list[str] | None = None,
+    provider_options: dict[str, str] | None = None,
+) -> Any:
+    """Return a session on the request's device. What ONNX Runtime cannot load there fails, and runs nowhere else.
+
+    `provider_options` come before the request's own.
+    """
     import onnxruntime
 
     cuda = _on_cuda(request)
@@ -261,7 +275,9 @@ def _session(path: str, options: Any, refusal: str, request: Request | None, dis
         session = onnxruntime.InferenceSession(
             path,
             options,
-            providers=onnxruntime_cuda.providers(request) if request and cuda else [onnxruntime_cuda.CPU],
+            providers=onnxruntime_cuda.providers(request, provider_options)
+            if request and cuda
+            else [onnxruntime_cuda.CPU],
             disabled_optimizers=disabled,
             enable_fallback=0,
         )
@@ -588,7 +604,7 @@ class _SessionProgram:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
         self.on_cuda = _on_cuda(request)
-        self.session = _session(path, options, refusal, request)
+        self.session = _session(path, options, refusal, request, provider_options=how.provider_options)
         self.outputs = [value.name for value in self.session.get_outputs()]
 
     def prepare(self, feeds: Arrays) -> Arrays:
@@ -630,7 +646,7 @@ class _SessionProgram:
 def load(request: Request) -> _SessionProgram:
     """Load a compiled program, the way its tuning found best."""
     session = request.get("session")
-    how = onnxruntime_tuning.Candidate(**session) if session else _default(request)
+    how = onnxruntime_tuning.Candidate.of_session(session) if session else _default(request)
     return _SessionProgram(request["program"], how, "the program does not load", request)
 
 

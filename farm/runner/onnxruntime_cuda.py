@@ -92,9 +92,10 @@ def _cublas(library: Any) -> str:
 _VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
 
 
-def providers(request: Request) -> list[Any]:
+def providers(request: Request, found: dict[str, str] | None = None) -> list[Any]:
     """Return the providers of a session for a request, in order, with their options; the libraries are loaded first.
 
+    Options that tuning `found` come before the request's.
     TF32 is on for the precision of that name and off for all others, whatever the provider's default.
     """
     import onnxruntime
@@ -109,7 +110,7 @@ def providers(request: Request) -> list[Any]:
             chosen[name] = str(options[name])
     if options.get("prefer_nhwc"):
         chosen["prefer_nhwc"] = "1"
-    return [(PROVIDER, chosen), CPU]
+    return [(PROVIDER, {**chosen, **(found or {})}), CPU]
 
 
 def refuse_without_provider(session: Any) -> None:

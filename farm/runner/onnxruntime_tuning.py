@@ -1,9 +1,11 @@
-"""The tuning that ONNX Runtime has on a CPU: how far the graph is rewritten, and how a session runs it.
+"""The tuning that ONNX Runtime has: how far the graph is rewritten, and how a session runs it.
 
 A candidate is spelt `level/threads` or `level/threads/spin`: the graph optimisation level, the intra-op threads, and
-whether waiting threads spin. Each slice is timed under every candidate; what was measured is kept in
-`onnxruntime.json` in the database's folder: `{slice key: {candidate: median seconds}}`. A program's choice is the
-candidate with the smallest sum over its slices.
+whether waiting threads spin. On CUDA it is `level/threads/search` or `level/threads/search/nhwc`: how cuDNN's
+convolutions are chosen when the program is loaded, and whether they work in NHWC; threads decide nothing there.
+
+Each slice is timed under every candidate; what was measured is kept in `onnxruntime.json` in the database's folder:
+`{slice key: {candidate: median seconds}}`. A program's choice is the candidate with the smallest sum over its slices.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from .documents import SlicePart
+    from .documents import SessionChoice, SlicePart
 
 RECORDS = "onnxruntime.json"
 _LEVELS = {"quick": ("basic", "all"), "exhaustive": ("basic", "extended", "all")}
 _SECONDS = {"quick": 0.05, "exhaustive": 0.25}
 """How long one candidate is timed on one slice."""
 _MIN_REPEATS = 3
+_SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")}
+_CUDA_LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
 
 
 class Candidate(NamedTuple):
@@ -32,15 +36,40 @@ class Candidate(NamedTuple):
     level: str
     threads: int
     spinning: bool = False
+    search: str = ""
+    """On CUDA: how convolutions are chosen. Empty: as the cell's options say."""
+    nhwc: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Candidate:
         """Read back what `str` writes."""
-        level, threads, *spin = text.split("/")
-        return cls(level, int(threads), bool(spin))
+        level, threads, *more = text.split("/")
+        search = next((word for word in more if word.isupper()), "")
+        return cls(level, int(threads), "spin" in more, search, "nhwc" in more)
 
     def __str__(self) -> str:
-        return f"{self.level}/{self.threads}" + ("/spin" if self.spinning else "")
+        words = [self.level, str(self.threads), "spin" * self.spinning, self.search, "nhwc" * self.nhwc]
+        return "/".join(filter(None, words))
+
+    @classmethod
+    def of_session(cls, session: SessionChoice) -> Candidate:
+        """Read back what `session` gives."""
+        search, nhwc = session.get("cudnn_conv_algo_search", ""), session.get("prefer_nhwc") == "1"
+        return cls(session["level"], session["threads"], session["spinning"], search, nhwc)
+
+    @property
+    def session(self) -> SessionChoice:
+        """What a sidecar says of how to run the program."""
+        found: SessionChoice = {"level": self.level, "threads": self.threads, "spinning": self.spinning}
+        if self.search:
+            found["cudnn_conv_algo_search"] = self.search
+            found["prefer_nhwc"] = str(int(self.nhwc))
+        return found
+
+    @property
+    def provider_options(self) -> dict[str, str]:
+        """What it sets of CUDA's provider."""
+        return {"cudnn_conv_algo_search": self.search, "prefer_nhwc": str(int(self.nhwc))} if self.search else {}
 
 
 def default(threads: int) -> Candidate:
@@ -48,8 +77,15 @@ def default(threads: int) -> Candidate:
     return Candidate("all", threads)
 
 
-def candidates(mode: str, threads: int) -> list[Candidate]:
-    """Return what a mode tries with at most so many threads."""
+def candidates(mode: str, threads: int, *, cuda: bool = False) -> list[Candidate]:
+    """Return what a mode tries with at most so many threads, or on a card."""
+    if cuda:
+        return [
+            Candidate(level, threads, search=search, nhwc=nhwc)
+            for level in _CUDA_LEVELS[mode]
+            for search in _SEARCHES[mode]
+            for nhwc in (False, True)
+        ]
     counts = sorted({1, threads} if mode == "quick" else {*range(1, threads + 1)})
     # One thread waits for nobody, so it never spins.
     return [
@@ -60,10 +96,12 @@ def candidates(mode: str, threads: int) -> list[Candidate]:
     ]
 
 
-def time_candidates(mode: str, threads: int, load: Callable[[Candidate], Callable[[], Any]]) -> dict[str, float]:
+def time_candidates(
+    mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any]]
+) -> dict[str, float]:
     """Return the median seconds of each candidate; `load` gives what runs a slice once."""
     seconds = {}
-    for candidate in candidates(mode, threads):
+    for candidate in tried:
         run = load(candidate)
         run()
         times: list[float] = []

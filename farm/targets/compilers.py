@@ -384,7 +384,12 @@ ONNXRUNTIME = Compiler(
             (NATIVE, "fp32", "fp16", "bf16", "int8", "int4"),
             tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
         ),
-        DeviceKind("cuda", (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"), maker="nvidia"),
+        DeviceKind(
+            "cuda",
+            (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"),
+            tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
+            maker="nvidia",
+        ),
     ),
     tuning_binds=True,
     formats=("onnx",),

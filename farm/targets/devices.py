@@ -105,7 +105,9 @@ class Choice:
         if self.profile and not self.arch:
             return self.profile.device
         device = pool.device
-        return Device(device.arch, device.compute_units, device.xcc, pool.cpu_family if family_bound else None)
+        # A pool of a GPU's provider is of no CPU family.
+        family = (pool.cpu_family or None) if family_bound else None
+        return Device(device.arch, device.compute_units, device.xcc, family)
 
 
 def understand_target(text: str) -> Choice:

@@ -21,9 +21,10 @@ from tests.gpu.gpu_report import draw, table
 from tests.gpu.stages import Run
 
 STAGES = (
-    "machine", "sealed", "matrix", "loop", "scaling", "foreign", "memory", "fallback", "hidden", "killed", "illegal",
+    "machine", "sealed", "matrix", "loop", "scaling", "foreign", "memory", "fallback", "hidden", "killed",
+    "tuning", "illegal",
 )  # fmt: skip
-REHEARSED = ("machine", "sealed", "matrix", "loop", "scaling", "killed")
+REHEARSED = ("machine", "sealed", "matrix", "loop", "scaling", "killed", "tuning")
 """Those that need no card."""
 
 

@@ -123,16 +123,24 @@ class Run:
         self.found[name] = {**found, "from": since, "to": self.sampler.now}
         return self.found[name]
 
-    def manifest(self, name: str, precisions: Sequence[str], *, copies: int = 1, more: str = "") -> Path:
-        """Write a manifest of the larger nets, each so often with other weights."""
+    def manifest(
+        self,
+        name: str,
+        precisions: Sequence[str],
+        *,
+        nets: Sequence[str] = tuple(NETS),
+        copies: int = 1,
+        more: str = "",
+    ) -> Path:
+        """Write a manifest of larger nets, each so often with other weights."""
         folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
         known = [each for each in precisions if each in COMPILERS["onnxruntime"].precisions(self.device)]
         lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{self.device}]"]
         lines += [f"precisions: [{', '.join(known)}]", "models:"]
         for copy in range(copies):
-            for seed, (net, write) in enumerate(NETS.items()):
-                path = write(folder / f"{net}-{copy}.onnx", seed=10 * copy + seed)
+            for seed, net in enumerate(nets):
+                path = NETS[net](folder / f"{net}-{copy}.onnx", seed=10 * copy + seed)
                 lines += [f"  - name: {net}-{copy}", f"    source: {{path: {path.name}}}"]
         manifest = folder / f"{name}.yaml"
         manifest.write_text("\n".join([*lines, more]) + "\n")
@@ -352,6 +360,45 @@ class Run:
             and not any(ends)
             and after == before
             and len(killed) == self.kills,
+        }
+
+    def tuning(self) -> dict[str, Any]:
+        """Tuning goes on after a kill; a second build takes it all from the database; what is not faster stays out."""
+        nets = ["segmenter"] if self.short else list(NETS)
+        manifest = self.manifest("tuned", ["fp32"], nets=nets, more="tuning: quick")
+        chance, victim = random.Random(3), ""
+        found = []
+        with a_farm(
+            self.work / "tuned-farm", self.cards[:1], lease_seconds=6, renew_seconds=1, retry_delay=0.2
+        ) as farm:
+            client, settings = farm
+            wait_for_probe(client)
+            for turn in (1, 2):
+                build_id = client.submit(freeze(manifest))["id"]
+                deadline = time.monotonic() + 60
+                while not victim and time.monotonic() < deadline:
+                    time.sleep(chance.uniform(4, 6))  # In the middle of the tuning.
+                    victim = a_victim(chance, settings, set())
+                report = follow(client, build_id, 240)
+                sidecars = {
+                    cell["identifier"]: client.artifact(cell["key"]) for cell in report["cells"] if cell["facts"]
+                }
+                found.append(
+                    [
+                        {**row, "tuning": sidecars[row["identifier"]]["tuning"] if row["latency"] else None}
+                        for row in rows(report)
+                    ]
+                )
+                manifest.write_text(f"{manifest.read_text()}salt: turn {turn}\n")
+        first, second = found
+        good = all(row["state"] == "succeeded" for row in [*first, *second])
+        return {
+            "killed": victim,
+            "cells": first,
+            "next": second,
+            "ok": good
+            and bool(victim)
+            and all(row["tuning"]["known"] and not row["tuning"]["tuned"] for row in second),
         }
 
     def illegal(self) -> dict[str, Any]:

@@ -1,15 +1,23 @@
-"""What is read of ONNX Runtime's CUDA provider. No card here: the assignment is a stand-in's, in the runtime's form."""
+"""What is read of ONNX Runtime's CUDA provider, and asked of it.
+
+No card here: the assignment is a stand-in's, in the runtime's form; so are sessions on a card, which run on the CPU.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from farm.cli import check_commands
-from farm.runner import onnxruntime_cuda
+from farm.runner import onnxruntime_compiler, onnxruntime_cuda, onnxruntime_tuning
+from farm.runner.protocol import Messages
+from tests.support.compiling import RNET, inputs_of
 
 
 class StandInSession:
@@ -81,3 +89,98 @@ def test_the_doctor_says_that_two_packages_overwrite_each_other(
     monkeypatch.setattr("importlib.metadata.distributions", lambda: [SimpleNamespace(name=name) for name in names])
     found = check_commands._overwritten()
     assert len(found) == count and all(check.state == "broken" and "pip uninstall" in check.fix for check in found)
+
+
+# --- tuning on a card -----------------------------------------------------------------------------------------------
+
+
+class StandInOnCuda:
+    """Stands in for a session on a card: it runs on the CPU, and keeps what it was asked for."""
+
+    asked: list[tuple[str, dict[str, str]]] = []  # noqa: RUF012 (one list for all)
+
+    def __init__(self, path: str, options: Any, providers: list[Any], **more: Any) -> None:
+        self.on_card = providers[0][0] == onnxruntime_cuda.PROVIDER
+        if self.on_card:
+            self.asked.append((options.graph_optimization_level.name, providers[0][1]))
+        self.real = _SESSION(path, options, providers=[onnxruntime_cuda.CPU], **more)
+
+    def get_providers(self) -> list[str]:
+        return [onnxruntime_cuda.PROVIDER, onnxruntime_cuda.CPU] if self.on_card else [onnxruntime_cuda.CPU]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+_SESSION = onnxruntime.InferenceSession
+
+
+@pytest.fixture
+def on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a child is asked that tunes or compiles a net for a card."""
+    monkeypatch.setattr(onnxruntime, "InferenceSession", StandInOnCuda)
+    monkeypatch.setattr(StandInOnCuda, "asked", [])
+    return {
+        "compiler": "onnxruntime",
+        "device": "cuda",
+        "threads": 1,
+        "precision": "fp32",
+        "model": {"path": str(RNET), "format": "onnx", "outputs": []},
+        "inputs": inputs_of(RNET, input_2=[2, 24, 24, 3]),
+        "batch": None,
+        "options": {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": 1 << 30},
+        "quantization": {},
+        "calibration": {"generate": 2, "seed": 0, "ranges": {}},
+        "program": str(tmp_path / "net.onnx"),
+        "database": str(tmp_path),
+        "key": "k",
+    }
+
+
+@pytest.mark.parametrize(("mode", "count"), [("quick", 4), ("exhaustive", 18)])
+def test_every_candidate_of_a_mode_is_timed_with_its_own_options(
+    on_cuda: dict[str, Any], tmp_path: Path, mode: str, count: int
+) -> None:
+    on_cuda["tuning"] = {"mode": mode}
+    found = onnxruntime_compiler.tune(on_cuda, _quiet())
+    timed = onnxruntime_tuning.read_records(tmp_path)["k"]
+    assert found == {"candidates": count} == {"candidates": len(timed)}
+    assert {"all/1/EXHAUSTIVE", "all/1/HEURISTIC/nhwc"} <= timed.keys()
+    sessions = StandInOnCuda.asked[1:]  # The first was the slice's own, as it was accepted.
+    assert len(sessions) == count
+    assert all(options["use_tf32"] == "0" and options["gpu_mem_limit"] == str(1 << 30) for _, options in sessions)
+    tried = {(options["cudnn_conv_algo_search"], options["prefer_nhwc"]) for _, options in sessions}
+    assert len(tried) * len({level for level, _ in sessions}) == count
+
+
+def test_a_program_is_loaded_as_its_tuning_found_best_and_stays_plain_onnx(
+    on_cuda: dict[str, Any], tmp_path: Path
+) -> None:
+    untuned = onnxruntime_compiler.compile({**on_cuda, "tuning": {"mode": "off"}}, messages := _quiet())
+    times = {"basic/1/EXHAUSTIVE": 2.0, "all/1/EXHAUSTIVE": 3.0, "all/1/HEURISTIC/nhwc": 1.0}
+    onnxruntime_tuning.add_record(tmp_path, "k", times)
+    tuning = {"mode": "quick", "slices": [{"key": "k", "count": 2}]}
+    tuned = onnxruntime_compiler.compile({**on_cuda, "tuning": tuning}, messages)
+    assert tuned["operators"] == untuned["operators"]
+    assert tuned["session"] == {
+        "level": "all",
+        "threads": 1,
+        "spinning": False,
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "prefer_nhwc": "1",
+    }
+    StandInOnCuda.asked.clear()
+    onnxruntime_compiler.load({**on_cuda, "session": tuned["session"]})
+    [(level, options)] = StandInOnCuda.asked
+    assert (level, options["cudnn_conv_algo_search"], options["prefer_nhwc"]) == ("ORT_ENABLE_ALL", "HEURISTIC", "1")
+
+
+def _quiet() -> Messages:
+    return Messages(os.open(os.devnull, os.O_WRONLY))
+
+
+def test_a_session_reads_back_as_the_candidate_that_it_is() -> None:
+    for cuda in (False, True):
+        for candidate in onnxruntime_tuning.candidates("exhaustive", 2, cuda=cuda):
+            assert onnxruntime_tuning.Candidate.parse(str(candidate)) == candidate
+            assert onnxruntime_tuning.Candidate.of_session(candidate.session) == candidate

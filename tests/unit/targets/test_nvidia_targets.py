@@ -66,3 +66,10 @@ def test_options_belong_to_devices_and_leave_the_keys_of_others_as_they_were() -
     with pytest.raises(ValueError, match="no onnxruntime option `gpu_mem_limit`"):
         ONNXRUNTIME.resolve_options({"gpu_mem_limit": 1 << 30}, "cpu")
     assert set(ONNXRUNTIME.precisions("cuda")) - set(ONNXRUNTIME.precisions("cpu")) == {"tf32"}
+
+
+def test_a_tuned_program_for_a_card_is_of_no_cpu_family() -> None:
+    tuned, untuned = (understand_target("onnxruntime/cuda").device(H200, family_bound=bound) for bound in (True, False))
+    assert tuned == untuned
+    assert tuned.cpu_family is None
+    assert set(ONNXRUNTIME.device("cuda").tuning) == {"quick", "exhaustive"}  # type: ignore[union-attr]
