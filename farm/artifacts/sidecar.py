@@ -218,9 +218,9 @@ class TuningFacts(_SidecarPart):
     `known` came from the tuning database, `tuned` were tuned now, `untunable` left nothing to keep; `saved` is what the
     known ones took when they were tuned. `finished` is false where the budget ended first. `published` says which of
     the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
-    `level`, `threads`, `spinning`; on CUDA also options of its provider). `written` counts the records that it left in the empty databases it was measured
-    with. `carried` is whether the file carries its tuning: nothing written, and as fast `alone` within noise; null
-    where the compiler has no databases to do without.
+    `level`, `threads`, `spinning`; on CUDA also its provider's options). `written` counts the records that it left in
+    the empty databases it was measured with. `carried` is whether the file carries its tuning: nothing written, and as
+    fast `alone` within noise; null where the compiler has no databases to do without.
     """
 
     mode: str = "off"
