@@ -377,8 +377,11 @@ class Run:
                 build_id = client.submit(freeze(manifest))["id"]
                 deadline = time.monotonic() + 60
                 while not victim and time.monotonic() < deadline:
-                    time.sleep(chance.uniform(4, 6))  # In the middle of the tuning.
-                    victim = a_victim(chance, settings, set())
+                    time.sleep(0.2)
+                    jobs = [client.job(cell["job"]) for cell in client.report(build_id)["cells"] if cell["job"]]
+                    if any(job["phase"] == "tuning" for job in jobs):
+                        time.sleep(chance.uniform(3, 6))  # Something is in the database, and something is not.
+                        victim = a_victim(chance, settings, set())
                 report = follow(client, build_id, 240)
                 sidecars = {
                     cell["identifier"]: client.artifact(cell["key"]) for cell in report["cells"] if cell["facts"]
