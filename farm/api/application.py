@@ -24,7 +24,7 @@ from farm.api import (
     upkeep_routes,
     worker_routes,
 )
-from farm.api.auth import LARGEST_BODY, LargeBodies
+from farm.api.auth import LARGEST_BODY, LargeBodies, Turns
 from farm.api.health_check import HealthCheck
 from farm.api.sites import OwnSite
 from farm.app import Farm
@@ -85,6 +85,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         app.include_router(room, prefix="/v1")
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
     app.add_middleware(LargeBodies, farm=lambda: app.state.farm)
+    app.add_middleware(Turns)
     hosts = farm.settings.api_hosts
     app.add_middleware(OwnSite, hosts=hosts, named=bool(hosts) or loopback)
     return app

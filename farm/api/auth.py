@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+import anyio
 from fastapi import Depends, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -34,6 +35,10 @@ BODIES_OF_ONE = 64 << 20
 
 BODIES_OF_ALL = 256 << 20
 """Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
+
+
+TURNS = 8
+"""Requests of one token that are answered at once, of the 40 that the server's threads answer."""
 
 
 class Unauthenticated(NotAllowed):
@@ -101,6 +106,34 @@ def authenticate(
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
     return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
+
+
+class Turns:
+    """Middleware that lets one token have `TURNS` requests answered at once; its others wait.
+
+    Requests are answered by a few threads, and some take long: hashing a large upload, planning thousands of cells.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turns: dict[str, anyio.Semaphore] = {}
+        """By token; of those that have requests now."""
+        self._present: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request when it is its turn."""
+        if scope["type"] != "http" or scope["path"].endswith("/events"):  # These have a bound and threads of their own.
+            await self._app(scope, receive, send)
+            return
+        token = Headers(scope=scope).get("authorization", "").partition(" ")[2].strip()
+        self._present[token] += 1
+        try:
+            async with self._turns.setdefault(token, anyio.Semaphore(TURNS)):
+                await self._app(scope, receive, send)
+        finally:
+            self._present[token] -= 1
+            if not self._present[token]:
+                del self._present[token], self._turns[token]
 
 
 class LargeBodies:

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -210,6 +211,36 @@ def test_large_bodies_at_once_are_bounded(
         third[1].close()
         third[0].close()
         wait_until(lambda: status(begun(others)[1]) == 100)
+
+
+def test_long_requests_of_one_token_keep_nobody_else_waiting(
+    farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To hash a large upload takes minutes; more of them than there are threads would be all that is answered."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    inside = 0
+
+    def hash_slowly(*_: object) -> None:
+        nonlocal inside
+        inside += 1
+        begun.release()
+        assert go_on.wait(120)
+
+    monkeypatch.setattr(type(farm.artifacts), "finish_upload", hash_slowly)
+    headers = {"Authorization": f"Bearer {client.create_token('busy', 'submitter', 'main')}"}
+    finish = f"{url}/v1/blobs/{'ab' * 32}/finish"
+    with ThreadPoolExecutor(60) as threads:
+        answers = [
+            threads.submit(httpx.post, finish, json={"size": 5}, headers=headers, timeout=120) for _ in range(60)
+        ]
+        try:
+            assert all(begun.acquire(timeout=60) for _ in range(auth.TURNS))
+            assert client.builds() == []
+            assert inside == auth.TURNS
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert inside == 60
 
 
 # --- names and pages ------------------------------------------------------------------------------------------------
