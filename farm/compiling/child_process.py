@@ -170,9 +170,9 @@ def run_child(
     """Run one request (`farm/runner/protocol.py`) in a child and return how it ended.
 
     `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
-    child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model needs a
-    `seal`. When this returns or raises, or if the calling process dies in any way, no process of the child is left,
-    except those that the kernel cannot end (`ChildEnd.stuck`).
+    child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model
+    needs a `seal`. When this returns or raises, or if the calling process dies in any way, no process of the child is
+    left, except those that the kernel cannot end (`ChildEnd.stuck`).
 
     Raises OSError if the child cannot be started.
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
+from farm.compiling.slots import GpuFields
+from farm.jobs.order import ConversionRecord
 from farm.runner.documents import (
     CompileAnswer,
     DeviceLatency,
@@ -15,6 +17,7 @@ from farm.runner.documents import (
     SessionChoice,
     VerifiedProgram,
 )
+from farm.spec import SpecDocument
 
 
 class GpuProcesses(TypedDict):
@@ -137,16 +140,23 @@ class RecordedTuning(TypedDict, total=False):
     conditions: Sequence[GpuConditions]
 
 
+class RecordedDevice(GpuFields):
+    """The device of a program."""
+
+    arch: str
+    compute_units: int | None
+
+
 class ProgramRecord(TypedDict):
     """What an attempt knows of its program, and of how it was made."""
 
     schema: int
     identifier: str
-    spec: Mapping[str, Any]
-    conversion: Mapping[str, Any] | None
+    spec: SpecDocument
+    conversion: ConversionRecord | None
     model_size: int
     toolchain: str
-    device: Mapping[str, Any]
+    device: RecordedDevice
     inputs: Sequence[RecordedPort]
     outputs: Sequence[RecordedOutput]
     weight_dtypes: Sequence[str]

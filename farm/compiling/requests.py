@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple, NotRequired, TypedDict, Unpack, cast
 
+from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind
 from farm.runner.documents import (
     BenchProgram,
@@ -17,7 +18,9 @@ from farm.runner.documents import (
     SessionChoice,
     SlicedModel,
     TuningWish,
+    ValueRange,
 )
+from farm.spec import InputDocument, KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
 from farm.targets.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 
 
@@ -54,7 +57,7 @@ EXPECTED = "expected"
 """The reference that computes nothing: outputs that the samples do not bring are not verified."""
 
 
-def references_of(order: Mapping[str, Any]) -> tuple[str, ...]:
+def references_of(order: WorkOrder) -> tuple[str, ...]:
     """Return the references that may compute the right outputs, in order: first the one that the manifest names.
 
     MIGraphX's `ref` is no reference for itself, unless the manifest names it. Empty if verification is off.
@@ -67,7 +70,18 @@ def references_of(order: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([verification["reference"], *others]))
 
 
-def reference_recipe(order: Mapping[str, Any], used: str = "") -> dict[str, Any]:
+class ReferenceRecipe(TypedDict):
+    """What decides reference outputs; its digest names them in object storage."""
+
+    schema: int
+    model: KeyedModel
+    inputs: Mapping[str, InputDocument]
+    batch: PlainSize | None
+    verification: KeyedVerification | None
+    options: NotRequired[Mapping[str, OptionValue]]
+
+
+def reference_recipe(order: WorkOrder, used: str = "") -> ReferenceRecipe:
     """Return what decides a work order's reference outputs; equal recipes share one blob.
 
     They are made by `used`, if that is not the reference that the manifest asks for.
@@ -77,7 +91,13 @@ def reference_recipe(order: Mapping[str, Any], used: str = "") -> dict[str, Any]
     if verification:
         used = used or verification["reference"]
         verification = {**verification, "reference": used}
-    recipe = {"schema": 1, **{name: spec[name] for name in ("model", "inputs", "batch")}, "verification": verification}
+    recipe: ReferenceRecipe = {
+        "schema": 1,
+        "model": spec["model"],
+        "inputs": spec["inputs"],
+        "batch": spec["batch"],
+        "verification": verification,
+    }
     if used == "migraphx":
         # It reads the original model by these options too: another layout, or fewer iterations of a loop.
         recipe["options"] = {name: spec["options"][name] for name in _READING if name in spec["options"]}
@@ -85,7 +105,7 @@ def reference_recipe(order: Mapping[str, Any], used: str = "") -> dict[str, Any]
 
 
 def reference_request(
-    order: Mapping[str, Any],
+    order: WorkOrder,
     model: Path,
     samples: Path | None,
     reference: Path,
@@ -98,8 +118,8 @@ def reference_request(
     They are made by `used`, if that is not the reference that the manifest asks for; `unverified` is why none can run
     the model, if `used` is EXPECTED.
     """
-    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE, "reference": "none"}
-    used = used or verification["reference"]
+    verification = order["spec"]["verification"]
+    used = used or (verification["reference"] if verification else "none")
     return _request(
         order,
         action="reference",
@@ -107,23 +127,30 @@ def reference_request(
         device="ref" if used == "migraphx" else "cpu",
         unverified=unverified,
         model=_model(order, model),
-        samples={"path": str(samples)} if samples else verification["samples"],
-        min_samples=verification["samples"].get("generate", 1),
+        samples={"path": str(samples)} if samples else _generated(order),
+        min_samples=_generated(order).get("generate", 1),
         reference=str(reference),
     )
 
 
-def slice_request(order: Mapping[str, Any], model: Path, folder: Path) -> Request:
+def _generated(order: WorkOrder) -> SampleSource:
+    """Return the recipe of the samples to verify with; of one sample if verification is off."""
+    verification = order["spec"]["verification"]
+    return cast("SampleSource", verification["samples"]) if verification else ONE_SAMPLE
+
+
+def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
     """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
     return _request(
         order, action="slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
     )
 
 
-def tune_request(order: Mapping[str, Any], piece: SlicedModel, *, database: Path, key: str) -> Request:
+def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
     """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
     whole = compile_request(order, Path(piece["path"]), None, database)
-    ranges = (order["spec"]["calibration"] or {}).get("ranges") or {}
+    recipe = order["spec"]["calibration"]
+    ranges = cast("Mapping[str, ValueRange]", recipe.get("ranges") or {}) if recipe else {}
     del whole["program"]
     return {
         **whole,
@@ -137,7 +164,7 @@ def tune_request(order: Mapping[str, Any], piece: SlicedModel, *, database: Path
     }
 
 
-def check_request(order: Mapping[str, Any], model: Path) -> Request:
+def check_request(order: WorkOrder, model: Path) -> Request:
     """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
     return _request(order, action="check", compiler="onnxruntime", device="cpu", model=_model(order, model))
 
@@ -152,7 +179,7 @@ def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -
     }
 
 
-def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> Request:
+def pack_request(order: WorkOrder, model: Path, packed: Path) -> Request:
     """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
     quantization = order["spec"]["quantization"]
     return _request(
@@ -166,14 +193,14 @@ def pack_request(order: Mapping[str, Any], model: Path, packed: Path) -> Request
     )
 
 
-def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | None, program: Path) -> Request:
+def compile_request(order: WorkOrder, model: Path, calibration: Path | None, program: Path) -> Request:
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
     return _request(
         order,
         action="compile",
         model=_model(order, model),
-        calibration={"path": str(calibration)} if calibration else spec["calibration"],
+        calibration={"path": str(calibration)} if calibration else cast("SampleSource | None", spec["calibration"]),
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
@@ -182,7 +209,7 @@ def compile_request(order: Mapping[str, Any], model: Path, calibration: Path | N
     )
 
 
-def expected_of(spec: Mapping[str, Any]) -> ExpectedToolchain:
+def expected_of(spec: SpecDocument) -> ExpectedToolchain:
     """Return what the cache key says of the toolchain; a child with another one fails as `toolchain_mismatch`."""
     compiler, device = spec["compiler"], spec["device"]
     return {
@@ -194,7 +221,7 @@ def expected_of(spec: Mapping[str, Any]) -> ExpectedToolchain:
     }
 
 
-def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
+def tuning_mode(order: WorkOrder) -> TuningMode:
     """Return the settings of a work order's tuning mode; none if tuning is off."""
     compiler, _, device = str(order["target"]).partition("/")
     kind = COMPILERS[compiler].device(device)
@@ -202,7 +229,7 @@ def tuning_mode(order: Mapping[str, Any]) -> TuningMode:
 
 
 def evaluate_request(
-    order: Mapping[str, Any],
+    order: WorkOrder,
     program: Path,
     compiled: CompileAnswer,
     reference: Path,
@@ -228,7 +255,7 @@ def evaluate_request(
 
 
 def bench_request(
-    order: Mapping[str, Any],
+    order: WorkOrder,
     programs: Sequence[MadeProgram],
     samples: Path | None,
     *,
@@ -236,9 +263,8 @@ def bench_request(
     seconds: float,
 ) -> Request:
     """Ask for programs of one cell to be measured in turns."""
-    verification = order["spec"]["verification"] or {"samples": ONE_SAMPLE}
     whole = _request(order, action="bench", rounds=rounds, seconds=seconds, first=2)
-    source: SampleSource = {"path": str(samples)} if samples else verification["samples"]
+    source: SampleSource = {"path": str(samples)} if samples else _generated(order)
     parts: list[BenchProgram] = [
         {
             "compiler": whole["compiler"],
@@ -258,7 +284,7 @@ def bench_request(
     return {**whole, "programs": parts}
 
 
-def _request(order: Mapping[str, Any], /, **fields: Unpack[Request]) -> Request:
+def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
     spec = order["spec"]
     compiler, _, device = str(order["target"]).partition("/")
     return {
@@ -271,7 +297,7 @@ def _request(order: Mapping[str, Any], /, **fields: Unpack[Request]) -> Request:
     }
 
 
-def _model(order: Mapping[str, Any], path: Path) -> ModelFile:
+def _model(order: WorkOrder, path: Path) -> ModelFile:
     model = order["model"]
     file: ModelFile = {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
     if "names" in model:

@@ -9,11 +9,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from farm.targets.compilers import Maker
 
@@ -24,6 +24,15 @@ CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH = b"g", b"p", b"c", b"r", b"a
 """Messages between a supervisor and its Celery process: take jobs; take none for now, while attempts continue; jobs are
 being taken; give the attempts back; object storage is away; an attempt found the wrong toolchain.
 """
+
+
+class GpuFields(TypedDict, total=False):
+    """What sidecars say of a GPU besides the cache key's fields; memory in bytes, null is unknown."""
+
+    model: str | None
+    partition: str | None
+    memory: int | None
+    driver: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class Slot:
     cpus: tuple[int, ...] = ()
     bdf: str = ""
     maker: Maker = "amd"
-    device: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    device: GpuFields = field(default_factory=GpuFields, compare=False)
     """Further fields of the GPU for sidecars."""
 
     def is_apart_from(self, other: Slot) -> bool:

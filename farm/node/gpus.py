@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from farm.compiling.slots import GpuFields
 from farm.spec import Device
 from farm.targets.compilers import Maker
 
@@ -61,9 +61,14 @@ class Gpu:
         return Device(arch=self.arch, compute_units=self.compute_units, xcc=self.xcc)
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> GpuFields:
         """Further fields for sidecars: `{"model", "partition", "memory", "driver"}`; null is unknown."""
-        return {name: getattr(self, name) or None for name in ("model", "partition", "memory", "driver")}
+        return {
+            "model": self.model or None,
+            "partition": self.partition or None,
+            "memory": self.memory or None,
+            "driver": self.driver or None,
+        }
 
     @property
     def pin(self) -> str:

@@ -39,7 +39,7 @@ class InputSpec(TypedDict):
 
     dtype: str
     shape: Sequence[Size]
-    batch_axis: NotRequired[int | None]
+    batch_axis: NotRequired[int]
 
 
 class ModelFile(TypedDict, total=False):

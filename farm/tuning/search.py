@@ -25,7 +25,7 @@ from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedModel, SlicePart
-from farm.spec import digest_of
+from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning
@@ -52,14 +52,14 @@ REFUSED = frozenset(
 """What a compiler may say of one slice without the whole being wrong."""
 
 
-def slice_key(spec: Mapping[str, Any], signature: str, threads: int) -> str:
+def slice_key(spec: SpecDocument, signature: str, threads: int) -> str:
     """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
 
     64 hex digits. Names and weights are no part of it, so equal layers of different models share one. If the number
     of threads decides what can be tried, it is part of it.
     """
     fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
-    extra: dict[str, Any] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
+    extra: dict[str, object] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
     if COMPILERS[spec["compiler"]["name"]].tuning_binds:
         extra["threads"] = threads
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
@@ -125,7 +125,7 @@ class Search:
         `patient` is the same database for when nothing else can be done than to wait for storage that is away.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
-        self.spec: Mapping[str, Any] = steps.order["spec"]
+        self.spec = steps.order["spec"]
         self.mode = tuning_mode(self.order)
         self.folder = self.children.folder / "tuning"
         """The private folder of the attempt's own slot."""

@@ -82,7 +82,7 @@ class Tuner:
         that takes turns with this one too. Slots that are `free` help to tune.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
-        self.spec: Mapping[str, Any] = steps.order["spec"]
+        self.spec = steps.order["spec"]
         self.search = Search(
             steps,
             database,
