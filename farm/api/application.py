@@ -43,7 +43,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     a server refuses other host names than its own and those of the setting `api_hosts`; one for everybody does where
     that setting has any. No page of another site is answered.
 
-    Raises UsageError where a token is missing.
+    Raises UsageError if a token is missing.
     """
     token = farm.settings.api_token.get_secret_value()
     if not token and not loopback:

@@ -16,7 +16,8 @@ router = APIRouter(tags=["artifacts"])
 
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
-    int | None, Query(ge=0, description="Only where the ref is of this generation; 0: where there is none. Else 409.")
+    int | None,
+    Query(ge=0, description="Only if the ref has this generation; 0: only if there is no such ref. Otherwise 409."),
 ]
 
 
@@ -24,7 +25,7 @@ Generation = Annotated[
 def artifact(
     key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
 ) -> schemas.Document:
-    """Return the sidecar of a whole artifact: what it is, how it was made, its blobs' digests. 410: it is damaged."""
+    """Return the sidecar of a complete artifact. 410 if the artifact is damaged."""
     found = farm.artifacts.lookup(caller.readable, key)
     if found:
         return dict(found.sidecar)
@@ -42,7 +43,7 @@ def refs(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[str]:
 
 @router.get("/refs/{tag}", response_model=schemas.Document)
 def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> ShownRef:
-    """Return where a ref points, and its snapshot: the cells that it names, with their cache keys and programs."""
+    """Return where a ref points, and its snapshot: the cells with their cache keys and programs."""
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
     if found is None:
@@ -56,9 +57,9 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> ShownRef:
 def point(
     tag: Tag, pointing: schemas.Pointing, caller: Submitter, farm: FarmDep, generation: Generation = None
 ) -> RefView:
-    """Let a ref point to what another names, or named before its last move.
+    """Point a ref to the snapshot of another ref, or to that ref's snapshot before its last move.
 
-    Repeating it is harmless; of a ref that goes back to its own `previous` only with `generation`.
+    Repeating the request is harmless; if a ref goes back to its own `previous`, only with `generation`.
     """
     refs = Refs(farm.artifacts)
     moved = refs.point(caller.namespace, tag, pointing.source, previous=pointing.previous, generation=generation)
@@ -67,5 +68,5 @@ def point(
 
 @router.delete("/refs/{tag}", status_code=204)
 def delete_ref(tag: Tag, caller: Submitter, farm: FarmDep, generation: Generation = None) -> None:
-    """Forget a ref; the artifacts that it names stay."""
+    """Delete a ref; the artifacts that it names stay."""
     Refs(farm.artifacts).delete(caller.namespace, tag, generation=generation)

@@ -1,4 +1,4 @@
-"""Who calls, and what he may do: bearer tokens, roles, namespaces."""
+"""Who calls the API, and with which rights: bearer tokens, roles, namespaces."""
 
 from __future__ import annotations
 

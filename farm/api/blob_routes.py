@@ -18,7 +18,7 @@ from farm.errors import NotFound, UsageError
 router = APIRouter(tags=["blobs"])
 
 MAX_PUT = 1 << 30
-"""Bytes of a blob that is sent by one PUT. S3 takes 5 GiB, but what breaks off is sent again from its beginning."""
+"""Most bytes of a blob that one PUT sends. S3 takes 5 GiB, but a broken upload starts again from the beginning."""
 
 MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
@@ -26,10 +26,10 @@ MAX_PERMISSIONS = 2000
 
 @router.post("/blobs", response_model=Missing)
 def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> Missing:
-    """Say which of these blobs are missing, each with the presigned PUTs that bring what is missing of it.
+    """Return which of these blobs are missing, each with the presigned PUTs that upload the missing parts.
 
-    A single PUT accepts exactly the blob's bytes. A large blob is sent in parts, of which those that are there already
-    are left out, and is finished by a request of its own, which checks it.
+    A single PUT accepts exactly the blob's bytes. A large blob is sent in parts; parts that are there already are left
+    out, and a separate request finishes and checks the blob.
     """
     wanted = {blob.digest: blob.size for blob in query.blobs}
     missing = lacking(farm.artifacts, wanted)

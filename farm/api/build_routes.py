@@ -43,7 +43,7 @@ BuildReference = Annotated[
 
 @router.post("/plan", response_model=schemas.PlanView)
 def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> ShownPlan:
-    """Say what a submission would do: cells, hits, misses and why, and the blobs that are missing. Changes nothing."""
+    """Return what a submission would do: cells, hits, misses and why, and missing blobs. Changes nothing."""
     return farm.builds.plan(caller.namespace, submission.document())
 
 
@@ -98,7 +98,7 @@ def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> Cancel
 
 @router.post("/builds/{build_id}/pause", response_model=schemas.Build)
 def pause(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildView:
-    """Hand out no more of a build's jobs; what runs goes on. Repeating it is harmless."""
+    """Hand out no more jobs of a build; running jobs go on. Repeating it is harmless."""
     return farm.builds.pause(caller.namespace, build_id, paused=True)
 
 
@@ -110,7 +110,7 @@ def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildV
 
 @router.post("/builds/{build_id}/retry/plan", response_model=schemas.PlanView)
 def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> ShownPlan:
-    """Say what a retry would do. Changes nothing."""
+    """Return what a retry would do. Changes nothing."""
     return farm.builds.plan_retry(caller.namespace, build_id, retry.build_id, failed=retry.failed)
 
 
@@ -124,7 +124,7 @@ def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, far
 
 @router.get("/builds/{build_id}/report", response_model=schemas.Document)
 def report(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Report:
-    """Return a build with its cells as one document: what `report.json` in object storage holds once it has ended."""
+    """Return a build with its cells as one document. When the build has ended, `report.json` in storage holds it."""
     return farm.build_reader.report(caller.namespace, build_id)
 
 
@@ -135,7 +135,7 @@ def reproduction(
     farm: FarmDep,
     cell: Annotated[str, Query(description="The cell's identifier.", max_length=500)],
 ) -> ReproductionDocument:
-    """Return what reruns a cell's last attempt elsewhere, also when its job is no longer known."""
+    """Return all that is needed to rerun a cell's last attempt elsewhere, even if its job is no longer known."""
     return farm.build_reader.reproduction_of_cell(caller.namespace, build_id, cell)
 
 

@@ -1,4 +1,4 @@
-"""Health checks: one question at a time to each server, whoever asks for the farm's health, and however often."""
+"""Health checks: at most one open question to each server, however many callers ask for the farm's health."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEALTH_SECONDS = 2.0
 
 
 class HealthCheck:
-    """Asks one server whether it is there. Everybody who comes meanwhile waits for the same answer.
+    """Asks one server whether it is there. Callers who ask meanwhile wait for the same answer.
 
     A server that hangs keeps one thread busy, since a question that waits cannot be taken back.
     """

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: a job with its attempts, its log, and what reproduces it."""
+"""Jobs over HTTP: a job with its attempts, its log, and its reproduction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> JobView:
 
 @router.get("/jobs/{job_id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def log(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> Response:
-    """Return a job's log: its last 64 KiB while it runs, after that the last attempt's, 64 MiB of it at most."""
+    """Return a job's log: the last 64 KiB while it runs; after that, up to 64 MiB of the last attempt's log."""
     return Response(
         farm.jobs.log(caller.namespace, job_id),
         media_type="text/plain; charset=utf-8",
@@ -34,5 +34,5 @@ def log(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> Response:
 
 @router.get("/jobs/{job_id}/reproduction", response_model=schemas.Document)
 def reproduction(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> ReproductionDocument:
-    """Return what reruns a job's last attempt elsewhere: work order, limits, inputs by digest; however it ended."""
+    """Return all that is needed to rerun a job's last attempt elsewhere: work order, limits, inputs by digest."""
     return farm.jobs.reproduction(caller.namespace, job_id)

@@ -61,7 +61,7 @@ class ExampleInput(BaseModel):
 
 
 class ConversionView(BaseModel):
-    """How a model was made from one of another format, where it was submitted."""
+    """How the submitter made a model from one of another format."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +77,7 @@ class ConversionView(BaseModel):
 
 
 class TensorView(_Open):
-    """An input or output of a model: its shape has numbers, names, and null for what is open."""
+    """An input or output of a model: its shape has numbers, names, and null for an open dimension."""
 
     name: Annotated[str, Field(max_length=1024)]
     dtype: Label
@@ -97,7 +97,7 @@ class FrozenModelView(_Open):
 
     @model_validator(mode="after")
     def _is_what_it_says(self) -> Self:
-        """The digest is what a cache key is made of: nobody gets his own file compiled under another's key."""
+        """Check the digest, which the cache key contains: nobody may have a file compiled under the key of another."""
         if self.digest != model_digest({file.path: file.digest for file in self.files}):
             raise ValueError("the digest is not that of the files")
         return self
@@ -154,7 +154,7 @@ class Submission(BaseModel):
 
 
 class Retry(BaseModel):
-    """The build that is to have an ended build's cells again; `failed`: only those that did not succeed."""
+    """The new build with the cells of an ended one; `failed`: only the cells that did not succeed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -163,7 +163,7 @@ class Retry(BaseModel):
 
 
 class Pointing(BaseModel):
-    """Where a ref is to point: to what `source` names, or with `previous` named before its last move."""
+    """Where to point a ref: to the snapshot of `source`, or with `previous` to its snapshot before its last move."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -172,7 +172,7 @@ class Pointing(BaseModel):
 
 
 class Range(BaseModel):
-    """The middle, and the range in which about 80 of 100 end."""
+    """The expected value, and the range in which about 80 of 100 end."""
 
     low: float
     expected: float
@@ -180,13 +180,13 @@ class Range(BaseModel):
 
 
 class EstimateView(Range):
-    """Seconds that a compile takes; `by` says of what that is learnt."""
+    """Seconds that a compile takes; `by` says from which compiles that was learnt."""
 
     by: str
 
 
 class Outlook(_Open):
-    """When the cells that can be estimated are done, in seconds from now, and what they cost beside what was spent."""
+    """When the cells that can be estimated will be done (seconds from now), what they will cost, and what was spent."""
 
     eta: Range | None
     slot_seconds: Range | None

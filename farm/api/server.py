@@ -24,7 +24,7 @@ from farm.errors import UsageError
 from farm.logging import configure
 
 DRAIN_SECONDS = 3
-"""How long a stopping server waits for open requests; those who follow a build's events reconnect elsewhere."""
+"""Seconds that a stopping server waits for open requests; clients that follow events reconnect elsewhere."""
 
 
 class Listening(NamedTuple):
@@ -61,7 +61,7 @@ class Listening(NamedTuple):
 def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> None:
     """Serve the API and run the control loops until SIGINT or SIGTERM; `ready` gets the URL once it answers.
 
-    Port 0 takes a free one. Raises UsageError where the address is taken or would be open to everybody, FarmFault where
+    Port 0 takes a free one. Raises UsageError if the address is taken or would be open to everybody, FarmFault if
     the store or object storage is not fit for the farm.
     """
     configure(farm.settings)
@@ -76,7 +76,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     url = f"{'https' if config.is_ssl else 'http'}://{host}:{listener.getsockname()[1]}"
     stop = threading.Event()
     loops = threading.Thread(target=run_loops, args=(farm, stop), name="control")
-    # uvicorn shuts down on a signal and then raises it again for whoever was there before: let that be us.
+    # uvicorn shuts down on a signal, and then raises it again for the handler from before: ours.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loops.start()
     try:
@@ -89,7 +89,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
 
 
 def server_config(app: FastAPI, connection: type[BoundedConnection], listening: Listening) -> uvicorn.Config:
-    """Return how the API is served. Raises UsageError where the certificate cannot be used."""
+    """Return the configuration of the server. Raises UsageError if the certificate cannot be used."""
     config = uvicorn.Config(
         app,
         http=connection,

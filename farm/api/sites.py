@@ -25,7 +25,7 @@ class OwnSite:
     """Middleware that refuses requests to another host, and from pages of another site."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], *, named: bool) -> None:
-        """`hosts` are the names to answer under beside those of loopback; without `named`, any name is accepted."""
+        """`hosts` are the names to answer under, besides those of loopback; without `named`, any name is accepted."""
         self._app = app
         self._hosts = frozenset(map(_name, hosts))
         self._named = named

@@ -57,7 +57,7 @@ There = Annotated[TuningDatabase, Depends(_there)]
 
 @router.get("/tuning", response_model=schemas.Items[TuningDatabaseView])
 def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDatabaseView]:
-    """List the namespace's tuning databases, and those that it could have: one for each mode of a known pool."""
+    """List the namespace's tuning databases, and the possible ones: one for each mode of a known pool."""
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
         for device, mode in _possible(pool):
@@ -79,7 +79,7 @@ def tuning_snapshot(database: There) -> Response:
 
 @router.get("/tuning/{pool}/{device}/{mode}/stats", response_model=TuningStats)
 def tuning_stats(database: There) -> TuningStats:
-    """Say what the database holds, and what tuning took and saved: in all, and by the day."""
+    """Return what the database holds, and what tuning cost and saved: in total and per day."""
     snapshot = database.read().snapshot
     days: list[TuningDayView] = [{"date": date, **_sum(day)} for date, day in snapshot.log.by_day().items()]
     return {"database": database.name, "records": snapshot.counts(), "total": _sum(snapshot.log.total()), "days": days}
@@ -94,7 +94,7 @@ async def tuning_import(
     snapshot: Annotated[bytes, Body(media_type="application/gzip", description="A snapshot as gzipped text.")],
     miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
 ) -> TuningImported:
-    """Add what a user's own databases hold, as far as it fits the pool's device; the rest is refused by name.
+    """Add records of a user's own databases that fit the pool's device; the answer names the refused ones.
 
     At most 64 MiB of text, with 500,000 records.
     """
@@ -121,7 +121,7 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
 
 @router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=TuningMerged)
 def tuning_merge(_: Submitter, database: There) -> TuningMerged:
-    """Bring what attempts committed into the head now; the control plane does so by itself after a while."""
+    """Merge what attempts committed into the head now; the control plane also does so after a while."""
     merged = database.merge()
     return {
         "generation": merged.generation,
@@ -142,7 +142,7 @@ def tuning_prune(
 ) -> TuningPruned:
     """Remove records, so that they are measured again. Of several conditions all must hold.
 
-    Everything can be removed of a damaged database too; what could not be read is not counted.
+    `everything` also works for a damaged database; records that cannot be read are not counted.
     """
     if everything == bool(older or job):
         raise UsageError("choose what to prune: by age, by job, or everything")

@@ -25,7 +25,7 @@ router = APIRouter(tags=["upkeep"])
 def audit(
     _: Admin, farm: FarmDep, deep: Annotated[bool, Query(description="Read and hash every blob.")] = False
 ) -> StreamingResponse:
-    """Say where store, object storage and sidecars disagree: one JSON object a line, the counts in the last one."""
+    """Report where store, object storage and sidecars disagree: one JSON object per line, the counts in the last."""
     auditor = Auditor(farm.store, farm.artifacts, deep=deep)
 
     def lines() -> Iterator[str]:

@@ -20,9 +20,9 @@ PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 @router.get("/workers", response_model=schemas.Items[schemas.Document])
 def workers(caller: ReaderCaller, farm: FarmDep) -> Listed[WorkerView]:
-    """List the live workers: node, slots, pools, what they run, and why they take nothing where that is so.
+    """List the live workers: node, slots, pools, running jobs, and the reason if one takes no jobs.
 
-    The administrator sees all jobs that they run; others those of their namespace, and how many more there are.
+    An administrator sees all running jobs; others see those of their namespace, and the number of the rest.
     """
     namespace = "" if caller.role is Role.ADMIN else caller.namespace
     return {"items": farm.store.workers.list(namespace)}
@@ -30,7 +30,7 @@ def workers(caller: ReaderCaller, farm: FarmDep) -> Listed[WorkerView]:
 
 @router.post("/workers/{name}/drain", status_code=204)
 def drain(name: NodeName, _: Admin, farm: FarmDep) -> None:
-    """Have a worker finish what it runs, and stop."""
+    """Let a worker finish its running attempts, and stop."""
     if not farm.store.workers.drain(name):
         raise NotFound(f"no worker {name}", hint="`farm ls workers` lists them")
 
@@ -44,7 +44,7 @@ def unfence(name: NodeName, _: Admin, farm: FarmDep) -> None:
 
 @router.post("/pools/{name}/pause", status_code=204)
 def pause(name: PoolName, _: Admin, farm: FarmDep) -> None:
-    """Hand out nothing of a pool any more; what runs goes on."""
+    """Hand out no more jobs of a pool; running jobs go on."""
     farm.builds.pause_pool(name, paused=True)
 
 

@@ -70,7 +70,7 @@ class Put(TypedDict):
 
 
 class Upload(TypedDict):
-    """How to send a missing blob: these PUTs, and where `finish` says so a POST to `/v1/blobs/{digest}/finish`."""
+    """How to send a missing blob: these PUTs, and if `finish` is true a POST to `/v1/blobs/{digest}/finish`."""
 
     digest: str
     size: int

@@ -27,7 +27,7 @@ REMEMBERED = 5.0
 
 
 class Secret(TypedDict):
-    """A new token's secret; it is told this once."""
+    """A new token's secret; only this answer contains it."""
 
     secret: str
 

@@ -87,12 +87,12 @@ def bench(
         raise UsageError("--model is the original model", hint="add --against onnxruntime, or torch")
     documents: list[BenchDocument] = []
     drawn: list[list[Measured]] = []
-    with here() as (settings, work, told):
+    with here() as (settings, work, say_phase):
         findings = survey(settings)
         for one in _artifacts(artifact, settings):
             contestants = _contestants(one, against, model, settings)
             for turns in zip(*map(at_points, contestants), strict=True):
-                measured, usage = _measure(turns, seconds, settings, findings, work / str(len(drawn)), told)
+                measured, usage = _measure(turns, seconds, settings, findings, work / str(len(drawn)), say_phase)
                 drawn.append(measured)
                 documents.append(_document(one, measured, usage))
     if picture:
@@ -282,7 +282,7 @@ def _measure(
     settings: Settings,
     findings: Findings,
     work: Path,
-    told: OnPhase,
+    say_phase: OnPhase,
 ) -> tuple[list[Measured], Usage]:
     import threading
 
@@ -306,7 +306,7 @@ def _measure(
     leading = next((pool for pool in pools if pool.target.maker), pools[0])
     work.mkdir()
     with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
-        children = Children(work, settings, AttemptLimits(time=0, memory=0), told, threading.Event(), slot)
+        children = Children(work, settings, AttemptLimits(time=0, memory=0), say_phase, threading.Event(), slot)
         measured = measure(contestants, children, seconds)
     return measured, usage
 

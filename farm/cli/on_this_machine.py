@@ -49,14 +49,14 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
 def _teller() -> OnPhase:
     said = ""
 
-    def told(phase: Phase, _progress: float | None, detail: str) -> None:
+    def say_phase(phase: Phase, _progress: float | None, detail: str) -> None:
         nonlocal said
         words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
         if words != said:
             said = words
             output.note(f"  {words}")
 
-    return told
+    return say_phase
 
 
 def say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:

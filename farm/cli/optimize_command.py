@@ -121,13 +121,13 @@ def optimize(
         gpu_memory_limit=_size("--gpu-memory-limit", gpu_memory_limit),
         output=output_path,
     )
-    with here() as (settings, work, told):
+    with here() as (settings, work, say_phase):
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
         if exhaustive_tune and planned.cell.spec.tuning["mode"] == "off":
             output.note(f"{planned.cell.target} has nothing to tune: --exhaustive-tune changes nothing here")
-        made = make(wanted, planned, settings, work, told)
+        made = make(wanted, planned, settings, work, say_phase)
         found = report(planned, made)
         if made.judgement:
             say_all(_report_lines(found), output.note)

@@ -39,7 +39,7 @@ def create(
         output.emit({"name": name, "secret": secret})
     else:
         output.say(secret)
-        output.note(f"whoever has this token is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
+        output.note(f"this token makes its owner a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
 @commands.command()

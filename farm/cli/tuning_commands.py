@@ -172,8 +172,8 @@ def import_(
     if not len(read.snapshot):
         why = _left_out(**dropped) if any(dropped.values()) else "they contain no database of MIOpen or MIGraphX"
         places = {file: f"damaged: {where}" for file, where in read.dropped.parts.items()}
-        told = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
-        raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(told))
+        reasons = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
+        raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(reasons))
     with connect() as client:
         name = choose(client.tuning(), database)
         found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)

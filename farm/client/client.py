@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnUpload = Callable[[int, int], None]
-"""Told while inputs are uploaded: bytes sent so far, bytes in all."""
+"""Called while inputs are uploaded: bytes sent so far, bytes in all."""
 
 FOLLOW_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Seconds between tries to follow a build's events again; after the last one the farm counts as gone."""
@@ -216,7 +216,7 @@ class FarmClient:
         return found
 
     def plan(self, frozen: Frozen) -> ShownPlan:
-        """Say what a submission would do: cells, hits, misses and why, missing blobs. Changes nothing.
+        """Return what a submission would do: cells, hits, misses and why, missing blobs. Changes nothing.
 
         Raises ManifestError with every problem found.
         """
@@ -656,8 +656,8 @@ class FarmClient:
 
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
         that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`,
-        `sample` one input with its right outputs beside the program. Only with `force` it writes over what no fetch has
-        written.
+        `sample` one input with its expected outputs next to the program. Only with `force` it overwrites files that no
+        fetch has written.
 
         Raises NotFound if nothing matches, UsageError if several do or the folder holds another artifact,
         ArtifactGone if the bytes are not those that the ref names.

@@ -1,4 +1,4 @@
-"""Manifest: what a user asks for. Read and checked as a whole, with the place of everything that is wrong in it.
+"""Manifest: a user's request. It is read and checked as a whole, and each problem has its place.
 
 The fields are documented in `docs/manifest.md`; `manifest_schema` gives editors the same rules as JSON Schema.
 What the entries together mean (the matrix) is in `farm.matrix`.

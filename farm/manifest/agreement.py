@@ -13,7 +13,7 @@ from farm.targets.devices import understand_target
 
 
 def cross_checks(document: YamlDocument) -> Iterator[Problem]:
-    """Yield what is wrong between entries. Works on the raw data, so that it also runs beside other errors."""
+    """Yield contradictions between entries. Works on the raw data, so it also runs if there are other errors."""
     data = _mapping(document.data)
     models = list(enumerate(_mapping(model) for model in _list(data.get("models"))))
     seen: dict[Any, int] = {}
@@ -46,7 +46,7 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
 
 
 def _settings(document: YamlDocument, holder: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Yield what is wrong with the targets, data, options and variables that a manifest or an entry of it names."""
+    """Yield the problems of the targets, data, options and variables that a manifest or one of its entries names."""
     for field in ("targets", "target"):
         texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
         for position, text in enumerate(texts):
@@ -107,7 +107,7 @@ def _batch_of_zero(document: YamlDocument, holder: Unchecked, path: tuple[str | 
 
 
 def _size_given_twice(document: YamlDocument, model: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Complain where a named shape and the product of `dims` both say how large a dimension is."""
+    """Complain if a named shape and the product of `dims` both give a dimension a size."""
     for name, point in _mapping(model.get("shapes")).items():
         for dimension in _mapping(point):
             fields = [name for name in ("batches", "sweep") if dimension == "batch" and name in model]

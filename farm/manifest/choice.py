@@ -50,8 +50,8 @@ def _checked(kind: type[Gates | Budgets], values: dict[str, str | float], where:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        told = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{where}: {told}") from None
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{where}: {problem}") from None
 
 
 def _is_number(text: str) -> bool:

@@ -234,7 +234,7 @@ class Data(Entry):
 
     @property
     def kind(self) -> str:
-        """Which of its fields says where the data is from."""
+        """The field that says where the data comes from."""
         return next(name for name in ("dataset", *_DATA_KINDS) if getattr(self, name))
 
 
@@ -284,39 +284,39 @@ class InputEntry(Entry):
 
 
 class Tuning(Entry):
-    """How long to look for faster kernels. Compilers without tuning take no notice."""
+    """How long to search for faster kernels. Compilers without tuning ignore it."""
 
     mode: Literal["off", "quick", "exhaustive", "full"] = "off"
-    """How much is tried."""
+    """How much tuning tries before the program is published."""
     background: Literal["off", "quick", "exhaustive", "full"] = "off"
-    """How much more is tried once the build has ended, by a build of its own; the ref moves where that is faster."""
+    """How much tuning tries after the build has ended, in a build of its own; the ref moves if that is faster."""
     budget: Duration = None
-    """Time after which tuning is cut short; the program is then compiled from what is known. Not in the background."""
+    """Time after which tuning stops; the program is then compiled with the results so far. Not in the background."""
     miopen_find_enforce: Annotated[int | None, Field(ge=1, le=5, alias="miopen_find_enforce")] = None
-    """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning (3: search for what is not known), by number."""
+    """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning, by number (3: search for unknown operations)."""
 
 
 class Verify(Entry):
-    """How far a program may be from the reference, and what follows."""
+    """How far a program may be from the reference, and the consequences."""
 
     mode: Literal["off", "on"] = "on"
     """`off`: programs are not compared with a reference."""
     tolerance: Tolerances = {}
     """Largest relative error: a number, or numbers by precision, or by precision and output (`*` is any)."""
     weak: Literal["allow", "warn", "fail"] = "warn"
-    """What follows when the samples prove little: a program that always returned their mean would pass too."""
+    """The consequence if the samples prove little: a program that always returns their mean would pass too."""
     on_fail: Literal["fail", "warn"] = "fail"
-    """What a cell does that is not accurate enough."""
+    """The consequence if a program is not accurate enough."""
     reference: Literal["onnxruntime", "migraphx"] = "onnxruntime"
-    """Who computes the right outputs, where the samples do not bring them; if it cannot, another reference does."""
+    """Computes the expected outputs if the samples bring none; if it cannot, another reference does."""
     unverifiable: Literal["publish", "fail"] = "publish"
-    """What a cell does whose program no reference can be compared with: it is published as not verified, or fails."""
+    """The consequence if no reference can run the model: the program is published unverified, or the cell fails."""
     fallback: Literal["allow", "warn", "fail"] = "warn"
-    """What follows when nodes run on the CPU because the GPU's provider has no kernel for them."""
+    """The consequence if nodes run on the CPU because the GPU's provider has no kernel for them."""
 
 
 class Limits(Entry):
-    """What an attempt may use."""
+    """Limits of an attempt."""
 
     time: Duration = None
     """Time of one attempt, waiting not counted."""
@@ -328,7 +328,7 @@ class Gates(Entry):
     """By how much a program may be worse than its baseline: `5%`, or `off`."""
 
     baseline: RefTag = "latest"
-    """The tag of what it is compared with; `latest` has each cell as it last passed."""
+    """The tag of the programs to compare with; `latest` has each cell as it last passed."""
     latency: Limit = None
     """Median time of a run, measured in turns with the baseline on one node."""
     throughput: Limit = None
@@ -344,11 +344,11 @@ class Gates(Entry):
     tuning_time: Limit = None
     """Time of tuning, compared on one node."""
     undecided: Literal["warn", "fail"] = "warn"
-    """What follows if a number could not be compared, or not surely: hits, other nodes, noise."""
+    """The consequence if a number cannot be compared for sure: hits, other nodes, noise."""
 
 
 class Budgets(Entry):
-    """How much a program may take, whatever came before it."""
+    """Absolute limits of a program, whatever its baseline is."""
 
     latency: Duration = None
     """Median time of a run."""
@@ -367,12 +367,12 @@ class Budgets(Entry):
 
 
 class Debug(Entry):
-    """What the compiler shall say of its work; no part of the cache key. Another compiler's traces go unnoticed."""
+    """What the compiler logs about its work; no part of the cache key. Traces of other compilers are ignored."""
 
     log_level: Literal["", "error", "warning", "info", "debug", "trace"] = ""
-    """How much of its log."""
+    """The level of its log."""
     trace: tuple[Trace, ...] = Field(default=(), strict=False)
-    """What it traces into its log."""
+    """The parts that it traces into its log."""
     print: bool = False
     """Whether the program's text before and after compilation is kept with the artifact."""
     timings: bool = False
@@ -401,11 +401,11 @@ class Sweep(Entry):
     """Batches that are built and measured to find the best one."""
 
     batches: BatchSizes
-    """What is tried."""
+    """The batches to try."""
     metric: Literal["throughput", "latency"] = "throughput"
-    """What the best batch has most (samples a second) or least (time of one run) of."""
+    """The best batch has the highest throughput (samples a second) or the lowest latency (time of one run)."""
     max_latency: Duration = None
-    """Only batches whose run takes no longer (median) may be the best."""
+    """Only batches whose median run takes no longer may be the best."""
 
 
 SweepUse = Annotated[Sweep | None, Short(sweep_use, BATCHES_SCHEMA)]
@@ -439,28 +439,28 @@ _FREEZING: JsonSchema = {
 
 
 class _Layer(Entry):
-    """Settings that are laid over those of everything more general, field by field."""
+    """Settings that override more general ones, field by field."""
 
     options: Options = {}
-    """Options of the compilers and of their quantizers, laid over those that are set more generally."""
+    """Options of the compilers and of their quantizers; they override more general ones."""
     env: Env = {}
-    """Environment variables of the compilers, laid over those that are set more generally."""
+    """Environment variables of the compilers; they override more general ones."""
     tuning: TuningUse = Tuning()
-    """`off`, or how much to tune; laid over what is set more generally."""
+    """`off`, or how much to tune; overrides more general settings."""
     verify: VerifyUse = Verify()
-    """`off`, or tolerances and what follows from them; laid over what is set more generally."""
+    """`off`, or tolerances and their consequences; overrides more general settings."""
     limits: Limits = Limits()
-    """Time and memory of an attempt, laid over what is set more generally."""
+    """Time and memory of an attempt; overrides more general settings."""
     debug: Debug = Debug()
-    """What the compiler shall say of its work, laid over what is set more generally."""
+    """What the compiler logs about its work; overrides more general settings."""
     gates: Gates = Gates()
-    """By how much programs may be worse than a baseline, laid over what is set more generally."""
+    """By how much programs may be worse than a baseline; overrides more general settings."""
     budgets: Budgets = Budgets()
-    """How much programs may take, laid over what is set more generally."""
+    """How much programs may take; overrides more general settings."""
 
 
 class ModelEntry(_Layer):
-    """One model, and what is special about it. Mappings are laid over the manifest's, lists replace them."""
+    """One model with its own settings. Mappings are merged over the manifest's, lists replace them."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -599,13 +599,13 @@ class ExpectedEntry(SelectorEntry):
     kind: ExpectedKind
     """How they fail."""
     until: Date = ""
-    """Last day on which that is accepted."""
+    """The last day on which the failure is accepted."""
     link: Link = ""
     """Where it is discussed: the URL of an issue."""
 
 
 class IncludeEntry(_Layer):
-    """Extends the cells that it names, or adds cells where there are none. Fields that are left out mean all."""
+    """Extends the cells that it names, or adds cells if there are none. A field that is left out means all."""
 
     model: Name = ""
     """One model's name."""
@@ -620,9 +620,9 @@ class IncludeEntry(_Layer):
     batches: BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
     priority: Priority = 0
-    """Replaces that of the cells."""
+    """Replaces the calibration data of the cells."""
     salt: Salt = ""
-    """Replaces that of the cells."""
+    """Replaces the calibration data of the cells."""
     reason: Reason = ""
     """Why; shown to people."""
 
@@ -638,13 +638,13 @@ class OverrideEntry(_Layer):
     select: SelectEntry
     """Which cells."""
     calibration: DataUse = None
-    """Replaces that of the cells."""
+    """Replaces the calibration data of the cells."""
     reason: Reason = ""
     """Why; shown to people."""
 
 
 class Manifest(Entry):
-    """What to compile: models, targets, precisions and shapes, and what counts as good enough."""
+    """What to compile: models, targets, precisions and shapes, and which programs are good enough."""
 
     version: Version
     """Version of the manifest's format."""
@@ -655,21 +655,21 @@ class Manifest(Entry):
     targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
     """`compiler/device`, a device profile (`mi300x`) or a gfx name, which mean migraphx."""
     toolchains: tuple[Toolchain, ...] = Field(default=(), strict=False, min_length=1)
-    """Starts of toolchain ids (`rocm7.2`): each target is compiled by every one that its compiler can have."""
+    """Starts of toolchain ids (`rocm7.2`): each target is compiled by every toolchain of its compiler that matches."""
     precisions: tuple[Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
     """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
     options: Options = {}
-    """Options of the compilers and of their quantizers; a compiler takes no notice of another's."""
+    """Options of the compilers and of their quantizers; a compiler ignores the options of others."""
     env: Env = {}
-    """Environment variables that change programs, of those that a compiler lists; part of the cache key."""
+    """Environment variables that change programs; each compiler lists the allowed ones. Part of the cache key."""
     tuning: TuningUse = Tuning()
     """`off`, or how much to tune."""
     verify: VerifyUse = Verify()
-    """`off`, or tolerances and what follows from them."""
+    """`off`, or tolerances and their consequences."""
     limits: Limits = Limits()
     """Time and memory of an attempt."""
     debug: Debug = Debug()
-    """What the compiler shall say of its work."""
+    """What the compiler logs about its work."""
     gates: Gates = Gates()
     """By how much programs may be worse than a baseline."""
     budgets: Budgets = Budgets()
@@ -679,9 +679,9 @@ class Manifest(Entry):
     fail_fast: bool = False
     """Whether the first failure cancels the rest."""
     priority: Priority = 0
-    """Larger runs earlier."""
+    """Cells with a larger number run earlier."""
     salt: Salt = ""
-    """Another text compiles everything anew."""
+    """Another text compiles everything again."""
     datasets: dict[Name, SharedData] = {}
     """Calibration data and samples that models use by name."""
     models: tuple[ModelEntry, ...] = Field(strict=False, min_length=1, max_length=5000)
@@ -710,7 +710,7 @@ class Manifest(Entry):
         return self._document.file
 
     def line(self, *path: str | int) -> int:
-        """Return the line of what stands at `path`."""
+        """Return the line of the value at `path`."""
         return self._document.place(self._place(path))[0]
 
     def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:

@@ -56,7 +56,7 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
 
 
 def _patterns(document: YamlDocument) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the place and the text of every pattern; whatever else is wrong is said by who reads the manifest."""
+    """Yield the place and the text of every pattern; the parser reports all other problems."""
     models = document.data.get("models") if isinstance(document.data, dict) else None
     for index, entry in enumerate(models if isinstance(models, list) else ()):
         source = entry.get("source") if isinstance(entry, dict) else None

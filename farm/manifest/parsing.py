@@ -27,7 +27,7 @@ from farm.manifest.yaml import YamlDocument, read_document, unwritten_document
 def load_manifest(path: str | Path) -> Manifest:
     """Read a manifest from a file.
 
-    Raises ManifestError with everything that is wrong in it, UsageError where there is no such file.
+    Raises ManifestError with all problems of the manifest, UsageError if there is no such file.
     """
     manifest, problems = read_manifest(path)
     return _required(manifest, problems)
@@ -38,7 +38,7 @@ def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
 
     Where nothing but unknown fields is wrong there is a manifest, without them: its files can be looked at.
 
-    Raises ManifestError where the text is no YAML, or a pattern of files cannot be used, UsageError where there is no
+    Raises ManifestError if the text is not YAML, or a pattern of files cannot be used, UsageError if there is no
     such file.
     """
     try:

@@ -19,8 +19,8 @@ from farm.spec import JsonSchema
 def manifest_schema(*, draft7: bool = False) -> JsonSchema:
     """Return the manifest's JSON Schema: draft 2020-12, or draft-07 for the editors that know no other.
 
-    It accepts what `parse_manifest` accepts, but for what one entry says about another (unknown names, selectors).
-    It takes half a second to make, and is made once: who changes it changes it for all.
+    It accepts what `parse_manifest` accepts, except that it does not compare entries (unknown names, selectors).
+    Making it takes half a second, so it is made once: do not change the result.
     """
     schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
     schema["title"] = "Compile farm manifest"
@@ -32,7 +32,7 @@ def manifest_schema(*, draft7: bool = False) -> JsonSchema:
 
 
 def _described(schema: JsonSchema) -> JsonSchema:
-    """Add to each field what stands below it: pydantic would read the source for that at every start of `farm`."""
+    """Add to each field its docstring; pydantic would read the source for that at every start of `farm`."""
     for kind in _kinds(Entry):
         if document := schema if kind is Manifest else schema["$defs"].get(kind.__name__):
             texts, fields = _docstrings(kind), document["properties"]
@@ -49,7 +49,7 @@ def _kinds(kind: type[Entry]) -> Iterator[type[Entry]]:
 
 
 def _docstrings(kind: type[Entry]) -> dict[str, str]:
-    """Return what stands below each field of a kind of entry, its inherited ones too."""
+    """Return the docstring of each field of a kind of entry, with the inherited ones."""
     found: dict[str, str] = {}
     for base in (kind for kind in reversed(kind.__mro__) if issubclass(kind, Entry)):
         (definition,) = ast.parse(inspect.getsource(base)).body
@@ -93,6 +93,6 @@ def _as_draft7(schema: Any) -> Any:
     if dependencies:
         result["dependencies"] = dependencies
     if "$ref" in result and len(result) > 1:
-        # In draft-07 a reference hides everything beside it.
+        # In draft-07 a reference hides all other keys of its object.
         return {"allOf": [{"$ref": result.pop("$ref")}], **result}
     return result

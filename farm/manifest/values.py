@@ -28,7 +28,7 @@ MAX_SELECTORS = 256
 """Entries of `exclude`, `include`, `overrides` and `expected` each."""
 MAX_DIMENSION = 2**31 - 1
 MAX_OPTIMALS = 16
-"""Sizes of a dynamic dimension that are verified and measured beside its smallest and largest."""
+"""Sizes of a dynamic dimension that are verified and measured, in addition to the smallest and the largest."""
 
 SCHEMA_ID = "https://migraphx-farm.dev/manifest.schema.json"
 
@@ -237,7 +237,7 @@ def sweep_use(value: Any) -> Any:
 
 
 def tuning_use(value: Any) -> Any:
-    """Read a tuning: `quick` is short for `{mode: quick}`. Who says `mode` says what follows in the background too."""
+    """Read a tuning: `quick` is short for `{mode: quick}`. If `mode` is given, it also resets `background`."""
     if isinstance(value, str):
         value = {"mode": value}
     return {"background": "off", **value} if isinstance(value, dict) and "mode" in value else value

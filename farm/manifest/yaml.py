@@ -39,7 +39,7 @@ MAX_BYTES = 256 * 1024
 """Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""
 MAX_DEPTH = 32
 MAX_NODES = 20_000
-"""Scalars, lists and mappings of one document, with every alias counted as what it stands for."""
+"""Scalars, lists and mappings of one document; every alias counts as the value that it stands for."""
 MAX_PROBLEMS = 100
 """After so many problems reading ends; nobody reads more."""
 
@@ -78,7 +78,7 @@ class Node:
 
 
 class YamlDocument:
-    """A document that was read: its data, and where everything in it stands."""
+    """A document that was read: its data, and the place of every value."""
 
     def __init__(self, root: Node, text: str, file: str) -> None:
         self._root = root
@@ -107,7 +107,7 @@ class YamlDocument:
         return place
 
     def span(self, path: DocumentPath) -> tuple[int, int]:
-        """Return where in the text the value at `path` begins and ends. Raises KeyError where there is none."""
+        """Return where in the text the value at `path` begins and ends. Raises KeyError if there is none."""
         node = self._root
         for part in path:
             node = node.value[part]
@@ -119,7 +119,7 @@ class YamlDocument:
 
 
 def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
-    """Return a problem with the text of its line, where that is short enough to show."""
+    """Return a problem with the text of its line, if the line is short enough to show."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     visible = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
     return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
@@ -128,7 +128,7 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
 def read_document(content: str | bytes, file: str) -> YamlDocument:
     """Read one YAML document.
 
-    Raises ManifestError with every problem that can be told apart: a document that is too large, too deep or not
+    Raises ManifestError with each problem that can be found: a document that is too large, too deep or not
     YAML ends the reading, repeated keys, tags and numbers that are not finite do not.
     """
     size = len(content) if isinstance(content, bytes) else len(content.encode("utf-8", "surrogatepass"))

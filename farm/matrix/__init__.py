@@ -1,7 +1,7 @@
 """The matrix: a manifest's entries multiplied out to cells, each with its fully resolved spec. Pure.
 
-Which cells there are is in `combinations`, what the layers of settings come to for one is in `layers`, what its inputs
-are in `inputs`; `cells` makes of them what a cell is.
+`combinations` lists the cells, `layers` merges the settings of each cell, `inputs` resolves its inputs, and `cells`
+makes the finished cells of them.
 """
 
 from farm.matrix.cells import Cell, check, data_key, expand, overridden_calibration

@@ -1,4 +1,4 @@
-"""Cells: what each combination of a manifest is, with its fully resolved spec, and whether it can be. Pure."""
+"""Cells: each combination of a manifest with its fully resolved spec, if it is possible. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from farm.targets.environment import FILE
 from farm.targets.pools import Pool
 
 DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
-"""Limits of an attempt where the manifest sets none: seconds, bytes (0 = none)."""
+"""Limits of an attempt if the manifest sets none: seconds, bytes (0 = no limit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class _Expansion:
         )
 
     def parts(self, combination: Combination, kind: DeviceKind) -> _Parts:
-        """Look up all that a plan is made of, and complain of what is missing and of what does not go together."""
+        """Look up the parts of a plan, and complain of parts that are missing or that contradict each other."""
         entry, compiler = combination.model, self.compiler(combination)
         frozen = self.models.get(entry.name)
         if frozen:
@@ -392,7 +392,7 @@ class _Expansion:
         )
 
     def check_untuned(self, combination: Combination, settings: CellSettings) -> None:
-        """What only the GPU can do is asked for by nobody, so that no one believes that it was done."""
+        """Complain if the manifest asks for work that needs the GPU: nobody may believe that it was done."""
         text, place = self.choices[combination.slug].text, combination.places["target"]
         modes = (settings.tuning.mode, settings.tuning.background)
         asked = [f"tuning {mode}" for mode in modes if mode != OFF]
@@ -423,7 +423,7 @@ class _Expansion:
     def check_features(
         self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, OptionValue]
     ) -> None:
-        """Complain of what the installed compiler cannot do, before a worker finds out."""
+        """Complain of features that the installed compiler lacks, before a worker finds out."""
         for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
             since = compiler.features.get(feature, "another release")
             message = f"toolchain_mismatch: {pool.toolchain} has no {feature}, which {what} needs"
@@ -494,7 +494,7 @@ class _Expansion:
     def recipe(
         self, combination: Combination, use: str, described: Data, ranges: Mapping[str, DeclaredValues]
     ) -> tuple[DataRecipe | None, FrozenData | None]:
-        """Return what the spec says of data, and the data where it is a blob."""
+        """Return the recipe of data for the spec, and the data if it is a blob."""
         place = combination.data_place(use)
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
@@ -518,7 +518,7 @@ class _Expansion:
         }
 
     def gates(self, combination: Combination, settings: CellSettings, frozen: FrozenModel | None) -> CellGates:
-        """Return what the build judges by: the tolerance of each output (`*`: of all others) and what follows.
+        """Return the gates of the build: the tolerance of each output (`*`: of all others) and its consequences.
 
         Limits and budgets are added if there are any.
         """
@@ -625,7 +625,7 @@ def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice,
 
 
 def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
-    """Say which tuning is asked for and cannot be had."""
+    """Say which tuning the manifest asks for and the target does not have."""
     has = "shares no tuning: it is no one device" if choice.any_device else f"has {' and '.join(kind.tuning) or 'none'}"
     for name, mode in (("tuning", given.mode), ("background", given.background)):
         if mode != OFF and (choice.any_device or mode not in kind.tuning):
@@ -639,7 +639,7 @@ def _doubts(model: FrozenModel, compiler: Compiler) -> Iterator[str]:
 
 
 def _reference(verify: Verify, model: FrozenModel) -> str:
-    """Return who computes the right outputs; ONNX Runtime cannot for TensorFlow."""
+    """Return the reference that computes the expected outputs; ONNX Runtime cannot run TensorFlow graphs."""
     return "migraphx" if model.format == "tf" and "reference" not in verify.model_fields_set else verify.reference
 
 

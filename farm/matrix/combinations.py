@@ -25,7 +25,7 @@ MAX_CELLS = 50_000
 """Largest matrix of one manifest."""
 
 MAX_COMPARISONS = 3_000_000
-"""How often a selector or `include` entry is held against a cell, for one manifest; about a second."""
+"""Most comparisons of a selector or `include` entry with a cell, for one manifest; about a second."""
 
 Path = tuple[str | int, ...]
 """Where in a manifest something is written: keys and positions from the top."""
@@ -103,7 +103,7 @@ class Point:
 
 @dataclass(slots=True)
 class Combination:
-    """One cell before anything is looked up: where it stands on each axis, and what `include` adds to it."""
+    """One cell before anything is looked up: its value on each axis, and the entries of `include` that extend it."""
 
     index: int
     model: ModelEntry
@@ -111,7 +111,7 @@ class Combination:
     toolchain: str
     """The start of its toolchain's id; empty if the manifest leaves the choice to the farm."""
     suffix: str
-    """The toolchain again where it is not the only one of the target."""
+    """The toolchain, if the target has several."""
     precision: str
     point: Point
     places: Mapping[str, Path]
@@ -137,14 +137,14 @@ class Combination:
         return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
 
     def data_place(self, use: str) -> Path:
-        """Return where its calibration data or its samples are named."""
+        """Return the place of its calibration data or its samples in the manifest."""
         if use == "calibration" and self.calibrated_by is not None:
             return ("overrides", self.calibrated_by, use)
         return ("models", self.index, use)
 
 
 class Complaints:
-    """What is wrong with a manifest, each thing once, with its place."""
+    """The problems of a manifest, each once, with its place."""
 
     def __init__(self, manifest: Manifest, file: str) -> None:
         self._manifest = manifest
@@ -163,7 +163,7 @@ class Complaints:
 
 
 class Combinations:
-    """The rules of the matrix, applied to one manifest. `choices` says afterwards what each target's slug means."""
+    """The rules of the matrix for one manifest. Afterwards, `choices` has the meaning of each target's slug."""
 
     def __init__(self, manifest: Manifest, complaints: Complaints) -> None:
         self.manifest = manifest
@@ -173,7 +173,7 @@ class Combinations:
         self.comparisons = 0
 
     def all(self) -> list[Combination]:
-        """Apply the matrix rules, `overrides` too; stops before multiplying out what is too large."""
+        """Apply the rules of the matrix, with `overrides`; stop before multiplying out a matrix that is too large."""
         self._check_size()
         original = [combination for index in range(len(self.manifest.models)) for combination in self._of_model(index)]
         kept = original
@@ -188,7 +188,7 @@ class Combinations:
         return cells
 
     def expected(self, combinations: Sequence[Combination]) -> dict[int, ExpectedFailure]:
-        """Return what is expected of combinations, by their id; the first entry that names a cell counts."""
+        """Return the expected failures of combinations, by their id; the first entry that names a cell counts."""
         found: dict[int, ExpectedFailure] = {}
         for position, entry in enumerate(self.manifest.expected):
             for combination in self._chosen_by(entry, ("expected", position), combinations):
@@ -256,7 +256,7 @@ class Combinations:
         return [((*place, position), self._slug(text)) for position, text in enumerate(texts)]
 
     def _toolchains(self, slug: str) -> list[tuple[Path, str]]:
-        """Return the entries of `toolchains` that a target's compiler can have; one empty if the farm chooses."""
+        """Return the entries of `toolchains` for a target's compiler; one empty entry if the farm chooses."""
         possible = COMPILERS[self.choices[slug].target.compiler].toolchains
         named: list[tuple[Path, str]] = [
             (("toolchains", position), prefix)
@@ -266,7 +266,7 @@ class Combinations:
         return named or [((), "")]
 
     def _suffix(self, slug: str, toolchain: str) -> str:
-        """Return how a toolchain shows in identifiers: not at all where it is the only one of its target."""
+        """Return how a toolchain shows in identifiers: empty if it is the only one of its target."""
         alone = [prefix for _, prefix in self._toolchains(slug)] == [toolchain]
         return "" if alone or not toolchain else f".{toolchain}"
 
@@ -276,7 +276,7 @@ class Combinations:
         return [((*place, position), name) for position, name in enumerate(own or self.manifest.precisions)]
 
     def _included(self, kept: Sequence[Combination]) -> list[Combination]:
-        """Let every `include` entry extend cells of the product, or add what is in none of them."""
+        """Let every `include` entry extend cells of the product, or add new cells if it extends none."""
         added: list[Combination] = []
         names = {model.name: index for index, model in enumerate(self.manifest.models)}
         for position, entry in enumerate(self.manifest.include):
@@ -325,7 +325,7 @@ class Combinations:
                     yield Combination(index, model, slug, toolchain, suffix, precision, full, placed, [entry])
 
     def _chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return what a selector at `path` chooses; complain where that is nothing."""
+        """Return the combinations that a selector at `path` chooses; complain if there are none."""
         self._compare(len(combinations), path)
         selector = Selector.of(entry)
         # Each axis is asked once for each of its values, not once for each cell.
@@ -347,7 +347,7 @@ class Combinations:
         return chosen
 
     def _compare(self, count: int, path: Path) -> None:
-        """Account for an entry that is held against `count` cells; stops what would take minutes."""
+        """Count an entry that is compared with `count` cells; stop a manifest that would take minutes."""
         self.comparisons += count
         if self.comparisons > MAX_COMPARISONS:
             hint = "write fewer entries, each for more cells; or split the manifest"
@@ -377,7 +377,7 @@ class Combinations:
 
 
 def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[Point]:
-    """Yield the product of `sizes`, within each of the model's named shapes where it has some."""
+    """Yield the product of `sizes`, within each of the model's named shapes if it has any."""
     for name, own in (model.shapes or {"": {}}).items():
         for given in _product(sizes):
             yield Point({**own, **given}, shape_label(given, name), name)

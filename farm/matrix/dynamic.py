@@ -1,4 +1,4 @@
-"""Dynamic dimensions: what a program that takes a range of sizes costs on a target, and where there is none. Pure."""
+"""Dynamic dimensions: the cost of a program that takes a range of sizes on a target, or why there is none. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from farm.targets.pools import Target
 
 FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
 REFUSED = frozenset({"HardSigmoid", "HardSwish", "LayerNormalization", "Softplus"})
-"""ONNX operators of which MIGraphX's parser, the same for all targets, refuses a dynamic shape (measured, 2.16)."""
+"""ONNX operators for which MIGraphX's parser refuses a dynamic shape on every target (measured, 2.16)."""
 
 REFUSED_ON_CPU = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Div", "Elu", "Erf", "Exp",
     "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization", "LogSoftmax", "MatMul", "Max",
     "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Softmax", "Sqrt", "Tanh",
 })  # fmt: skip
-"""Those of which its cpu target refuses one besides (measured, 2.16): most of what oneDNN does."""
+"""Operators for which only its cpu target refuses one (measured, 2.16): most operators that oneDNN runs."""
 
 _TRUE = frozenset({"1", "enable", "enabled", "yes", "true"})
 
@@ -37,7 +37,7 @@ def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[s
 
 
 def price(target: Target, precision: str, inputs: Iterable[Input], operators: Iterable[str]) -> list[str]:
-    """Return what is to be known of a dynamic program before it is compiled; `operators` are the model's."""
+    """Return warnings about a dynamic program before it is compiled; `operators` are the model's."""
     spans = [_spans(tensor) for tensor in inputs]
     if target.compiler != "migraphx" or not any(spans):
         return []
@@ -49,7 +49,7 @@ def _refused(target: Target, operators: Iterable[str]) -> str:
     found = sorted((REFUSED | REFUSED_ON_CPU if on_cpu else REFUSED) & set(operators))
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
     where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
-    # Of an operator whose shape does not depend on the range nothing is refused: that is not looked into.
+    # An operator whose shape does not depend on the range is accepted; this does not check which ones depend on it.
     what = "expect `compiler_error` if they depend on it, or build each size separately"
     return f"{where} refuses a range in {names}, which the model has: {what}" if found else ""
 
@@ -74,6 +74,6 @@ def _spans(tensor: Input) -> list[Span]:
 
 
 def _several(spans: Iterable[list[Span]]) -> bool:
-    """Whether MIGraphX sees more than one dynamic dimension: it takes those with equal bounds and optimals for one."""
+    """Whether MIGraphX sees several dynamic dimensions: those with equal bounds and optimals count as one."""
     found = list(spans)
     return any(len(each) > 1 for each in found) or len({span for each in found for span in each}) > 1

@@ -1,4 +1,4 @@
-"""The inputs of a manifest's models at each point of their sizes, and whether what is said of them holds. Pure."""
+"""The inputs of a manifest's models at each point of their sizes, checked against the manifest. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farm.spec import DeclaredValues, InputDocument, PlainSize, canonical_fields
 
 @dataclass(slots=True)
 class Shape:
-    """A model's inputs at one point of its sizes: for the spec, for checks, and which data was found to fit."""
+    """A model's inputs at one point of its sizes: for the spec and for checks, and the data that fits them."""
 
     inputs: Mapping[str, InputDocument]
     tensors: Mapping[str, Input]
@@ -29,7 +29,7 @@ class Shape:
 
 
 class CellInputs:
-    """What the cells of one expansion have for inputs; those that share a shape share the work."""
+    """The inputs of the cells of one expansion; cells with the same shape share the work."""
 
     def __init__(self, manifest: Manifest, models: Mapping[str, FrozenModel], complaints: Complaints) -> None:
         self._manifest = manifest
@@ -39,14 +39,14 @@ class CellInputs:
         self._shapes: dict[tuple[int, str], Shape | None] = {}
 
     def at(self, combination: Combination) -> Shape | None:
-        """Return a model's inputs at a cell's sizes; None if they do not work out or the model is not known."""
+        """Return a model's inputs at a cell's sizes; None if they contradict each other or the model is unknown."""
         where = (combination.index, combination.label)
         if where not in self._shapes:
             self._shapes[where] = self._resolve(combination)
         return self._shapes[where]
 
     def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: Shape) -> bool:
-        """Whether data fits the inputs; complains once for each shape where it does not."""
+        """Whether data fits the inputs; complains once for each shape that it does not fit."""
         checked = (use, frozen.digest)
         if checked not in shape.checked:
             model = self._models[combination.model.name]
@@ -60,7 +60,7 @@ class CellInputs:
         return shape.checked[checked]
 
     def ranges(self, combination: Combination) -> dict[str, DeclaredValues]:
-        """Return what is declared of inputs' values, by input."""
+        """Return the values that the manifest declares for inputs, by input."""
         declared: dict[str, DeclaredValues] = {}
         for name, tensor in (self._inputs_of(combination.index) or {}).items():
             for pattern, item in combination.model.inputs.items():
@@ -109,7 +109,7 @@ class CellInputs:
         return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
 
     def _inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
-        """Return a model's inputs with the manifest's shapes; None if that fails or the model is not known."""
+        """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""
         if index not in self._symbolic:
             entry = self._manifest.models[index]
             shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}

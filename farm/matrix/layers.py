@@ -1,4 +1,4 @@
-"""Layers: what the settings of a manifest come to for one cell. The more special wins, field by field. Pure."""
+"""Layers: merges the settings of a manifest for one cell. The more specific layer wins, field by field. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
 
 
 def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
-    """Return limits and budgets as a plan has them: only what is asked for, nothing if that is nothing."""
+    """Return the limits and budgets that are asked for, as a plan has them."""
     numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
     limits = {name: getattr(gates, name) for name in numbers}
     most = {name: value for name, value in budgets.model_dump().items() if value is not None}

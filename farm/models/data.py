@@ -108,8 +108,8 @@ def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[
             raise DataError(message, hint=suggestion(name, known))
     counts = {name: _samples(data, tensor) for name, tensor in inputs.items()}
     if len(set(counts.values()) - {1}) > 1:
-        told = ", ".join(f"`{name}` {count}" for name, count in counts.items())
-        raise DataError(f"the arrays hold different numbers of samples: {told}")
+        listed = ", ".join(f"`{name}` {count}" for name, count in counts.items())
+        raise DataError(f"the arrays hold different numbers of samples: {listed}")
     total = max(counts.values(), default=1)
     for output in outputs:
         shape = data.arrays[output.name]["shape"] if output.name in data.arrays else [total]
@@ -381,8 +381,8 @@ def _joined(parts: Sequence[_Part], name: str, axis: tuple[int, int] | None, fil
     shape = list(found[0][0])
     for other, _ in found[1:]:
         if len(other) != len(shape) or place >= len(shape) or _without(other, place) != _without(shape, place):
-            told = f"{_listed(found[0][0])} and {_listed(other)}"
-            raise DataError(f"the samples of array `{name}` have different shapes: {told}")
+            shapes = f"{_listed(found[0][0])} and {_listed(other)}"
+            raise DataError(f"the samples of array `{name}` have different shapes: {shapes}")
         shape[place] += other[place]
     dtype = np.result_type(*{dtype for _, dtype in found}).newbyteorder("<")
     whole: np.ndarray[Any, Any] = np.lib.format.open_memmap(

@@ -1,4 +1,4 @@
-"""Models: what a file is, as the submitting side reads it."""
+"""Models: model files as the submitting side reads them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A model as it was read and hashed: what the farm needs to know of it without opening it.
+    """A model as it was read and hashed: all that the farm needs to know without opening it.
 
     `files` are the model itself, then its external data; `size` is their sum in bytes; `weight_dtypes` has the one with
     most bytes first.
@@ -99,7 +99,7 @@ class FrozenModel:
     operators: Mapping[str, int] = field(default_factory=dict)
     weight_dtypes: Sequence[str] = ()
     doubts: Sequence[str] = ()
-    """What the model's format does not allow and some compiler takes all the same, in sentences."""
+    """Sentences about parts of the model that its format does not allow and that some compiler accepts anyway."""
     conversion: ConversionRecord | None = None
     """How the model was made from one of another format (`farm.client.conversion`), if it was."""
 
@@ -147,7 +147,7 @@ class FrozenModel:
 
 
 ModelCheck = Callable[[Path, str, Sequence[str]], CheckAnswer]
-"""Takes a model's file, its format and the outputs that are wanted of it; says what is in it. Raises BadModel."""
+"""Takes a model's file, its format and the wanted outputs; returns the content. Raises BadModel."""
 
 
 def check_here(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:

@@ -88,13 +88,13 @@ def weak_outputs(
     """
     spreads: Mapping[str, float] = facts.get("spread") or {}
     errors = facts.get("errors") or {}
-    told = [
+    weak_ones = [
         name
         for name, spread in spreads.items()
         if 1e-9 < spread <= (tolerance_of(name, tolerances) if name in errors else 1 - equal_share)
     ]
-    if told:
-        return told
+    if weak_ones:
+        return weak_ones
     # The child judged by default tolerances; with wider spreads than these, only its other reasons are left.
     varying = any(spread > 1e-9 for spread in spreads.values())
     return [""] if spreads and not varying else []

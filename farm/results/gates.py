@@ -1,4 +1,4 @@
-"""Gates beside accuracy: how a program compares with its baseline, and with its budgets. Pure.
+"""Gates besides accuracy: how a program compares with its baseline, and with its budgets. Pure.
 
 Three sorts of numbers are compared in three ways, so that noise fails no build:
 

@@ -109,7 +109,7 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
     """Return a build's one verdict.
 
     Cells that fail as the manifest expects keep it green; one that was expected to fail and did not is a failed gate,
-    because the manifest no longer tells the truth.
+    because the manifest is then out of date.
     """
     wrong = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]

@@ -24,10 +24,10 @@ NATIVE = "native"
 """The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
 
 OFF = "off"
-"""The tuning mode that looks for nothing: what the compiler does by itself, and the baseline of all others."""
+"""The tuning mode without a search: the compiler's own choice, and the baseline of all other modes."""
 
 TUNING_MODES = (OFF, "quick", "exhaustive", "full")
-"""Each tries more than those before it."""
+"""Each mode tries more than the ones before it."""
 
 TOLERANCES: Mapping[str, float] = {
     "native": 3e-2,
@@ -43,7 +43,7 @@ TOLERANCES: Mapping[str, float] = {
 
 
 LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
-"""How much a compiler says, from little to all; what one does not have is its next louder level."""
+"""How much a compiler logs, from little to all; a missing level means the next more verbose one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Option:
     low: int = 0
     feature: str = ""
     newer: bool = False
-    """Younger than cache keys that are out: at its default the option is left out of the spec, so that they hold."""
+    """Newer than published cache keys: at its default the option is left out of the spec, so those keys stay valid."""
     devices: str = "*"
-    """The devices that have it (`fnmatch`)."""
+    """The devices that have the option (`fnmatch`)."""
 
     @property
     def type(self) -> type[OptionValue]:
@@ -111,12 +111,12 @@ class TuningMode:
     stores: Mapping[str, str] = field(default_factory=dict)
     """Environment that says where the databases are."""
     search: Mapping[str, str] = field(default_factory=dict)
-    """Environment that makes the compiler look for what they do not have."""
+    """Environment that makes the compiler search for entries that they lack."""
     arguments: Mapping[str, OptionValue] = field(default_factory=dict)
     """Arguments of the compile that do the same."""
 
     def reading(self, database: str) -> dict[str, str]:
-        """Return the environment of a child that takes what the databases in this folder have."""
+        """Return the environment of a child that reads the databases in this folder."""
         return {name: value.format(database=database) for name, value in self.stores.items()}
 
     def searching(self, database: str) -> dict[str, str]:
@@ -126,13 +126,13 @@ class TuningMode:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Devices of one kind (`gfx…`, `cpu`, `ref`): what can be asked of them."""
+    """Devices of one kind (`gfx…`, `cpu`, `ref`) and their abilities."""
 
     pattern: str
     """Matches the device part of a target (`fnmatch`)."""
     precisions: tuple[str, ...]
     tuning: Mapping[str, TuningMode] = field(default_factory=dict)
-    """The modes beside `off`; each has a shared database of its own, since a hit stops tuning for good."""
+    """The modes except `off`; each has its own shared database, because a hit ends tuning for good."""
     min_samples: int = 8
     """Distinct samples that verification runs at least."""
     maker: Maker | None = None
@@ -167,7 +167,7 @@ class Compiler:
     devices: tuple[DeviceKind, ...]
     formats: tuple[str, ...]
     extension: str
-    """Ending of a program's file, where no option says otherwise."""
+    """Ending of a program's file, unless an option says otherwise."""
     options: Mapping[str, Option]
     quantization: Mapping[str, Mapping[str, Option]]
     """Quantization options by precision; a pair has those of both halves."""
@@ -176,9 +176,9 @@ class Compiler:
     toolchains: tuple[str, ...]
     """How the ids of this compiler's toolchains may begin."""
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Libraries beside the toolchain that rewrite the model, by precision; `*` is every precision."""
+    """Libraries outside the toolchain that rewrite the model, by precision; `*` is every precision."""
     tuning_binds: bool = False
-    """Whether what tuning chooses depends on the CPU family."""
+    """Whether the result of tuning depends on the CPU family."""
     find_enforce: str = ""
     """The variable that `tuning.miopen_find_enforce` sets; empty if there is none."""
     env: Mapping[str, Variable] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class Compiler:
     refused_options: Mapping[str, str] = field(default_factory=dict)
     """Names that the compiler itself has for what is written otherwise or never asked of it, and why."""
     features: Mapping[str, str] = field(default_factory=dict)
-    """Since when the compiler offers what not every release has."""
+    """The release of the compiler since which it has a feature."""
     packed: frozenset[str] = frozenset()
     """Precisions that the farm itself packs into the weights of ONNX models, before the compiler sees them."""
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -262,7 +262,7 @@ class Compiler:
         return threads if isinstance(threads, int) else 0
 
     def filled(self, options: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
-        """Return a spec's compile options with every default of a device filled in: what a compile runs with."""
+        """Return the compile options of a spec with every default of a device filled in."""
         return {name: options.get(name, option.default) for name, option in self.options_of(device).items()}
 
     def filled_quantization(self, precision: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
@@ -309,7 +309,7 @@ class Compiler:
         return found is not None and found.kind == "file"
 
     def lacks(self, features: Iterable[str], precision: str, options: Mapping[str, OptionValue]) -> dict[str, str]:
-        """Return what a toolchain with these features cannot do: each missing feature, and what asks for it."""
+        """Return each feature that is asked for and missing in a toolchain, and what asks for it."""
         wanted = {name: f"precision {precision}" for part in precision.split("-") for name in self.needs.get(part, ())}
         known = {**self.options, **self.quantization_options(precision)}
         for name, value in options.items():
@@ -327,7 +327,7 @@ class Compiler:
         return ".json" if options.get("format") == "json" else self.extension
 
     def libraries_of(self, precision: str) -> tuple[str, ...]:
-        """Return the names of the libraries beside the toolchain that rewrite a model at this precision."""
+        """Return the names of the libraries outside the toolchain that rewrite a model at this precision."""
         parts = ["*", *precision.split("-")]
         return tuple(sorted({name for part in parts for name in self.libraries.get(part, ())}))
 
@@ -352,7 +352,7 @@ def _canonical(value: Any) -> OptionValue:
 
 
 def _listed(device: str, patterns: Sequence[str]) -> bool:
-    """Whether a device is among patterns, of which the last that matches counts."""
+    """Whether a device matches; the last pattern that matches counts."""
     return next(
         (not pattern.startswith("!") for pattern in reversed(patterns) if fnmatchcase(device, pattern.lstrip("!"))),
         False,
@@ -360,7 +360,7 @@ def _listed(device: str, patterns: Sequence[str]) -> bool:
 
 
 def canonical_precision(text: str) -> str:
-    """Return a precision as identifiers spell it, what is quantized first: `fp16+int8` -> `int8-fp16`."""
+    """Return a precision as identifiers spell it, with the quantized part first: `fp16+int8` -> `int8-fp16`."""
     parts = re.split(r"[+-]", text.strip().lower())
     return "-".join(sorted(parts, key=lambda part: (part.endswith("16"), part)))
 

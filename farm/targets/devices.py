@@ -91,7 +91,7 @@ class Choice:
         if self.profile is None:
             return True
         wanted = self.profile.device
-        # A worker that cannot count its XCDs leaves them out, and so does one with feature bits that nothing tells it.
+        # A worker leaves the XCDs and feature bits out if it cannot find them.
         return (
             _same_arch(pool.device.arch, wanted.arch)
             and pool.device.compute_units == wanted.compute_units
@@ -156,7 +156,7 @@ def _nvidia(text: str, compiler: str, device: str) -> Choice:
 
 
 class NoPool(ValueError):
-    """No pool serves a target, or several do; `hint` says what to write."""
+    """No pool serves a target, or several do; `hint` suggests what to write."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -214,7 +214,7 @@ def choose_pools(
 
 
 def _age(pool: Pool, libraries: Sequence[str]) -> tuple[Any, ...]:
-    """Return what the farm's own part of a pool compares by, the newest last."""
+    """Return the sort key of the farm's own part of a pool, the newest last."""
     versions = [pool.libraries.get(name, "") for name in sorted(libraries)]
     numbers = [[int(number) for number in re.findall(r"[0-9]+", version)] for version in versions]
     return pool.recipe, numbers, versions

@@ -16,7 +16,7 @@ FILE = "sha256:"
 """How the value of a variable that names a file begins in a spec; the file's SHA-256 follows."""
 
 _TEXT = r"[A-Za-z0-9_.,:;~!+-]{1,200}"
-"""No separator of paths and no blank: what is allowed here cannot name a file of the worker."""
+"""No separator of paths and no blank: an allowed value cannot name a file of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Variable:
     pattern: str = _TEXT
 
     def spelt(self, value: Any) -> str:
-        """Return the one spelling of a value, or an empty string where it says the same as no variable.
+        """Return the one spelling of a value, or an empty string if it means the same as no variable.
 
         Raises ValueError that says what the value should be.
         """
@@ -57,7 +57,7 @@ class Variable:
 
 
 def find_variable(variables: Mapping[str, Variable], name: str) -> Variable | None:
-    """Return what is known of a variable in a table of names and patterns, the first that matches."""
+    """Return the first entry that matches a variable in a table of names and patterns."""
     return next((found for pattern, found in variables.items() if fnmatchcase(name, pattern)), None)
 
 
@@ -108,4 +108,4 @@ MIGRAPHX_REFUSED_ENV: Mapping[str, str] = {
     "HIPBLASLT_TUNING_FILE": "hipBLASLt writes it; what it wrote is brought by HIPBLASLT_TUNING_OVERRIDE_FILE",
     "HSA_OVERRIDE_GFX_VERSION": "a GPU that claims to be another breaks rocMLIR",
 }
-"""Variables that people know and the farm does not pass on, and why; asked before the table of what may be set."""
+"""Known variables that the farm does not pass on, and why; this table is asked before that of allowed variables."""

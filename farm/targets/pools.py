@@ -46,7 +46,7 @@ class Target:
 
     @property
     def maker(self) -> Maker | None:
-        """Whose GPUs it needs; None: it needs none."""
+        """The maker of the GPUs that it needs; None if it needs no GPU."""
         compiler = COMPILERS.get(self.compiler)
         return compiler.maker(self.device) if compiler else None
 
@@ -74,7 +74,7 @@ class Pool:
     features: tuple[str, ...] = ()
     cpu_family: str = ""
     memory: int | None = None
-    """Memory of the device in bytes, where known."""
+    """Memory of the device in bytes, if known."""
     untuned: bool = False
     """Compiled for a GPU that the worker does not have: nothing is tuned, verified or measured."""
     registered: str = ""
@@ -119,7 +119,7 @@ class Pool:
         return "".join(f".{fact}" for fact in self._other_facts())
 
     def _other_facts(self) -> Iterator[str]:
-        """Yield what keys use and neither target, compute units nor toolchain say, but for what goes without saying."""
+        """Yield the facts that keys use and that target, compute units and toolchain do not imply."""
         compiler = COMPILERS.get(self.target.compiler)
         yield from _device_facts(self.device)
         if self.recipe != 1:
@@ -130,7 +130,7 @@ class Pool:
             yield self.cpu_family
 
     def begins(self, prefix: str) -> bool:
-        """Whether this is what an entry of `toolchains` means: the start of a toolchain's id, or more than the id."""
+        """Whether an entry of `toolchains` means this pool: the start of the toolchain's id, or more than the id."""
         return begins(self.toolchain, prefix) or (
             prefix.startswith(f"{self.toolchain}.") and f"{self.build}.".startswith(f"{prefix}.")
         )
@@ -169,7 +169,7 @@ class Pool:
 
 
 def stem_of(target: str, compute_units: int | None, toolchain: str) -> str:
-    """Return what the names of pools of a target (`migraphx/gfx942`) and a toolchain begin with."""
+    """Return the start of the names of all pools of a target (`migraphx/gfx942`) and a toolchain."""
     units = f"-{compute_units}cu" if compute_units else ""
     return f"{target.replace('/', '-')}{units}.{toolchain}"
 

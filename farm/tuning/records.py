@@ -112,9 +112,9 @@ class Session:
 
 
 class TuningWorkView(TypedDict):
-    """What sessions of tuning came to.
+    """The results of tuning sessions.
 
-    Operations that came from the database, were tuned, are not tunable; seconds spent and saved.
+    Operations that were known, were tuned, or are not tunable; seconds spent and saved.
     """
 
     sessions: int
@@ -141,7 +141,7 @@ class TuningStats(TypedDict):
 
 
 class TuningImported(TypedDict):
-    """What an import brought: records by store, how many of them are new, and what was refused, with the reason."""
+    """The result of an import: records by store, how many are new, and the refused ones with the reason."""
 
     records: dict[str, int]
     added: int
@@ -149,7 +149,7 @@ class TuningImported(TypedDict):
 
 
 class TuningMerged(TypedDict):
-    """What a merge came to: the head's generation, deltas merged, records in all, deltas that cannot be read."""
+    """The result of a merge: the head's generation, deltas merged, records in all, deltas that cannot be read."""
 
     generation: int
     deltas: int
@@ -158,7 +158,7 @@ class TuningMerged(TypedDict):
 
 
 class TuningPruned(TypedDict):
-    """How many records went, or would go, and how many are left."""
+    """How many records were removed, or would be, and how many are left."""
 
     pruned: int
     left: int
@@ -167,7 +167,7 @@ class TuningPruned(TypedDict):
 class TuningDatabaseView(TypedDict):
     """A tuning database: what tuning learnt on one pool, device and mode.
 
-    `size` in bytes, packed; `waiting` deltas; `damaged` says why it cannot be read, where that is so.
+    `size` is in bytes, packed; `waiting` counts deltas; `damaged` says why it cannot be read, if so.
     """
 
     name: str
