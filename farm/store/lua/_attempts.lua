@@ -1,4 +1,4 @@
--- How attempts end, and what follows.
+-- How attempts end, and the consequences.
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
 local LOSSES = 3  -- so many workers that were lost with a job quarantine it; one less, and no worker has two such jobs
@@ -8,7 +8,7 @@ local function end_attempt(job, how, outcome)
   call("HSET", key("job", job.id, "attempts"), job.number .. ":end", ending({["end"] = how}, outcome))
 end
 
--- Start the next attempt: the job is queued again, and `node` is asked last for a while.
+-- Start the next attempt: queue the job again; for a while, `node` gets it only if no other node does.
 local function requeue(job, cells, delay, node, kind)
   local from = job.state
   local excluded = cjson.decode(job.excluded or "{}")

@@ -1,7 +1,7 @@
--- What all scripts share: time, keys, wake-ups, events. `scripts.py` puts this and the other files with an underscore
+-- Shared by all scripts: time, keys, wake-ups, events. `scripts.py` puts this and the other files with an underscore
 -- in front of each script, after the constants LEASE, KEEP, RETRY (milliseconds), EVENTS (entries that a build's stream
 -- keeps), HISTORY (durations kept of one sort), ATTEMPTS (charged attempts by failure kind) and BLAMES_NODE (kinds that
--- may be the node's doing).
+-- the node may have caused).
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
 local call = redis.call

@@ -1,6 +1,6 @@
 -- Builds and their cells.
 
--- End a build whose last cell ended and whose lots are all there.
+-- End a build if all its lots are there and its last cell has ended.
 local function close(build)
   if call("EXISTS", key("build", build, "live")) == 1 then return end
   local record = key("build", build)
@@ -13,7 +13,7 @@ local function close(build)
   wake_build(build)
 end
 
--- A cell failed: unless that was expected, a build with fail_fast ends the others (the control plane does, in lots).
+-- A cell failed. Unless that was expected, a build with fail_fast ends its other cells: the control plane cancels them.
 local function failed(build, identifier, kind)
   if call("HGET", key("build", build), "fail_fast") == "1" then
     local expected = cjson.decode(call("HGET", key("build", build, "cells"), identifier)).expected
@@ -24,7 +24,7 @@ local function failed(build, identifier, kind)
   end
 end
 
--- What is kept of a cell or an attempt that ended: `about` (a table) and the outcome (JSON text, as it is).
+-- Return the record of a cell or an attempt that ended: `about` (a table) and the outcome (unchanged JSON text).
 local function ending(about, outcome)
   about.at = NOW
   return cjson.encode(about):sub(1, -2) .. ',"outcome":' .. outcome .. "}"
@@ -49,7 +49,7 @@ local function is_full(build)
   return most > 0 and call("SCARD", key("build", build, "flying")) >= most
 end
 
--- A build has one job less under way: where that is bounded, its pools may have another for it.
+-- A build has one running job less: if the number is bounded, its pools may hand out another one.
 local function landed(build)
   if (tonumber(call("HGET", key("build", build), "max_parallel") or 0)) > 0 then
     for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end

@@ -4,7 +4,7 @@ local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priori
                 "losses", "token", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling",
                 "excluded", "time", "memory", "phase", "spent", "kept"}
 
--- A job's fields but its order, or nil where there is no such job.
+-- Return a job's fields without its order, or nil if there is no such job.
 local function read(job)
   local values = call("HMGET", key("job", job), unpack(FIELDS))
   if not values[1] then return nil end

@@ -1,9 +1,9 @@
--- Lanes: in which order the waiting jobs of a pool are handed out (docs/decisions/0025 and 0027).
+-- Lanes: the order in which the waiting jobs of a pool are handed out (docs/decisions/0025 and 0027).
 --
 -- A lane holds the jobs of one build at one level, by rank. A level is a priority and whether its jobs were started
--- before ("5:again") or not ("5:new"). At a level builds take turns: those that have had none yet wait in the queue
--- `firsts`, the others in `turns`; at a level of jobs that were started before, all wait in `turns`. A build is in a
--- queue as long as its lane has jobs.
+-- before ("5:again") or not ("5:new"). At a level builds take turns: builds without a turn so far wait in the queue
+-- `firsts`, the others in `turns`; at a level of jobs that were started before, all builds wait in `turns`. A build is
+-- in a queue as long as its lane has jobs.
 
 local FIRSTS = 3  -- so many builds in a row have their first turn while others wait
 

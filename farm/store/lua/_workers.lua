@@ -4,7 +4,7 @@ local FENCING = 3       -- so many different jobs that failed on a node and then
 local COUNTS = 86400000 -- how long each of them counts
 local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
 
--- A worker began or ended an attempt. One whose registration has expired comes back with a new one.
+-- A worker began or ended an attempt. If its registration has expired, the worker registers again.
 local function note_busy(worker)
   local record = key("worker", worker)
   if call("EXISTS", record) == 1 then call("HSET", record, "busy_at", NOW) end
@@ -25,7 +25,7 @@ local function rests(worker, node)
   return reason ~= "" and reason or call("HGET", key("node", node), "fenced") or ""
 end
 
--- Slots of the workers of a pool that take jobs, and their nodes; those that drain take nothing more.
+-- The slots of those workers of a pool that take jobs, and their nodes; a draining worker takes none.
 local function live_slots(pool)
   local slots, nodes = 0, {}
   for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do

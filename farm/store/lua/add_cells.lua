@@ -1,5 +1,5 @@
 -- Take one lot of a build's cells: born ended, joined to the unfinished job of their job key, or with a new job.
--- Cells that are there already are skipped, so a lot may come again.
+-- Cells that exist are skipped, so a lot may be sent again.
 -- keys: build:<build> with :cells :states :jobs :live :flying :pools :events, active:<namespace>:<job key>,
 --   quarantined:<namespace>:<job key>,
 --   job:<job> with :cells, pool:<pool>:waiting :levels :firsts:<level> :turns:<level> :row :ready:<level>:<build>,
@@ -7,16 +7,17 @@
 -- arguments: build, cells
 --   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order,
 --   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or
---   "cancelled", the cell as JSON, its work order as JSON, the id of its job should it need a new one, what it has in
---   common with the cells that may share its job
--- answer: how many cells of the build are in the store; -1 when there is no such build
+--   "cancelled", the cell as JSON, its work order as JSON, the id of its job if it needs a new one, and the key
+--   that it shares with cells that may share its job
+-- answer: the number of cells of the build in the store; -1 if there is no such build
 local record = key("build", build)
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
 if not found[1] then return -1 end
 local accepted, counts, added = tonumber(found[2]), {}, 0
 local stopped, born_failed = found[4] == "1", {}
 
--- The unfinished job that a cell of this job key joins, or nil. One that is being cancelled takes no new cell.
+-- Return the unfinished job that a cell with this job key joins, or nil. A job that is being cancelled takes no new
+-- cell.
 local function joinable(namespace, job_key)
   local id = call("GET", key("active", namespace, job_key))
   local job = id and read(id)

@@ -1,4 +1,4 @@
--- Say what does not agree about a build: its cells, their counts, and what it is waiting for. Changes nothing.
+-- Report contradictions about a build: its cells, their counts, and its place among waiting builds. Changes nothing.
 -- keys: build:<build> with :cells :states :jobs :ends :live, unreported
 -- arguments: build
 -- answer: list of sentences

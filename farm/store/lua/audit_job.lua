@@ -1,4 +1,4 @@
--- Say what does not agree about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
+-- Report contradictions about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
 -- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, kept, delayed, pool:<pool>:waiting
 --   :handed :running :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
 -- arguments: job

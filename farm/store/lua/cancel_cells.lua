@@ -1,9 +1,9 @@
--- End up to `limit` live cells of a build. Jobs that nobody wants any more are cancelled: a queued one at once, a
--- running one when its worker hears of it.
+-- End up to `limit` live cells of a build, and cancel jobs without live cells: a queued job at once, a running one at
+-- its worker's next renewal.
 -- keys: build:<build> with :live :states :jobs :ends :events, job:<job> with :cells :attempts :log, active:…, pool:…,
 --   leases, delayed, stopping, unreported, wake:…
 -- arguments: build, limit, reason
--- answer: how many cells were ended (call again until 0); -1 when there is no such build
+-- answer: the number of cells that were ended (call again until 0); -1 if there is no such build
 local state = call("HGET", key("build", build), "state")
 if not state then return -1 end
 if state ~= "open" then return 0 end

@@ -2,10 +2,10 @@
 -- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :levels :workers,
 --   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused, unserved
 -- arguments: job, attempt, nonce, token, worker, node
---   nonce: the worker's, so that the same claim again gets the same answer; token: the attempt's, should it start
+--   nonce: the worker's, so that a repeated claim gets the same answer; token: the attempt's, if it starts
 -- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another one is to try first, or it is fenced, rests or
---   drains; the worker runs another that may be what kills workers; or the job is paused)
+--   message) or ["elsewhere"] (this node failed the job and another node should try first, or it is fenced, rests
+--   or drains; the worker already runs a job that may kill workers; or the job is paused)
 
 local AGAIN = 250   -- how long a job waits after it met a node that must not have it: often the one with a free slot
 local LONE = 1000   -- how long at most, where few wait
@@ -16,8 +16,8 @@ local id = job
 local job = read(id)
 if not job then return {"stale"} end
 
--- How long a refused job waits: twice as long with each time, so that those which this worker must not have leave it
--- time for others; but not longer than that needs, since the node that may have the job can be free at any moment.
+-- How long a refused job waits: twice as long each time, so that refused jobs leave this worker time for others; but no
+-- longer than necessary, because another node can become free at any moment.
 local function refusal(job, most)
   local crowd = math.max(LONE, CROWDED * call("ZCARD", key("delayed")))
   return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), crowd, most)

@@ -1,8 +1,8 @@
--- A namespace's index holds every whole artifact, unless the store lost its data while it was filled.
+-- Mark a namespace's index as complete, unless the store lost its data while the index was filled.
 -- keys: epoch, index:<namespace>:complete
 -- arguments: namespace, begun
 --   begun: the epoch in which filling began
--- answer: 1 where it is complete, else 0
+-- answer: 1 if it is complete, else 0
 if call("HGET", key("epoch"), "epoch") ~= begun then return 0 end
 call("SET", key("index", namespace, "complete"), 1)
 return 1

@@ -1,8 +1,8 @@
--- Open a build, once: the same id again changes nothing.
+-- Open a build once: repeating the same id changes nothing.
 -- keys: build:<build>, builds:<namespace>, namespaces, incomplete, unreported, wake:builds, build:<build>:events
 -- arguments: build, namespace, cells, max_parallel, fail_fast, document
---   cells: how many will come; max_parallel: 0 = no bound; fail_fast: 1 or 0; document: JSON, kept as it is
--- answer: 1 when the build is new, 0 when it is there, -1 when its id is that of a build in another namespace
+--   cells: their final number; max_parallel: 0 = no bound; fail_fast: 1 or 0; document: JSON, kept unchanged
+-- answer: 1 if the build is new, 0 if it exists, -1 if another namespace has a build with this id
 local owner = call("HGET", key("build", build), "namespace")
 if owner then return owner == namespace and 0 or -1 end
 call("HSET", key("build", build), "state", "open", "namespace", namespace, "cells", cells, "accepted", 0,

@@ -1,8 +1,8 @@
--- The operator wants a worker to finish what it runs and stop. It hears of it at its next heartbeat; until then it is
--- refused what it claims.
+-- The operator wants a worker to finish its attempts and stop. Its next heartbeat gets the request; until then its
+-- claims are refused.
 -- keys: worker:<worker>
 -- arguments: worker
--- answer: 1; 0 where there is no such worker
+-- answer: 1; 0 if there is no such worker
 if call("EXISTS", key("worker", worker)) == 0 then return 0 end
 call("HSET", key("worker", worker), "drain", "1", "draining", "1")
 return 1

@@ -1,8 +1,8 @@
--- Take the attempts away whose leases ended; a lost attempt is charged. One whose node had its finished program and did
--- not bring it is not.
--- Nothing expires until this reaper has itself written here for one whole lease without a gap: after an outage every
--- worker gets a lease's time to renew. A gap is half a lease: whoever renewed before it still holds a quarter. A server
--- whose clock was set back makes one, too.
+-- End the attempts whose leases expired; a lost attempt is charged. If the node kept a finished program and did not
+-- publish it, the attempt is not charged.
+-- Nothing expires until this reaper has called for one whole lease without a gap: after an outage every worker gets the
+-- time of a lease to renew. A gap is half a lease: a worker that renewed before it still has a quarter. A clock that
+-- was set back also counts as a gap.
 -- keys: reaper:<reaper>, leases, kept, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, stopping,
 --   wake:…
 -- arguments: reaper, limit

@@ -6,9 +6,9 @@
 -- answer: list of JSON objects, "" for a job that is not there: `live_workers` of its pool, `slots` of those that take
 --   jobs, `resting` (why none of them does), `ahead` (about how many jobs go first), `handed_out`, `delayed_until`
 --   (milliseconds), `bounded_by` (a build at its max_parallel), `paused` (pool or build), `before` (the fields of
---   :attempts of the attempt before this one); what does not apply is left out
+--   :attempts of the attempt before this one); fields that do not apply are left out
 
--- Live workers of a pool, slots of those that take jobs, and why none of them does, if so.
+-- The live workers of a pool, the slots of those that take jobs, and the reason if none of them does.
 local function service(pool)
   local live, works, reason = 0, false, nil
   for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
@@ -41,8 +41,8 @@ local function lanes_of(pool)
   return found
 end
 
--- About how many jobs go before one that waits in a lane: all of the levels before its own, and of each other lane at
--- its own level no more than of its own lane.
+-- About how many jobs go before a job that waits in a lane: all jobs of higher levels, and from each other lane at its
+-- own level at most as many as from its own lane.
 local function ahead(job, cells, lanes)
   local level, rank, mine = level_of(job), nil, {}
   for _, cell in ipairs(cells) do
@@ -50,7 +50,7 @@ local function ahead(job, cells, lanes)
     if found then rank, mine[cell.build] = math.min(rank or found, found), true end
   end
   if not rank then return 0 end
-  -- What lies in the broker goes first, too, but not before jobs that were started before.
+  -- Jobs in the broker go first, too, but not before a job that was started before.
   local count = is_again(level) and rank or rank + call("ZCARD", key("pool", job.pool, "handed"))
   for _, one in ipairs(lanes) do
     for build, size in pairs(one.sizes) do

@@ -1,9 +1,9 @@
--- Fail jobs that waited longer than `timeout` for a pool of which no live worker took jobs all that time.
+-- Fail jobs that waited longer than `timeout` for a pool while none of its live workers took jobs.
 -- keys: unserved, pool:<pool>:workers :waiting :handed, worker:<worker>, node:<node>, job:<job> with :cells, active:…,
 --   build:…, stopping, wake:…
 -- arguments: pool, timeout, limit
 --   timeout: milliseconds
--- answer: how many jobs failed
+-- answer: the number of jobs that failed
 local why = unserved_because(pool)
 if not why then
   call("HDEL", key("unserved"), pool)

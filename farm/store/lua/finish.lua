@@ -1,11 +1,11 @@
--- An attempt ended. What follows a failure is the policy of its kind.
+-- An attempt ended. The policy of its failure kind decides what follows.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, quarantined:…, leases, kept, delayed,
 --   pool:<pool>:…, build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
 --   node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
 -- arguments: job, token, how, kind, outcome, index, facts, hit
---   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept as it is; index: the namespace that the
---   artifact is in, "" = the job's; facts: JSON, for the index; hit: 1 where it was found, so nothing was tried
--- answer: "ok", also when it comes again, however late; "superseded" when the attempt had lost its lease
+--   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept unchanged; index: the namespace of
+--   the artifact, "" = the job's; facts: JSON, for the index; hit: 1 if the artifact was found, so nothing was tried
+-- answer: "ok", also for a repeated call, however late; "superseded" if the attempt had lost its lease
 local id = job
 local job = read(id)
 if not job then return "superseded" end

@@ -1,8 +1,8 @@
--- Note that jobs were sent to the broker again.
+-- Record that jobs were sent to the broker again.
 -- keys: pool:<pool>:handed
 -- arguments: pool, jobs
 --   jobs: JSON list of job ids
--- answer: how many of them are still handed out
+-- answer: the number of them that are still unclaimed
 local count = 0
 for _, job in ipairs(cjson.decode(jobs)) do
   if call("ZSCORE", key("pool", pool, "handed"), job) then

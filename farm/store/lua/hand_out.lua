@@ -1,11 +1,11 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
--- Builds at their `max_parallel`, and builds that are being stopped or are paused, are passed over; a paused pool hands
--- out nothing. The stock in the broker is filled up when half of it has been claimed, so that lots stay lots. Jobs that
--- were started before have as much room of their own, and go on top: once nothing more urgent lies there.
+-- Skips builds that are at their `max_parallel`, paused or being stopped; a paused pool hands out nothing. The stock
+-- in the broker is refilled when half of it has been claimed, so that several jobs are sent at once. Jobs that were
+-- started before have the same room again, and go first if nothing more urgent is in the broker.
 -- keys: pool:<pool>:levels :firsts:<level> :turns:<level> :row :ready:<level>:<build> :waiting :handed :low :workers,
 --   worker:<worker>, node:<node>, job:<job> with :cells, build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
---   per_slot: how many jobs may be with the broker, unclaimed, for each live slot
+--   per_slot: most unclaimed jobs in the broker for each live slot
 -- answer: flat list of job, attempt
 if call("SISMEMBER", key("paused"), pool) == 1 then return {} end
 local most = live_slots(pool) * tonumber(per_slot)

@@ -1,10 +1,10 @@
--- A worker lives. The answer tells it whether it is idle while its pools have work: then it does not consume.
+-- A worker is alive. The answer says if it is idle while its pools have work: then it consumes no messages.
 -- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>, node:<node>, wake:pools
 -- arguments: worker, draining, resting
---   draining: 1 when it takes no more work; resting: why it takes none for now, "" = it does
--- answer: ["ok" or "drain" or "unknown" (register again), attempts it runs, milliseconds that it has left a job
---   unclaimed which was handed out to its pools, why its node is fenced or "", jobs that failed there in a row and may
---   be its doing]
+--   draining: 1 if it takes no more jobs; resting: why it takes none for now, "" = it takes jobs
+-- answer: ["ok" or "drain" or "unknown" (register again), its running attempts, milliseconds for which it has left a
+--   job of its pools unclaimed, why its node is fenced or "", jobs that failed there in a row in ways that the node
+--   may have caused]
 local record = key("worker", worker)
 local found = call("HMGET", record, "ttl", "pools", "drain", "node", "resting", "busy_at")
 if not found[1] then return {"unknown", 0, 0, "", 0} end
@@ -27,6 +27,6 @@ for _, pool in ipairs(cjson.decode(found[2])) do
   if first[2] then oldest = math.min(oldest, tonumber(first[2])) end
 end
 local node = call("HMGET", key("node", found[4]), "fenced", "row")
--- A job may lie there for hours behind others: only what it leaves lying since its last attempt speaks against it.
+-- A job may wait for hours behind others: only the time since the worker's last attempt counts.
 oldest = math.max(oldest, tonumber(found[6] or 0))
 return {found[3] == "1" and "drain" or "ok", running, NOW - oldest, node[1] or "", tonumber(node[2] or 0)}

@@ -1,9 +1,9 @@
--- A worker is gone for good. What it could not end, nor give back itself, is given back: it was stopped, so none is
--- charged.
+-- A worker is gone for good. Release the attempts that it neither ended nor released; the worker was stopped, so none
+-- is charged.
 -- keys: worker:<worker>, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…, build:…,
 --   wake:…
 -- arguments: worker
--- answer: ids of the jobs that were given back
+-- answer: ids of the jobs that were released
 local back = {}
 for _, job in ipairs(running_of(worker)) do
   give_back(job, "worker " .. worker .. " on node " .. job.node .. " was stopped before the attempt had ended")

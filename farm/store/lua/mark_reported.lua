@@ -1,8 +1,8 @@
--- A build's report is written: everything of it expires after `KEEP`.
+-- A build's report is written: all its keys expire after `KEEP`.
 -- keys: build:<build> with :cells :states :jobs :ends :live :flying :pools :events, unreported, incomplete
 -- arguments: build, verdict
 --   verdict: JSON
--- answer: 1; 0 when the build has live cells or is gone
+-- answer: 1; 0 if the build has live cells or is gone
 local record = key("build", build)
 local state = call("HGET", record, "state")
 if not state or call("EXISTS", record .. ":live") == 1 then return 0 end

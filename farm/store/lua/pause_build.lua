@@ -1,9 +1,9 @@
--- Hand out no more jobs of a build, or hand them out again. What runs goes on; what lies in the broker is
--- put back when a worker claims it.
+-- Hand out no more jobs of a build, or hand them out again. Running jobs go on; jobs in the
+-- broker are put back when a worker claims them.
 -- keys: build:<build> with :pools :events, wake:pools
 -- arguments: build, paused
 --   paused: 1 or 0
--- answer: 1; 0 when the build has ended; -1 when there is none
+-- answer: 1; 0 if the build has ended; -1 if there is none
 local found = call("HMGET", key("build", build), "state", "paused")
 if not found[1] then return -1 end
 if found[1] ~= "open" then return 0 end

@@ -1,9 +1,9 @@
--- A worker's health probe ended. It fences the node where it failed; a fenced node is let back when the probes of all
--- its live workers have passed twice in a row.
+-- A worker's health probe ended. A failed probe fences the node; the fence is lifted when the probes of all its live
+-- workers have passed twice in a row.
 -- keys: node:<node> with :passed :blamed, workers, worker:<worker>, wake:pools
 -- arguments: node, worker, wrong, row
---   wrong: why it failed, "" = it passed; row: how many passed in a row since the worker heard that its node is fenced
--- answer: why the node is fenced now, or "" where it is not; nil where the worker has to register first
+--   wrong: why it failed, "" = it passed; row: how many passed in a row since the worker learnt that its node is fenced
+-- answer: why the node is fenced now, or "" if it is not; nil if the worker has to register first
 
 local PASSES = 2  -- so many health probes in a row let a fenced node back
 

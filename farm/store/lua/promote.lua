@@ -2,7 +2,7 @@
 -- keys: delayed, job:<job> with :cells, pool:<pool>:levels :firsts:<level> :turns:<level> :ready:<level>:<build>,
 --   wake:pools
 -- arguments: limit
--- answer: how many were offered
+-- answer: the number of jobs that were offered
 local due = call("ZRANGEBYSCORE", key("delayed"), "-inf", NOW, "LIMIT", 0, limit)
 for _, id in ipairs(due) do
   call("ZREM", key("delayed"), id)

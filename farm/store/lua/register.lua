@@ -1,8 +1,9 @@
--- A worker is there, again or for the first time; its pools are remembered for good.
+-- Register a worker, again or for the first time; its pools are kept for good.
 -- keys: worker:<worker>, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed
 -- arguments: worker, node, slots, ttl, document, pools, resting, fenced
---   ttl: milliseconds that it lives without a heartbeat; document: JSON; pools: JSON list of [name, JSON];
---   resting: why it takes no jobs yet, "" = it does; fenced: why its node was fenced when it was last heard of here,
+--   ttl: milliseconds for which it counts as live without a heartbeat; document: JSON; pools: JSON list of [name,
+--   JSON];
+--   resting: why it takes no jobs yet, "" = it takes jobs; fenced: why its node is fenced as far as the worker knows,
 --   or ""
 -- answer: 1
 local names = {}
@@ -16,6 +17,7 @@ call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "d
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
 call("PEXPIRE", key("worker", worker), ttl)
 call("ZADD", key("workers"), NOW + ttl, worker)
--- Redis may have lost it with its data; where the node was let back since the worker last heard, it is lifted.
+-- Redis may have lost the fence with its data. If the fence was lifted since the worker's last heartbeat, it stays
+-- lifted.
 if fenced ~= "" and call("HEXISTS", key("node", node), "let_back") == 0 then fence(node, fenced) end
 return 1

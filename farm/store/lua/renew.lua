@@ -1,14 +1,14 @@
--- A worker says that its attempt lives, and what it is doing.
+-- A worker reports that its attempt is alive, and its progress.
 -- keys: job:<job> with :cells :log, leases, kept, build:<build>:events
 -- arguments: job, token, phase, progress, detail, log, kept
---   progress: a number, or "" where it is not known; log: the last part of the attempt's log, "" = as before;
---   kept: 1 when its finished program lies on the node's disk
--- answer: "ok", "cancel" (nobody wants it any more: end it, then finish) or "lost" (it is somebody else's now)
+--   progress: a number, or "" if it is unknown; log: the last part of the attempt's log, "" = as before;
+--   kept: 1 if its finished program is on the node's disk
+-- answer: "ok", "cancel" (nobody wants it any more: end it, then finish) or "lost" (another attempt has the job)
 local id = job
 local job = read(id)
 if not job or job.state ~= "running" or job.token ~= token then return "lost" end
 if kept == "1" or job.kept then
-  -- It outlives the attempt and its worker: whoever finds it on that disk publishes it and ends the attempt.
+  -- The program outlives its worker: the process that finds it on that disk publishes it and ends the attempt.
   call("ZREM", key("leases"), id)
   call("ZADD", key("kept"), NOW + HOLD, id)
   call("HSET", key("job", id), "kept", "1")

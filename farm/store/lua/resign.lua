@@ -1,6 +1,6 @@
--- Let go of the leader's lease.
+-- Release the leader's lease.
 -- keys: leader
 -- arguments: process
--- answer: 1 when it was the leader, else 0
+-- answer: 1 if it was the leader, else 0
 if call("GET", key("leader")) ~= process then return 0 end
 return call("DEL", key("leader"))

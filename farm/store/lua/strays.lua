@@ -1,4 +1,4 @@
--- The jobs of a pool that were handed out long ago and not claimed.
+-- Return the jobs of a pool that were handed out long ago and are not claimed.
 -- keys: pool:<pool>:handed, job:<job>
 -- arguments: pool, age
 --   age: milliseconds

@@ -1,7 +1,7 @@
--- An operator lets a fenced node back.
+-- Lift a node's fence for the operator.
 -- keys: node:<node> with :passed :blamed, workers, worker:<worker>, wake:pools
 -- arguments: node
--- answer: 1; 0 when it was not fenced
+-- answer: 1; 0 if it was not fenced
 if call("HEXISTS", key("node", node), "fenced") == 0 then return 0 end
 unfence(node)
 return 1

@@ -1,7 +1,7 @@
--- The process of a worker died, and with it all that it ran: its attempts are lost now, not when their leases end.
+-- The process of a worker died, and with it its attempts: they are lost now, not when their leases expire.
 -- keys: leases, job:<job> with :cells :attempts :log, active:…, pool:…, build:…, node:<node>, stopping, wake:…
 -- arguments: worker, why
---   why: how it died, as a sentence goes on that begins with the worker
+--   why: how it died; continues a sentence that begins with the worker
 -- answer: ids of the jobs whose attempts were lost
 local lost = {}
 for _, job in ipairs(running_of(worker)) do
