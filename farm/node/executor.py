@@ -44,6 +44,7 @@ from farm.spec import Device, FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.targets.pools import stem_of
 from farm.tuning.database import TuningDatabase, device_name, mode_name
+from farm.tuning.text import pack
 from farm.tuning.tuner import PublishedProgram, Tuner
 
 log = get_logger(__name__)
@@ -197,6 +198,8 @@ class _AttemptRun:
         self.work = work
         self.references = _StoredReferences(attempt, children, self.artifacts, artifacts, self.cache)
         self.tuner: Tuner | None = None
+        self.database: TuningDatabase | None = None
+        """Where its tuning keeps what it learns."""
         self.key = attempt.key
         """The artifact's cache key; a tuning that its budget cut short changes it."""
 
@@ -289,6 +292,7 @@ class _AttemptRun:
             TuningDatabase(artifacts, attempt.namespace, pool, device_name(device), mode)
             for artifacts in (self.impatient, self.artifacts)
         )
+        self.database = patient
         return Tuner(
             self.steps,
             impatient,
@@ -377,16 +381,21 @@ class _AttemptRun:
         Room comes because the worker takes no jobs in this time, and because other attempts end and free theirs.
         """
         until = time.monotonic() + ONE_NAME_SECONDS
+        learnt = self._learnt()
         while True:
             try:
-                return self.outbox.put(
+                parcel = self.outbox.put(
                     self.attempt,
                     sidecar,
                     self._files(),
                     self.children.phases,
+                    learnt=learnt,
                     within=self.folder,
                     limit=self.children.largest,
                 )
+                if self.tuner:
+                    self.tuner.search.left_to_others()
+                return parcel
             except OSError as error:
                 if error.errno not in FULL or time.monotonic() >= until:
                     raise
@@ -394,6 +403,14 @@ class _AttemptRun:
             self.children.on_phase(Phase.UPLOADING, None, "waits for room on the worker's disk")
             if self.children.cancelled.wait(random.uniform(*AWAY_PAUSES)):  # noqa: S311 - keeps no secret
                 raise StepEnded(None)
+
+    def _learnt(self) -> tuple[str, bytes] | None:
+        """Return the object with what the tuning could not bring to storage, which was away: its key and bytes."""
+        learnt = self.tuner.search.unsaved() if self.tuner else None
+        if self.database is None or learnt is None:
+            return None
+        packed = pack(learnt)
+        return self.database.delta_key(packed), packed
 
     def _files(self) -> dict[str, Path]:
         """Return the files of the artifact by the names of their blobs. Raises OSError."""

@@ -25,6 +25,7 @@ from farm.files import take
 from farm.jobs.state import Outcome
 from farm.logging import get_logger
 from farm.spec import FileReference
+from farm.tuning.database import PACKED
 
 log = get_logger(__name__)
 
@@ -33,6 +34,9 @@ TRIES = 3
 
 _FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})
 """The description of a parcel."""
+
+LEARNT = "learnt.gz"
+"""The file with what the tuning learnt; no blob has this name."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -50,11 +54,13 @@ class Outbox:
         files: Mapping[str, Path],
         phases: Mapping[str, float],
         *,
+        learnt: tuple[str, bytes] | None = None,
         within: Path,
         limit: int,
     ) -> Parcel:
         """Keep what an attempt has made: `files` by the names of their blobs, and the sidecar without them.
 
+        `learnt` is an object, key and bytes, with what its tuning could not bring to storage, which was away.
         The files lie `within` a folder in which children wrote. Each is copied and hashed, up to `limit` bytes. The
         parcel is written whole or not at all, even if this process is killed, and stays locked until it is released.
         Raises NotPlain for a file that is not a regular file, OSError.
@@ -71,6 +77,9 @@ class Outbox:
         }
         try:
             taken = {blob: take(path, new / blob, limit, within=within) for blob, path in files.items()}
+            if learnt:
+                document["learnt"], packed = learnt
+                (new / LEARNT).write_bytes(packed)
             document["digests"] = {blob: digest for blob, (digest, _) in taken.items()}
             (new / "parcel.json").write_text(json.dumps(document))
             return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document)
@@ -154,7 +163,10 @@ class Parcel:
     def publish_left(self, artifacts: S3Store) -> Outcome:
         """Publish like `publish`, unless the artifact exists: the attempt may have ended just after it published."""
         found = artifacts.lookup([self._document["namespace"]], self._document["sidecar"]["key"])
-        return self._outcome(found.sidecar) if found else self.publish(artifacts)
+        if not found:
+            return self.publish(artifacts)
+        self._publish_learnt(artifacts)
+        return self._outcome(found.sidecar)
 
     def publish(self, artifacts: S3Store) -> Outcome:
         """Upload it and return the attempt's outcome. Raises StorageUnavailable, UsageError, OSError."""
@@ -187,7 +199,18 @@ class Parcel:
         with ThreadPoolExecutor(len(files)) as threads:
             blobs = dict(zip(files, threads.map(upload, files), strict=True))
         published = artifacts.publish(self._document["namespace"], {**self._document["sidecar"], "blobs": blobs})
+        self._publish_learnt(artifacts)
         return self._outcome(published.sidecar, blobs["log"]["digest"])
+
+    def _publish_learnt(self, artifacts: S3Store) -> None:
+        """Upload what the tuning learnt; the program is good without it. Raises StorageAway."""
+        if key := self._document.get("learnt"):
+            try:
+                artifacts.put_object(key, (self._folder / LEARNT).read_bytes(), content_type=PACKED)
+            except StorageAway:
+                raise
+            except (StorageUnavailable, OSError) as error:
+                log.warning("what the tuning learnt is lost", job=self.job, error=str(error))
 
     def _outcome(self, there: SidecarDocument, log_digest: str = "") -> Outcome:
         """Return the outcome with the sidecar that the artifact has now: ours, or that of a faster attempt."""

@@ -146,10 +146,14 @@ class Collector:
         `to` another view of the same database. Raises StorageUnavailable.
         """
         if self._pending or ended:
-            session = replace(self._session, until=_now(), work=work)
-            name = (to or self._database).commit(Snapshot(self._pending.tables, Log({session.id: session})))
+            name = (to or self._database).commit(self.delta(work))
             self._seen |= {name}
             self._pending = Snapshot()
+
+    def delta(self, work: TuningWork) -> Snapshot:
+        """Return what was found since the last commit, and what the whole session came to."""
+        session = replace(self._session, until=_now(), work=work)
+        return Snapshot(self._pending.tables, Log({session.id: session}))
 
     def finish(self, work: TuningWork) -> None:
         """Commit what is new in all folders, and what the whole session came to. Raises StorageUnavailable."""

@@ -39,6 +39,9 @@ SNAPSHOT_LIMIT = 1 << 30
 READERS = 8
 """Deltas read at once."""
 
+PACKED = "application/gzip"
+"""The content type of a delta."""
+
 HEAD_SCHEMA = 1
 
 MERGE_SECONDS = 600.0
@@ -219,10 +222,14 @@ class TuningDatabase:
 
     def commit_packed(self, delta: bytes, records: int) -> str:
         """Add what `text.pack` made of so many records; return the delta's name."""
-        name = hashlib.sha256(delta).hexdigest()
-        self._artifacts.put_object(f"{self._prefix}deltas/{name}.gz", delta, content_type="application/gzip")
-        log.info("tuning committed", database=self.name, delta=name, records=records)
-        return name
+        key = self.delta_key(delta)
+        self._artifacts.put_object(key, delta, content_type=PACKED)
+        log.info("tuning committed", database=self.name, delta=_digest(key), records=records)
+        return _digest(key)
+
+    def delta_key(self, delta: bytes) -> str:
+        """Return the key of the object that adds what `text.pack` made: whoever puts it there has committed it."""
+        return f"{self._prefix}deltas/{hashlib.sha256(delta).hexdigest()}.gz"
 
     def merge(self) -> Merged:
         """Merge all deltas into the head. May be killed and repeated at any step, and run twice at the same time.

@@ -265,6 +265,14 @@ class Search:
             self._collector.commit(self.work, ended=True, to=self._patient)
             self._unsaved = False
 
+    def unsaved(self) -> Snapshot | None:
+        """Return what `save` would commit, for who may outlive this attempt; None if all is committed."""
+        return self._collector.delta(self.work) if self._unsaved else None
+
+    def left_to_others(self) -> None:
+        """Record that somebody else commits what `unsaved` returned."""
+        self._unsaved = False
+
     def _key(self, signature: str) -> str:
         return slice_key(self.spec, signature, self.steps.threads)
 

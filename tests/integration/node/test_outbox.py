@@ -312,6 +312,22 @@ def test_what_tuning_found_outlives_an_outage_that_is_longer_than_the_tuning(
     assert database.read().snapshot.log.total().sessions == 1
 
 
+def test_what_tuning_found_outlives_an_attempt_that_is_stopped_in_an_outage(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = claimed(farm, tmp_path, "quick")
+    outage = Outage(farm, monkeypatch, "compiling")
+    with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
+        wait_until(lambda: outage.said[-1], message="its program is kept")
+        cancelled.set()
+    assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
+    outage.end()
+    assert look(farm) == ""
+    assert job_of(farm, attempt)["state"] == "succeeded"
+    (database,) = databases(farm.artifacts, ["main"])
+    assert database.read().snapshot.log.total().sessions == 1
+
+
 def full_disk(*_: Any) -> None:
     """What no room for a block of metadata comes to."""
     raise OSError(errno.ENOSPC, "No space left on device")
