@@ -21,6 +21,7 @@ from farm.tuning import text
 from farm.tuning.brought import read_brought
 from farm.tuning.database import TuningDatabase, databases, device_name
 from farm.tuning.records import (
+    LARGEST_DATABASE,
     Record,
     RecordSource,
     Snapshot,
@@ -112,6 +113,8 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     if pool is None:
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     known_now = database.since(frozenset()).snapshot
+    if known_now.size > LARGEST_DATABASE:
+        raise UsageError(f"{database.name} is full", hint=f"`farm tuning prune {database.name}` makes room")
     source = RecordSource(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain)
     found = read_brought(snapshot, known_now, pool.device, pool.toolchain, miopen, source)
     if found.delta:

@@ -14,7 +14,17 @@ from typing import Any
 from farm.logging import get_logger
 from farm.tuning.database import Learning, Restored
 from farm.tuning.formats import CHILD_LIMIT, CHILD_RECORDS, Dropped, canonical, read_folder, write_folder
-from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, Table, TuningWork
+from farm.tuning.records import (
+    LARGEST_DATABASE,
+    Log,
+    Record,
+    RecordSource,
+    RecordStore,
+    Session,
+    Snapshot,
+    Table,
+    TuningWork,
+)
 
 log = get_logger(__name__)
 
@@ -132,9 +142,10 @@ class Collector:
         return found
 
     def _bounded(self, found: Snapshot, folder: Path) -> Snapshot:
-        """Return what was found, or nothing if a child writes other records each time, which would fill memory."""
+        """Return what was found; nothing if it is too much, since a child can write other records each time."""
         size = sum(len(record.key) + len(record.value) for record in found)
-        if self._learnt + len(found) > CHILD_RECORDS or self._learnt_size + size > CHILD_LIMIT:
+        full = bool(found) and self._known.size + found.size > LARGEST_DATABASE
+        if full or self._learnt + len(found) > CHILD_RECORDS or self._learnt_size + size > CHILD_LIMIT:
             self._dropped[folder].files["all files"] = "they have more records than tuning writes"
             return Snapshot()
         self._learnt, self._learnt_size = self._learnt + len(found), self._learnt_size + size

@@ -42,6 +42,12 @@ class RecordSource:
     seconds: float = 0.0
 
 
+RECORD_SIZE = 200
+"""Bytes of memory that a record takes beside its key and its value."""
+
+LARGEST_DATABASE = 1 << 30
+"""Bytes of memory that the records of a database may take: the control plane and every worker that tunes read all."""
+
 Measured = tuple[str, RecordSource]
 """A record's value and source. A plain tuple, since there are hundreds of thousands."""
 
@@ -242,6 +248,13 @@ class Snapshot:
 
     def __bool__(self) -> bool:
         return len(self) > 0 or bool(self.log.sessions or self.log.days)
+
+    @property
+    def size(self) -> int:
+        """About the bytes of memory that the records take."""
+        return sum(
+            RECORD_SIZE + len(key) + len(value) for table in self.tables.values() for key, (value, _) in table.items()
+        )
 
     def counts(self) -> dict[str, int]:
         """Return the number of records by store."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from farm.api import tuning_routes
 from farm.app import Farm
 from farm.cli import main
 from farm.control.tuning_merges import merge_tuning
@@ -100,6 +101,17 @@ def test_what_was_measured_elsewhere_is_refused_by_name(tmp_path: Path, capsys: 
     assert "it is of gfx942 with 80 compute units, not 304" in capsys.readouterr().err
     assert main(["tuning", "import", QUICK, "nowhere"]) == 2
     assert "there is no nowhere" in capsys.readouterr().err
+
+
+def test_a_database_takes_no_more_than_its_readers_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request of a megabyte brings half a million records, which the control plane reads to merge them."""
+    own = own_folder(tmp_path / "own")
+    said(["import", QUICK, str(own)], capsys)
+    monkeypatch.setattr(tuning_routes, "LARGEST_DATABASE", 100)
+    assert main(["tuning", "import", QUICK, str(own)]) == 2
+    assert f"{QUICK} is full" in capsys.readouterr().err
 
 
 def test_an_enforcement_s_database_takes_imports_once_it_is_there(

@@ -227,6 +227,11 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
         collector.commit(TuningWork())
     assert found == [2, 2, *[0] * 8]
     assert len(database.read().snapshot) == 4
+    # Nor do many attempts, one after the other.
+    monkeypatch.setattr(collecting, "LARGEST_DATABASE", database.read().snapshot.size + 1)
+    collector = Collector(database, tmp_path, database.restore(tmp_path), session="job-9/4")
+    write_cache(tmp_path, {"new-10-1": "a"})
+    assert len(collector.look(tmp_path, TuningWork())) == 0
 
 
 @pytest.mark.parametrize("left", ["half", "no file"])
