@@ -136,8 +136,10 @@ def files_of(text: str) -> set[tuple[str, str]]:
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
         role = next(role for role in PROCESSES if role.lower() == title.lower())
-        names = re.findall(r"`((?:\w+/)*\w+[.]py)`", body)
-        found |= {(role, name if name.startswith("tasks/") else f"farm/{name}") for name in names}
+        found |= {(role, name) for name in re.findall(r"\]\(\.\./([\w/]+[.]py)\)", body)}
+        for tools in re.findall(r" Uses ((?:`[\w/]+[.]py`(?:, )?)+)[.]$", body, re.MULTILINE):
+            names = re.findall(r"`([\w/]+[.]py)`", tools)
+            found |= {(role, name if name.startswith("tasks/") else f"farm/{name}") for name in names}
     return found
 
 
