@@ -6,14 +6,16 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument
 from farm.models.shapes import BATCH
 from farm.spec import JsonSchema, PlainSize
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import SnapshotCell
 
 INDEX = "family.json"
 """File name of the index. `docs/object-storage.md` describes its fields."""
@@ -115,7 +117,7 @@ class FamilyIndex(TypedDict):
     members: list[MemberDocument]
 
 
-FamilyMember = tuple[SnapshotCell, SidecarDocument]
+FamilyMember = tuple["SnapshotCell", SidecarDocument]
 """A cell of a ref, and its sidecar."""
 
 

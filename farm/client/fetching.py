@@ -13,15 +13,17 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.sidecar import SidecarDocument, blobs_of
 from farm.client.family import INDEX, FamilyIndex, FamilyMember, family_index
 from farm.client.transport import file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import is_plain, read_plain, replacing
 from farm.spec import FileReference
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import SnapshotCell
 
 Download = Callable[[FileReference, Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""

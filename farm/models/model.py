@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from farm.errors import UsageError
 from farm.jobs.order import ConversionRecord
-from farm.runner.documents import CheckAnswer
 from farm.spec import FileReference, model_digest
+
+if TYPE_CHECKING:
+    from farm.runner.documents import CheckAnswer
 
 Dimension = int | str | None
 """A number, a name or sum of names, or None if the model does not say."""
@@ -146,7 +148,7 @@ class FrozenModel:
         return f"{quantized[0]} nodes" if quantized else ""
 
 
-ModelCheck = Callable[[Path, str, Sequence[str]], CheckAnswer]
+ModelCheck = Callable[[Path, str, Sequence[str]], "CheckAnswer"]
 """Takes a model's file, its format and the wanted outputs; returns the content. Raises BadModel."""
 
 
