@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import logging
+import os
 import secrets
 import shutil
 import signal
@@ -27,9 +28,15 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.api_farm", "tests.chaos.plugin"]
 
 
+CI_VARIABLES = ("BUILDKITE", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL")
+"""By these commands know the CI server that runs them; here they are tested as if nobody did."""
+
+
 def pytest_configure() -> None:
     """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are started deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in CI_VARIABLES:
+        os.environ.pop(name, None)
     # How long an example takes is the machine's matter, not a test's.
     hypothesis.settings.register_profile("farm", deadline=None)
     hypothesis.settings.load_profile("farm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -9,10 +10,12 @@ from fastapi import APIRouter, Path, Query
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.artifacts import sidecar_key
-from farm.artifacts.refs import Refs, RefView, ShownRef
+from farm.artifacts.refs import Refs, RefView, ShownRef, snapshot_cell
 from farm.errors import ArtifactGone, NotFound
 
 router = APIRouter(tags=["artifacts"])
+
+BUILD = re.compile(schemas.BUILD_ID)
 
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
@@ -43,9 +46,24 @@ def refs(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[str]:
 
 @router.get("/refs/{tag}", response_model=schemas.Document)
 def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> ShownRef:
-    """Return where a ref points, and its snapshot: the cells with their cache keys and programs."""
+    """Return where a ref points, and its snapshot: the cells with their cache keys and programs.
+
+    A finished build's id names the cells of it that passed.
+    """
     refs = Refs(farm.artifacts)
     found = refs.find(caller.namespace, tag)
+    if found is None and BUILD.fullmatch(tag):
+        cells = farm.build_finisher.snapshot(caller.namespace, tag)
+        named = dict(snapshot_cell(caller.namespace, cell) for cell in cells)
+        return {
+            "tag": tag,
+            "generation": 0,
+            "snapshot": "",
+            "previous": None,
+            "moved": "",
+            "schema": 1,
+            "cells": named,
+        }
     if found is None:
         first = "`latest` exists after the first build that passed"
         hint = first if tag == "latest" else "`farm ls refs` lists them"
@@ -57,12 +75,15 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep) -> ShownRef:
 def point(
     tag: Tag, pointing: schemas.Pointing, caller: Submitter, farm: FarmDep, generation: Generation = None
 ) -> RefView:
-    """Point a ref to the snapshot of another ref, or to that ref's snapshot before its last move.
+    """Point a ref to the snapshot of another ref (or before its last move), or to the cells of a build that passed.
 
     Repeating the request is harmless; if a ref goes back to its own `previous`, only with `generation`.
     """
-    refs = Refs(farm.artifacts)
-    moved = refs.point(caller.namespace, tag, pointing.source, previous=pointing.previous, generation=generation)
+    refs, source = Refs(farm.artifacts), pointing.source
+    if BUILD.fullmatch(source) and refs.find(caller.namespace, source) is None:
+        cells = farm.build_finisher.snapshot(caller.namespace, source)
+        return refs.name_cells(caller.namespace, tag, cells, generation=generation).as_dict()
+    moved = refs.point(caller.namespace, tag, source, previous=pointing.previous, generation=generation)
     return moved.as_dict()
 
 

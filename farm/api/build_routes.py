@@ -66,10 +66,15 @@ def submit(
 
 @router.get("/builds", response_model=schemas.Items[schemas.Build])
 def list_builds(
-    caller: ReaderCaller, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50
+    caller: ReaderCaller,
+    farm: FarmDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    label: Annotated[
+        str, Query(max_length=400, description="Only builds with it: KEY=VALUE; of a commit its start is enough.")
+    ] = "",
 ) -> Listed[BuildView]:
     """List the newest builds of the namespace."""
-    return {"items": farm.build_reader.list(caller.namespace, limit)}
+    return {"items": farm.build_reader.list(caller.namespace, limit, label=label)}
 
 
 @router.get("/builds/{build_id}", response_model=schemas.Build)
@@ -140,9 +145,10 @@ def reproduction(
 
 
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
-def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Response:
+def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep, request: Request) -> Response:
     """Return a build's report as JUnit XML."""
-    return Response(farm.build_reader.junit(caller.namespace, build_id), media_type="application/xml")
+    link = str(request.url_for("report", build_id=build_id))
+    return Response(farm.build_reader.junit(caller.namespace, build_id, link), media_type="application/xml")
 
 
 def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> str:

@@ -249,6 +249,13 @@ class Refs:
 
         return self.move(namespace, tag, update)
 
+    def name_cells(
+        self, namespace: str, tag: str, cells: Iterable[SnapshotCell], *, generation: int | None = None
+    ) -> Ref:
+        """Point a tag to exactly these cells: see `snapshot_cell`. `generation` as in `move`."""
+        named = dict(snapshot_cell(namespace, cell) for cell in cells)
+        return self.move(namespace, tag, lambda _: {"cells": named}, generation=generation)
+
     def point(
         self, namespace: str, tag: str, source: str, *, previous: bool = False, generation: int | None = None
     ) -> Ref:

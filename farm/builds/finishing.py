@@ -13,9 +13,8 @@ from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
-from farm.errors import Conflict, FarmError, FarmFault, UsageError
+from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
@@ -107,7 +106,7 @@ class BuildFinisher:
             if cell["key"] in known and cell["order"] and is_proven(known[cell["key"]], cell["order"]["against"])
         }
         named = [
-            _snapshot_cell(planned["build"], cell, facts)
+            _snapshot_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
             for cell in passed
             if (facts := proven.get(cell["identifier"], cell["facts"]))
         ]
@@ -139,7 +138,7 @@ class BuildFinisher:
         """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
         faster = [
-            (against["key"], _snapshot_cell(build, cell, facts))
+            (against["key"], _snapshot_cell(build["name"], submitted(build), cell, facts))
             for cell in passed
             if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"])
         ]
@@ -156,15 +155,34 @@ class BuildFinisher:
                 return
             self._artifacts.put_object(f"{folder}/sweep.svg", picture, content_type="image/svg+xml")
 
+    def snapshot(self, namespace: str, build_id: str) -> list[SnapshotCell]:
+        """Return the cells of a finished build that passed, as a ref names them.
+
+        Raises NotFound without such a build, Conflict if it has not ended, NotFound if none of its cells passed.
+        """
+        report = self._reader.report(namespace, build_id)
+        build = report["build"]
+        if build["state"] != "reported":
+            raise Conflict(f"build {build['id']} has not ended", hint="wait with `farm watch`")
+        named = [
+            _snapshot_cell(build["name"], build["created_at"], cell, cell["facts"])
+            for cell in report["cells"]
+            if _passed(cell) and cell["facts"]
+        ]
+        if not named:
+            why = build["verdict"]["text"] if build["verdict"] else "it has none"
+            raise NotFound(f"no cell of build {build['id']} passed: {why}")
+        return named
+
 
 def _passed(cell: JudgedCell) -> bool:
     return cell["state"] == State.SUCCEEDED and not cell["warning"] and cell["facts"] is not None
 
 
-def _snapshot_cell(build: PlannedBuild, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
+def _snapshot_cell(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
     return {
-        "manifest": build["name"],
-        "submitted": submitted(build),
+        "manifest": manifest,
+        "submitted": when,
         "identifier": cell["identifier"],
         "model": cell["model"],
         "target": cell["target"],

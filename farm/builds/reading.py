@@ -95,9 +95,16 @@ class BuildReader:
         """Return a build's cells, judged, in the order of its manifest. Raises NotFound."""
         return self.report(namespace, build_id)["cells"]
 
-    def list(self, namespace: str, limit: int = 50) -> list[BuildView]:
-        """Return the newest builds of a namespace that the store still knows."""
-        return [_build_document(row) for row in self._store.builds.list(namespace)[:limit]]
+    def list(self, namespace: str, limit: int = 50, *, label: str = "") -> list[BuildView]:
+        """Return the newest builds of a namespace that the store still knows; with `label` those that have it.
+
+        A label is KEY=VALUE; of `commit`, the start of its value is enough. Follow-ups have the labels of their builds,
+        and are left out.
+        """
+        rows = self._store.builds.list(namespace)
+        if label:
+            rows = [row for row in rows if not row.get("follows") and _has(row, label)]
+        return [_build_document(row) for row in rows[:limit]]
 
     def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> EventBatch:
         """Return a build's events after an event id, waiting up to `block_seconds` for the first.
@@ -107,9 +114,9 @@ class BuildReader:
         found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
         return {"items": found.items, "reset": found.reset}
 
-    def junit(self, namespace: str, build_id: str) -> str:
-        """Return a build's report as JUnit XML."""
-        return junit.render(self.report(namespace, build_id))
+    def junit(self, namespace: str, build_id: str, link: str = "") -> str:
+        """Return a build's report as JUnit XML; `link` is where the report can be read."""
+        return junit.render(self.report(namespace, build_id), link)
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> ReproductionDocument:
         """Return `JobViews.reproduction` of a cell's job; if the store no longer has it, from its build's documents.
@@ -258,6 +265,12 @@ class BuildReader:
             (True, f"{ahead} job{'s' * (ahead != 1)} ahead for {slots} slot{'s' * (slots != 1)} of {pool}"),
         ]
         return next(reason for holds, reason in reasons if holds) + _after(facts["before"])
+
+
+def _has(row: BuildRow, label: str) -> bool:
+    key, _, value = label.partition("=")
+    found = str((row.get("labels") or {}).get(key, ""))
+    return bool(found) and (found == value or (key == "commit" and len(value) > 6 and found.startswith(value)))
 
 
 def _after(attempt: AttemptView | None) -> str:

@@ -44,7 +44,9 @@ class Listing(StrEnum):
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF defaults to `latest`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF is a tag or a build, by default `latest`.")
+    ],
     target: Annotated[str, typer.Option("--target", "-t", help="Such as gfx942, onnxruntime/cpu.")],
     precision: Annotated[str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.")],
     shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8; needed if there are several.")] = None,
@@ -63,13 +65,14 @@ def fetch(
 
     Writes the program and its sidecar, artifact.json, which says what it is.
     """
-    model, _, ref = name.partition("@")
+    model, _, named = name.partition("@")
     if family:
         if shape or with_kernels or sample:
             raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
         with connect() as client:
+            ref = _ref(client, named)
             made = client.fetch_family(
-                model, target, precision, ref=ref or "latest", folder=folder, toolchain=toolchain, log=log, force=force
+                model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
             )
         _say_family(made, as_json=as_json)
         return
@@ -79,7 +82,7 @@ def fetch(
             target,
             precision,
             shape,
-            ref=ref or "latest",
+            ref=_ref(client, named),
             folder=folder,
             toolchain=toolchain,
             log=log,
@@ -144,7 +147,7 @@ def ls(
 
 def tag(
     name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.")],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point REF to what this ref names.")] = "",
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point REF to what this ref or build names.")] = "",
     previous: Annotated[bool, typer.Option("--previous", help="Point REF to what it named before.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
     generation: Annotated[
@@ -169,13 +172,20 @@ def tag(
             output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is deleted")
             return
         if source or previous:
-            client.tag(name, source or name, previous=previous, generation=generation)
+            client.tag(name, _ref(client, source) if source else name, previous=previous, generation=generation)
         found = client.ref(name)
     if as_json:
         output.emit(found)
         return
     cells = render.plural(len(found["cells"]), "cell")
     output.say(f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}")
+
+
+def _ref(client: FarmClient, named: str) -> str:
+    """Return a tag or a build's id; `@latest`, a label (K=V) and a git commit name builds."""
+    if named.startswith("@") or "=" in named or re.fullmatch(r"[0-9a-f]{17,64}", named):
+        return client.find_build(named)
+    return named or "latest"
 
 
 def inspect(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farm.cli import output, render
+from farm.cli.ci_servers import WantedReports, publish
+from farm.cli.ci_servers import labels as ci_labels
 from farm.cli.connection import connect
 from farm.errors import ExitCode, NotFound, UsageError
 from farm.inert import inert
@@ -27,12 +31,18 @@ SECOND_THOUGHT = 1.0
 """Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
 
 ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
-BuildId = Annotated[str, typer.Argument(metavar="BUILD", help="A build's id, a unique start of it, or @latest.")]
+BuildId = Annotated[
+    str, typer.Argument(metavar="BUILD", help="A build's id or its unique start, @latest, a label K=V, a git commit.")
+]
 BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id and do not follow it.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not follow it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
+Summary = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the report as Markdown.")]
+Untrusted = Annotated[
+    bool, typer.Option("--untrusted", help="A stranger's manifest: run none of its code, read only its folder.")
+]
 Limits = Annotated[
     list[str] | None,
     typer.Option("--gate", metavar="NAME=SHARE", help="How much worse than the baseline: latency=5%. Repeatable."),
@@ -56,6 +66,7 @@ def run(
     budget: MostOf = None,
     baseline: BaselineTag = "",
     junit: Junit = None,
+    summary: Summary = None,
     as_json: output.Json = False,
 ) -> None:
     """Build a manifest on this machine, with a farm of its own.
@@ -65,15 +76,16 @@ def run(
     continues it.
     """
     _check_folder(junit)
+    _check_folder(summary)
     frozen = _freeze(manifest, label, gate, budget, baseline)
     with _own_farm() as settings, connect(settings) as client:
-        build_id = _submit(client, frozen, as_json=as_json)
+        build_id = _submit(client, frozen, quiet=as_json)
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
             f"  resume:  farm run {manifest}",
             f"  cancel:  farm up, then farm cancel {build_id}",
         ]
-        code = _watch(client, build_id, gone_on, junit=junit, as_json=as_json)
+        code = _watch(client, build_id, gone_on, WantedReports(junit, summary, manifest), as_json=as_json)
         if code == ExitCode.INTERRUPTED:
             # So that the farm stops now, even if other processes use it.
             raise KeyboardInterrupt
@@ -98,11 +110,13 @@ def submit(
     manifest: ManifestArgument,
     dry_run: DryRun = False,
     detach: Detach = False,
+    untrusted: Untrusted = False,
     label: Labels = None,
     gate: Limits = None,
     budget: MostOf = None,
     baseline: BaselineTag = "",
     junit: Junit = None,
+    summary: Summary = None,
     as_json: output.Json = False,
 ) -> None:
     """Submit a manifest and follow the build to its verdict.
@@ -110,13 +124,15 @@ def submit(
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
     _check_folder(junit)
-    frozen = _freeze(manifest, label, gate, budget, baseline)
+    _check_folder(summary)
+    frozen = _freeze(manifest, label, gate, budget, baseline, untrusted=untrusted)
     with connect() as client:
         if dry_run:
             _show_plan(client.plan(frozen), as_json=as_json)
             return
-        build_id = _submit(client, frozen, as_json=as_json)
-        code = _follow(client, build_id, detach=detach, junit=junit, as_json=as_json)
+        build_id = _submit(client, frozen, quiet=as_json or detach)
+        wanted = WantedReports(junit, summary, manifest)
+        code = _follow(client, build_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -127,6 +143,7 @@ def retry(
     dry_run: DryRun = False,
     detach: Detach = False,
     junit: Junit = None,
+    summary: Summary = None,
     as_json: output.Json = False,
 ) -> None:
     """Run an ended build's cells again, in a new build.
@@ -137,18 +154,19 @@ def retry(
     from farm.client.client import new_build_id
 
     _check_folder(junit)
+    _check_folder(summary)
     with connect() as client:
-        before, new_id = str(client.build(build)["id"]), new_build_id()
+        before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, new_id=new_id)
         if dry_run:
             _show_plan(planned, as_json=as_json)
             return
-        _say_plan(planned, as_json=as_json)
+        _say_plan(planned, quiet=as_json or detach)
         if sys.stdin.isatty() and not yes:
             typer.confirm("go on?", abort=True, err=True)
         client.retry(before, failed=failed, new_id=new_id)
-        _say_build(new_id, as_json=as_json)
-        code = _follow(client, new_id, detach=detach, junit=junit, as_json=as_json)
+        _say_build(new_id, quiet=as_json or detach)
+        code = _follow(client, new_id, WantedReports(junit, summary), detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -162,12 +180,15 @@ def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
         _show_plan(client.plan(frozen), as_json=as_json)
 
 
-def watch(build: BuildId = "@latest", junit: Junit = None, as_json: output.Json = False) -> None:
+def watch(
+    build: BuildId = "@latest", junit: Junit = None, summary: Summary = None, as_json: output.Json = False
+) -> None:
     """Follow a build to its verdict, and exit with it."""
     _check_folder(junit)
+    _check_folder(summary)
     with connect() as client:
-        build_id = str(client.build(build)["id"])
-        code = _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
+        build_id = client.find_build(build)
+        code = _watch(client, build_id, _goes_on(build_id), WantedReports(junit, summary), as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -190,7 +211,7 @@ def status(
             else:
                 _say_all(_build_lines(builds) if builds else ["no builds yet: farm submit MANIFEST"])
             return
-        found = client.report(build)
+        found = client.report(client.find_build(build))
     if picture:
         _draw(found, picture)
     if as_json:
@@ -216,7 +237,7 @@ def diff(
     `farm bench` measures two programs in turns.
     """
     with connect() as client:
-        found = client.diff(left, right)
+        found = client.diff(client.find_build(left), client.find_build(right))
     output.emit(found) if as_json else _say_all(render.differences(found))
 
 
@@ -276,7 +297,7 @@ def reproduce(
 def cancel(build: BuildId, as_json: output.Json = False) -> None:
     """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""
     with connect() as client:
-        build_id = str(client.build(build)["id"])
+        build_id = client.find_build(build)
         count = client.cancel(build_id)
     if as_json:
         output.emit({"build": build_id, "cancelled": count})
@@ -313,9 +334,9 @@ def _own_farm() -> Iterator[Settings]:
         yield found
 
 
-def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
+def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
     planned = client.plan(frozen)
-    _say_plan(planned, as_json=as_json)
+    _say_plan(planned, quiet=quiet)
 
     said = 0
 
@@ -329,29 +350,29 @@ def _submit(client: FarmClient, frozen: Frozen, *, as_json: bool) -> str:
     if build.get("plan") != planned.get("digest"):
         for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
             output.note(line)
-    _say_build(str(build["id"]), as_json=as_json)
+    _say_build(str(build["id"]), quiet=quiet)
     return str(build["id"])
 
 
-def _say_plan(planned: ShownPlan, *, as_json: bool) -> None:
-    """Print a plan before its build is made: on standard error if the result is a document."""
+def _say_plan(planned: ShownPlan, *, quiet: bool) -> None:
+    """Print a plan before its build is made: on standard error if the result is a document, or the build's id alone."""
     for line in render.plan(planned):
-        output.note(line) if as_json else output.say(line)
+        output.note(line) if quiet else output.say(line)
 
 
-def _say_build(build_id: str, *, as_json: bool) -> None:
-    output.note(f"build {build_id}") if as_json else output.say(f"build {build_id}")
+def _say_build(build_id: str, *, quiet: bool) -> None:
+    output.note(f"build {build_id}") if quiet else output.say(f"build {build_id}")
 
 
-def _follow(client: FarmClient, build_id: str, *, detach: bool, junit: Path | None, as_json: bool) -> int:
+def _follow(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool, as_json: bool) -> int:
     """Follow a build to its verdict, or leave it at once; return the exit code."""
     if detach:
         _detached(client.build(build_id), as_json=as_json)
         return int(ExitCode.OK)
-    return _watch(client, build_id, _goes_on(build_id), junit=junit, as_json=as_json)
+    return _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
 
 
-def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: Path | None, as_json: bool) -> int:
+def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], wanted: WantedReports, *, as_json: bool) -> int:
     """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it."""
     from farm.cli.progress import follow
 
@@ -363,10 +384,7 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], *, junit: 
         output.emit({"build": build, "cells": cells})
     else:
         _say_all(["", *render.outcome(build, cells)])
-    if junit:
-        report = client.junit(build_id)
-        with output.writing(junit):
-            junit.write_text(report, encoding="utf-8")
+    publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.link_of(build_id), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
@@ -394,7 +412,9 @@ def _detached(build: BuildView, *, as_json: bool) -> None:
     if as_json:
         output.emit({"build": build})
     else:
-        _say_all([f"  follow:  farm watch {build['id']}", f"  cancel:  farm cancel {build['id']}"])
+        output.note(f"  follow:  farm watch {build['id']}")
+        output.note(f"  cancel:  farm cancel {build['id']}")
+        output.say(str(build["id"]))
 
 
 def _freeze(
@@ -403,13 +423,16 @@ def _freeze(
     limits: Sequence[str] | None = None,
     budgets: Sequence[str] | None = None,
     baseline: str = "",
+    *,
+    untrusted: bool = False,
 ) -> Frozen:
     from farm.client.client import freeze
     from farm.manifest.choice import read_gates
     from farm.settings import load_settings
 
     gates = read_gates(limits or (), budgets or (), baseline)
-    return freeze(manifest, labels=_labels(labels), pythons=load_settings().converters, gates=gates)
+    known = {**ci_labels(os.environ), **_labels(labels)}
+    return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
 
 def _show_plan(planned: ShownPlan, *, as_json: bool) -> None:

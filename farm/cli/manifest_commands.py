@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +9,8 @@ from typing import Annotated
 import typer
 
 from farm.cli import output, render
-from farm.errors import ExitCode, Problem, UsageError
+from farm.errors import ExitCode, UsageError
 from farm.inert import inert
-
-ANNOTATIONS = 10
-"""Annotations of one step that GitHub shows; it drops the rest silently."""
 
 
 class Format(StrEnum):
@@ -23,32 +19,41 @@ class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
     GITHUB = "github"
+    SARIF = "sarif"
 
 
 def lint(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")],
+    manifest: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="Manifests, YAML files; - is stdin.")],
     form: Annotated[Format, typer.Option("--format", "-f", help="The output format.")] = Format.TEXT,
     models: Annotated[bool, typer.Option("--models/--no-models", help="Also read the models and data.")] = True,
     as_json: output.Json = False,
 ) -> None:
-    """Check a manifest and show every problem with its place.
+    """Check manifests and show every problem with its place.
 
     Needs no server. Exits with 2 if there is a problem.
     """
+    from farm import __version__
     from farm.client.authoring import lint as find_problems
+    from farm.results import annotations, sarif
 
-    problems = find_problems(manifest, models=models)
+    found = {file: find_problems(file, models=models) for file in dict.fromkeys(manifest)}
+    problems = [problem for each in found.values() for problem in each]
     form = Format.JSON if as_json else form
     match form:
         case Format.JSON:
             output.emit({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
+        case Format.SARIF:
+            output.emit(sarif.render(problems, __version__))
         case Format.GITHUB:
-            for line in github_lines(problems):
+            for line in annotations.github_commands(
+                annotations.of_problems(problems), "problems; `farm lint` lists them all"
+            ):
                 output.say(line, command=True)
         case Format.TEXT:
-            for problem in problems:
-                output.say(inert(str(problem)))
-            output.say(f"{manifest}: {render.plural(len(problems), 'error') if problems else 'ok'}")
+            for file, each in found.items():
+                for problem in each:
+                    output.say(inert(str(problem)))
+                output.say(f"{file}: {render.plural(len(each), 'error') if each else 'ok'}")
     if problems:
         raise typer.Exit(int(ExitCode.USAGE))
 
@@ -89,27 +94,3 @@ def init(
         output.say(f"{file}: build it with `farm run {file}`")
     else:
         output.say(text.rstrip("\n"))
-
-
-# --- how they do it -------------------------------------------------------------------------------------------------
-
-
-def github_lines(problems: Sequence[Problem]) -> list[str]:
-    """Return problems as GitHub workflow commands, at most as many as GitHub shows."""
-    shown = problems if len(problems) <= ANNOTATIONS else problems[: ANNOTATIONS - 1]
-    lines = [_annotation(problem) for problem in shown]
-    if len(problems) > len(shown):
-        lines.append(f"::error::and {len(problems) - len(shown)} more problems; `farm lint` lists them all")
-    return lines
-
-
-def _annotation(problem: Problem) -> str:
-    place = {"file": problem.file, "line": problem.line, "col": problem.column}
-    properties = ",".join(f"{name}={_escaped(str(value), property=True)}" for name, value in place.items() if value)
-    message = problem.message + (f"\n{problem.hint}" if problem.hint else "")
-    return f"::error {properties}::{_escaped(message)}"
-
-
-def _escaped(text: str, *, property: bool = False) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return text.replace(":", "%3A").replace(",", "%2C") if property else text

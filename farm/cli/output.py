@@ -28,9 +28,9 @@ def say(text: str = "", *, command: bool = False) -> None:
     typer.echo(inert(text, colours=True, command=command), color=colourful())
 
 
-def note(text: str = "") -> None:
-    """Print a remark on standard error."""
-    typer.echo(inert(text, colours=True), err=True, color=colourful())
+def note(text: str = "", *, command: bool = False) -> None:
+    """Print a remark on standard error; `command` as in `say`."""
+    typer.echo(inert(text, colours=True, command=command), err=True, color=colourful())
 
 
 def emit(document: Any) -> None:

@@ -122,19 +122,24 @@ def freeze(
     cache: Path | None = None,
     pythons: Mapping[str, str] | None = None,
     gates: ChosenGates | None = None,
+    untrusted: bool = False,
 ) -> Frozen:
     """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
 
     `gates` are laid over those of the manifest (`farm.manifest.choice.read_gates` makes them). `pythons` names the
-    interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none.
+    interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
+    `untrusted` manifest runs no code and names no file outside its folder (`farm.client.strangers`).
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
     from farm import matrix
     from farm.client import freezing
+    from farm.client.strangers import refused
     from farm.manifest import load_manifest
 
     manifest = load_manifest(path)
+    if untrusted and (problems := refused(manifest, Path(path).parent)):
+        raise errors.ManifestError(problems)
     found = freezing.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
     if problems := matrix.check(manifest, found.models, found.data):
         raise errors.ManifestError(problems)
@@ -284,10 +289,30 @@ class FarmClient:
         found: BuildView = self._transport.get(f"/v1/builds/{_build(build_id)}")
         return found
 
-    def builds(self, limit: int = 50) -> list[BuildView]:
-        """Return the newest builds."""
-        found: list[BuildView] = self._transport.items("/v1/builds", limit=limit)
+    def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
+        """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
+        named = {"label": label} if label else {}
+        found: list[BuildView] = self._transport.items("/v1/builds", limit=limit, **named)
         return found
+
+    def find_build(self, named: str) -> str:
+        """Return the id of a build: by id, unique start of an id, `@latest`, a label (KEY=VALUE) or a git commit.
+
+        A commit is the label `commit`, by its whole name or the first 17 digits or more; commands in a pipeline set it.
+        Of several builds it is the newest. Raises NotFound.
+        """
+        commit = f"commit={named}" if re.fullmatch(r"[0-9a-f]{17,64}", named) else ""
+        label = commit or (named if "=" in named else "")
+        if not label:
+            return self.build(named)["id"]
+        found = self.builds(1, label=label)
+        if not found:
+            raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
+        return found[0]["id"]
+
+    def link_of(self, build_id: str) -> str:
+        """Return the address of a build's report."""
+        return f"{self.url}/v1/builds/{build_id}/report"
 
     def cells(self, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest."""

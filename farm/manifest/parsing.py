@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import typing
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +35,7 @@ def load_manifest(path: str | Path) -> Manifest:
 
 
 def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
-    """Read a manifest from a file, and return all that is wrong in it.
+    """Read a manifest from a file (`-`: from standard input), and return all that is wrong in it.
 
     Where nothing but unknown fields is wrong there is a manifest, without them: its files can be looked at.
 
@@ -42,7 +43,7 @@ def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
     such file.
     """
     try:
-        with Path(path).open("rb") as stream:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else Path(path).open("rb") as stream:
             # Never more of a huge file than what shows that it is too large.
             content = stream.read(64 << 20)
     except OSError as error:

@@ -395,12 +395,13 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         for path in modules("farm")
         if "environ" in (text := path.read_text()) and '"FARM_' in text
     }
-    # NO_COLOR and its like are not settings; a child's mark is no setting either.
+    # NO_COLOR and its like are not settings, nor is what CI servers set; a child's mark is no setting either.
     assert readers <= {
         "farm/settings.py",
         "farm/compiling/child_process.py",
         "farm/local/embedded.py",
         "farm/cli/output.py",
+        "farm/cli/ci_servers.py",
     }
 
 

@@ -225,9 +225,11 @@ def test_two_builds_are_held_against_each_other(
     assert main(["diff", old]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        f"{old} -> {failed}: 2 of 3 cells differ",
-        f"  net/onnxruntime-cpu/fp16/static  only in {old}",
-        f"  net/onnxruntime-cpu/bf16/static  only in {failed}",
+        f"{old} -> {failed}: 0 of 1 cell that both have differ",
+        f"left out, only in {old}: 1 cell",
+        "  net/onnxruntime-cpu/fp16/static",
+        f"left out, only in {failed}: 1 cell",
+        "  net/onnxruntime-cpu/bf16/static",
     ]
     worker.clear()
     Path("again.yaml").write_text(MANIFEST + "    salt: again\n")
@@ -235,7 +237,7 @@ def test_two_builds_are_held_against_each_other(
     capsys.readouterr()
     assert main(["diff", old, "@latest"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.endswith(": 2 of 2 cells differ")
+    assert head.endswith(": 2 of 2 cells that both have differ")
     assert [row.split()[0] for row in rows] == [f"net/onnxruntime-cpu/{name}/static" for name in ("fp32", "fp16")]
     assert all(row.endswith("salt: none -> again") for row in rows)
     assert main(["diff", old, old, "--json"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ HEAVY = {
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
     "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
-    "serve", "help", "retry", "tag", "diff",
+    "serve", "help", "retry", "tag", "diff", "history",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
 ]  # fmt: skip
 
@@ -281,6 +282,25 @@ def test_lint_for_github_stays_within_what_github_shows(tmp_path: Path, capsys: 
     assert len(lines) == 10
     assert lines[0].startswith(f"::error file={file},line=8,col=1::unknown field")
     assert lines[-1] == "::error::and 21 more problems; `farm lint` lists them all"
+
+
+def test_lint_takes_several_manifests_and_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pre-commit hook passes them."""
+    file, other = manifest(tmp_path, GOOD), tmp_path / "other.yaml"
+    other.write_text(GOOD + "unknown: 1\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(GOOD.encode())))
+    assert main(["lint", file, str(other), "-", "--no-models"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-2], lines[-1]) == (f"{file}: ok", f"{other}: 1 error", "-: ok")
+
+
+def test_lint_as_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "unknown: 1\n")
+    assert main(["lint", file, "--format", "sarif", "--no-models"]) == 2
+    (result,) = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 8, "startColumn": 1}
 
 
 def test_lint_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
