@@ -183,7 +183,8 @@ def _rows(report: Report) -> Iterator[tuple[object, ...]]:
             cell["identifier"],
             ended,
             build["id"],
-            build["name"],
+            # A follow-up says nothing of how the manifest does.
+            "" if build.get("follows") else build["name"],
             cell["state"],
             cell["kind"] or "",
             bool(cell.get("as_expected")),

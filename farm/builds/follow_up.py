@@ -14,7 +14,7 @@ from farm.builds.latest import submitted
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import LaterTuning, WorkOrder
 from farm.jobs.rows import PlannedBuild
-from farm.matrix.planned import CellPlan, PlanDocument
+from farm.matrix.planned import CellGates, CellPlan, PlanDocument
 from farm.results.report import JudgedCell
 from farm.spec import CompileSpec, cache_key
 
@@ -47,11 +47,15 @@ def _more_thorough(cell: CellPlan, ordered: WorkOrder, later: LaterTuning, publi
     order.pop("limit", None)
     key = cache_key(CompileSpec.from_dict(order["spec"]))
     mode = order["spec"]["tuning"]["mode"]
+    # It is compared with the program that it may replace, by which the build was judged already.
+    gates: CellGates = {**cell["gates"]}
+    gates.pop("limits", None)
     # A deep search takes days, and reaching the time limit would be final.
     return {
         **cell,
         "key": key,
         "order": order,
+        "gates": gates,
         "limits": {**cell["limits"], "time": 0.0},
         "state": "miss",
         "reason": f"tuning {mode}, in the background",

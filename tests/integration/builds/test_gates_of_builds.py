@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,16 @@ def test_the_history_of_a_cell_can_be_made_again_of_the_reports(
     assert client.history(CELL) == found
     elsewhere = CellHistory(tmp_path / "elsewhere.sqlite3", farm.artifacts)
     assert elsewhere.of("main", CELL) == found, "another server reads the reports that it does not know"
+
+
+def test_a_follow_up_is_in_the_history_and_is_no_build_before(farm: Farm, client: FarmClient, prod: str) -> None:
+    report = client.report("@latest")
+    later = {"id": "b-" + "f" * 16, "follows": report["build"]["id"], "ended_at": time.time() + 60}
+    (cell,) = report["cells"]
+    failed: Any = {**report, "build": {**report["build"], **later}, "cells": [{**cell, "state": "failed"}]}
+    farm.cell_history.add(failed)
+    assert [past["state"] for past in client.history(CELL)] == ["failed", "succeeded"]
+    assert farm.cell_history.last("main", "demo", [CELL])[CELL]["state"] == "succeeded"
 
 
 def test_a_damaged_history_stops_no_build(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:

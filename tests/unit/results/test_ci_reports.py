@@ -14,6 +14,7 @@ from farm.errors import Problem
 from farm.results import annotations, junit, markdown, open_metrics, sarif
 from farm.results.verdict import judge_cell, verdict_of
 from tests.unit.results.test_gates import against, facts, planned
+from tests.unit.results.test_verdict import row as row_of
 
 LINK = "https://farm.example/v1/builds/b-1/report"
 HOSTILE = "::error::x\n%0A</td><script>alert(1)</script> | @team [a](javascript:x) \x1b[31m \u202e ]]> " + "x" * 300
@@ -35,7 +36,7 @@ def cells(count: int) -> list[dict[str, Any]]:
                 row["facts"] = facts(**against(0.8, 0.79, 0.81))
             case 3:
                 row |= {"hit": True, "facts": facts()}
-        found.append(judge_cell(cell, row))
+        found.append(judge_cell(cell, row_of(**row)))
     return found
 
 

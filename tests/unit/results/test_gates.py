@@ -15,6 +15,7 @@ from farm.results.changes import changes_of
 from farm.results.gates import is_slower, is_suspicious, judge_gates, sentence
 from farm.results.speed import Comparison, compare_pairs
 from farm.results.verdict import judge_cell, verdict_of
+from tests.unit.results.test_verdict import row as row_of
 
 OLD, NEW = "a" * 64, "b" * 64
 
@@ -95,9 +96,7 @@ def test_latency_is_judged_by_the_interval_of_turns(measured: dict[str, Any], ex
 
 
 def test_a_regression_fails_its_build_with_a_sentence_that_has_the_numbers() -> None:
-    cell = judge_cell(
-        planned(limits={"latency": 0.05}), {"state": "succeeded", "facts": facts(**against(0.80, 0.79, 0.81))}
-    )
+    cell = judge_cell(planned(limits={"latency": 0.05}), row_of("succeeded", facts=facts(**against(0.80, 0.79, 0.81))))
     assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "regression", "user")
     assert cell["message"] == "latency is 25 % above prod's (23.5 % to 26.6 %), the limit is 5 %"
     assert verdict_of([cell])["exit_code"] == ExitCode.GATE_FAILED
@@ -151,7 +150,7 @@ def test_times_of_a_hit_are_old_and_its_size_is_not() -> None:
 
 
 def test_what_was_not_compared_fails_only_if_that_is_asked() -> None:
-    row = {"state": "succeeded", "facts": facts(), "hit": True}
+    row = row_of("succeeded", facts=facts(), hit=True)
     assert judge_cell(planned(limits={"latency": 0.05}), row)["state"] == "succeeded"
     assert judge_cell(planned(limits={"latency": 0.05}, undecided="fail"), row)["kind"] == "regression"
 
@@ -171,7 +170,7 @@ def test_what_was_not_compared_fails_only_if_that_is_asked() -> None:
 def test_a_budget_needs_no_baseline(budget: dict[str, Any], changes: dict[str, Any], expected: str) -> None:
     cell = {**planned(budgets=budget), "baseline": None}
     assert outcome(cell, facts(**changes)) == expected
-    kind = judge_cell(cell, {"state": "succeeded", "facts": facts(**changes)})["kind"]
+    kind = judge_cell(cell, row_of("succeeded", facts=facts(**changes)))["kind"]
     assert (kind == "budget") is (expected == "worse")
 
 
@@ -179,7 +178,7 @@ def test_facts_and_plans_of_an_older_farm_are_judged_without_gates() -> None:
     old = {name: value for name, value in facts().items() if name not in ("throughput", "compile_seconds", "node")}
     cell = planned()
     del cell["baseline"], cell["reason"]
-    assert judge_cell(cell, {"state": "succeeded", "facts": old})["compared"] == []
+    assert judge_cell(cell, row_of("succeeded", facts=old))["compared"] == []
 
 
 # --- a build -----------------------------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ def test_facts_and_plans_of_an_older_farm_are_judged_without_gates() -> None:
 def test_a_build_lists_what_changed() -> None:
     def cell(name: str, state: str, before: str | None, **more: Any) -> dict[str, Any]:
         was = {"state": before, "kind": "accuracy", "build": "b-1"} if before else None
-        row = {"state": state, "kind": "hang" if state == "failed" else None, "message": "m", **more}
+        row = row_of(state, kind="hang" if state == "failed" else None, message="m", **more)
         row |= {"facts": facts(**against(1.5, 1.4, 1.6))} if state == "succeeded" else {}
         found = {**planned(limits={"latency": 0.05}), "identifier": name, "before": was, "reason": "salt: a -> b"}
         return judge_cell(found, row)
@@ -212,7 +211,7 @@ def test_a_build_lists_what_changed() -> None:
 
 def test_an_expectation_that_is_over_says_so() -> None:
     cell = {**planned(), "expected": {"kind": "hang", "reason": "r", "until": "2020-01-01", "link": "https://x.org/1"}}
-    found = judge_cell(cell, {"state": "failed", "kind": "hang", "message": "it hangs"})
+    found = judge_cell(cell, row_of("failed", kind="hang", message="it hangs"))
     assert found["message"] == "it hangs (expected until 2020-01-01, which is over)"
     assert not found["expected"]
 
