@@ -7,6 +7,7 @@ below it (`tests/unit/test_imports.py` has the table).
     client/     what a submitter runs: read and freeze a manifest, talk to the API, fetch and check artifacts
     local/      the whole farm on this machine, and one model without a farm
     api/        HTTP: routes, schemas, who may do what                                     (server)
+    pages/      what people look at in a browser: documents in, HTML out                   (server)
     control/    loops: dispatch, leases, resuming, retention                               (server)
     builds/     a build: plan, accept, read, judge, finish                                 (server)
     node/       a worker node: supervisor, Celery process, slots, GPUs, the executor of one attempt

@@ -9,6 +9,7 @@ from collections import Counter
 import anyio
 from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import RedirectResponse
 
 import farm as package
 from farm.api import (
@@ -17,6 +18,8 @@ from farm.api import (
     build_routes,
     history_routes,
     job_routes,
+    page_answers,
+    page_routes,
     problems,
     schemas,
     token_routes,
@@ -69,6 +72,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         HealthCheck("the job store", lambda: _ask_store(app.state.farm)),
         HealthCheck("object storage", lambda: _ask_storage(app.state.farm)),
     )
+    pages = page_routes.create_pages(app.state.watchers)
     problems.install(app)
     for room in (
         router,
@@ -83,6 +87,10 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         tuning_routes.router,
     ):
         app.include_router(room, prefix="/v1")
+    # Pages have the state of this app, which has the farm.
+    app.state.hub, pages.state = pages.state.hub, app.state
+    app.mount(page_answers.BASE, pages)
+    app.add_route("/", lambda _: RedirectResponse(f"{page_answers.BASE}/", 303), include_in_schema=False)
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
     app.add_middleware(LargeBodies, farm=lambda: app.state.farm)
     app.add_middleware(Turns)

@@ -27,7 +27,7 @@ class OwnSite:
     def __init__(self, app: ASGIApp, hosts: Collection[str], *, named: bool) -> None:
         """`hosts` are the names to answer under, besides those of loopback; without `named`, any name is accepted."""
         self._app = app
-        self._hosts = frozenset(map(_name, hosts))
+        self._hosts = frozenset(map(host_name, hosts))
         self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,12 +37,12 @@ class OwnSite:
 
     def _wrong(self, headers: Headers) -> NotAllowed | None:
         host = headers.get("host", "").lower()
-        if self._named and not (_name(host) in self._hosts or is_loopback(_name(host))):
+        if self._named and not (host_name(host) in self._hosts or is_loopback(host_name(host))):
             return NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
         origin = headers.get("origin", "").lower()
         if origin:
             _, _, site = origin.partition("://")
-            if not site or (site != host and (_name(site) not in self._hosts or is_loopback(_name(site)))):
+            if not site or (site != host and (host_name(site) not in self._hosts or is_loopback(host_name(site)))):
                 return NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
         # Requests for a page's pictures and scripts have no Origin. Following a link to this server is allowed.
         elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == LOCALHOST
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """Return a host without its port and without the dot that ends a whole name: `[::1]:8000` is `::1`."""
     host = host.lower()
     if host.startswith("["):

@@ -1,0 +1,303 @@
+"""Pages of builds: the list, a build, its live news, its cells, two builds compared."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, cast
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
+
+from farm.api.auth import Caller, FarmDep
+from farm.api.browser_sessions import Visitor
+from farm.api.event_hub import EventHub
+from farm.api.job_pages import cell_page, job_page, sidecar_of
+from farm.api.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, url_with
+from farm.app import Farm
+from farm.errors import NotFound, QuotaExceeded
+from farm.jobs.state import State
+from farm.pages.build_view import PAGE, SIGNS, CellFilter, CellLine, Look, ShownBuild, matrix
+from farm.pages.comparison import BAND
+from farm.spec import CompileSpec, SpecDocument, changes
+
+router = APIRouter()
+
+BUILDS = 50
+"""Builds on one page."""
+FAILURES = 10
+RUNNING = 50
+COMPARED = 100
+"""Rows of one sort of difference."""
+EXPLAINED = 20
+"""Differences for which both sidecars are read, to say what changed."""
+GROUPED = 300
+"""A build with more cells is also shown by model."""
+STREAMS = 256
+"""Builds that one token may look at live at once."""
+
+
+class News(NamedTuple):
+    """The single most important thing in a namespace now."""
+
+    look: Look
+    text: str
+    href: str = ""
+    link: str = ""
+
+
+class BuildLine(NamedTuple):
+    """One build of the list."""
+
+    build: Mapping[str, Any]
+    total: int
+    hits: int
+    failed: int
+    parts: Sequence[tuple[str, int]]
+    said: str
+    """What the bar of its parts shows, in words."""
+    verdict: str
+    took: float | None
+
+
+class BuildFilter(NamedTuple):
+    """The filters of the list of builds."""
+
+    name: str = ""
+    state: str = ""
+    by: str = ""
+    label: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is filtered."""
+        return any(self)
+
+    def takes(self, build: Mapping[str, Any]) -> bool:
+        """Whether a build passes."""
+        key, _, value = self.label.partition("=")
+        exit_code = (build["verdict"] or {}).get("exit_code")
+        return (
+            (not self.name or self.name in build["name"])
+            and (not self.by or build["created_by"] == self.by)
+            and (not key or (key in build["labels"] and value in ("", build["labels"][key])))
+            and (
+                self.state not in ("open", "passed", "failed")
+                or self.state == ("open" if build["state"] != "reported" else "failed" if exit_code else "passed")
+            )
+        )
+
+
+@router.get("/ns/{namespace}/builds")
+def builds(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    name: Text = "",
+    state: Text = "",
+    by: Text = "",
+    label: Text = "",
+    after: Text = "",
+) -> Response:
+    """List the builds that pass the filters, newest first."""
+    wanted = BuildFilter(name, state, by, label)
+    known = farm.build_reader.list(caller.namespace, 10_000)
+    found = [build for build in known if wanted.takes(build)]
+    start = next((place + 1 for place, build in enumerate(found) if build["id"] == after), 0)
+    shown = found[start : start + BUILDS]
+    return page_of(
+        request,
+        caller,
+        "builds",
+        section="builds",
+        wanted=wanted,
+        names=sorted({build["name"] for build in known})[:200],
+        rows=[_build_line(build) for build in shown],
+        older=url_with(request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
+        news=None if wanted.is_set or after else _news(farm, caller, known),
+    )
+
+
+@router.get("/ns/{namespace}/builds/{build_id}")
+def build(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    build_id: BuildName,
+    text: Text = "",
+    look: Annotated[list[str] | None, Query(max_length=20)] = None,
+    model: Text = "",
+    target: Text = "",
+    precision: Text = "",
+    first: Annotated[int, Query(ge=1, le=10**9)] = 1,
+) -> Response:
+    """Show a build; its filters are in the URL."""
+    reading = reading_of(farm, request)
+    view = reading.view(caller.namespace, build_id)
+    wanted = CellFilter(tuple(each for each in look or () if each in SIGNS), model, target, precision, text)
+    found = view.wanted(wanted)
+    shown = found[first - 1 : first - 1 + PAGE]
+    changed = reading.changes(caller.namespace, view)
+    pairs = [*changed.slower, *changed.faster] if changed else []
+    return page_of(
+        request,
+        caller,
+        "build",
+        section="builds",
+        id=view.build["id"],
+        build=view.build,
+        view=view,
+        verdict_look=_verdict_look(view),
+        changes=changed,
+        band=BAND,
+        slowdowns={pair.after.identifier: pair.change for pair in pairs},
+        wanted=wanted,
+        matrix=matrix(shown),
+        found=len(found),
+        first=first,
+        cells_shown=len(shown),
+        groups=view.groups if len(view.cells) > GROUPED and not model else [],
+        before=url_with(request, first=max(1, first - PAGE)) if first > 1 else "",
+        after=url_with(request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
+        page_size=PAGE,
+        shown_failures=FAILURES,
+        shown_running=RUNNING,
+    )
+
+
+@router.get("/ns/{namespace}/builds/{build_id}/events")
+async def events(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    build_id: BuildName,
+    after: Annotated[str, Query(max_length=128)] = "",
+) -> Response:
+    """Follow a build: how its changed cells are now, as server-sent events with ids."""
+    whole = await run_in_threadpool(farm.build_reader.resolve, caller.namespace, build_id)
+    streams = request.app.state.streams
+    if streams[caller.name] >= STREAMS:
+        raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="close some pages")
+    position = request.headers.get("last-event-id", "")[:128] or after
+
+    async def counted() -> AsyncIterator[str]:
+        streams[caller.name] += 1
+        try:
+            hub: EventHub = request.app.state.hub
+            async for part in hub.follow(farm, reading_of(farm, request), caller.namespace, whole, position):
+                yield part
+        finally:
+            streams[caller.name] -= 1
+
+    return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+@router.get("/ns/{namespace}/builds/{build_id}/cells/{identifier:path}")
+def cell(
+    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName, identifier: str
+) -> Response:
+    """Show one cell of a build."""
+    view = reading_of(farm, request).view(caller.namespace, build_id)
+    line = view.by_identifier.get(identifier)
+    if line is None:
+        raise NotFound(f"no cell {identifier[:300]} in build {view.build['id']}")
+    return job_page(request, caller, cell_page(farm, caller, view, line))
+
+
+@router.get("/ns/{namespace}/compare")
+def chosen(caller: Visitor, namespace: Namespace, left: Text, right: Text) -> Response:
+    """Lead from the form to the URL of a comparison."""
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/compare/{quote(left)}/{quote(right)}", 303)
+
+
+@router.get("/ns/{namespace}/compare/{left}/{right}")
+def compared(
+    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, left: BuildName, right: BuildName
+) -> Response:
+    """Compare two builds."""
+    reading = reading_of(farm, request)
+    before, after = (reading.view(caller.namespace, each) for each in (left, right))
+    found = reading.compared(before, after)
+    explained = [*found.newly_failed, *found.slower, *found.fixed, *found.faster][:EXPLAINED]
+    reasons = {pair.after.identifier: _why_other_key(farm, caller, pair.before, pair.after) for pair in explained}
+    return page_of(
+        request,
+        caller,
+        "compare",
+        section="builds",
+        left=before,
+        right=after,
+        changes=found,
+        reasons=reasons,
+        band=BAND,
+        limit=COMPARED,
+    )
+
+
+def _build_line(build: Mapping[str, Any]) -> BuildLine:
+    counts = build["counts"]
+    hits = counts.get("hits", 0)
+    parts: list[tuple[str, int]] = [
+        ("failed", counts["failed"]),
+        ("running", counts["running"]),
+        ("queued", counts["queued"]),
+        ("cancelled", counts["cancelled"]),
+        ("compiled", max(0, counts["succeeded"] - hits)),
+        ("hit", min(hits, counts["succeeded"])),
+    ]
+    said = ", ".join(f"{count} {name}" for name, count in parts if count) or "no cells"
+    return BuildLine(
+        build,
+        sum(counts[state] for state in State),
+        hits,
+        counts["failed"],
+        parts,
+        said,
+        (build["verdict"] or {}).get("text") or said,
+        build["ended_at"] - build["created_at"] if build["ended_at"] else None,
+    )
+
+
+def _news(farm: Farm, caller: Caller, builds: Sequence[Mapping[str, Any]]) -> News | None:
+    """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
+    home = f"{BASE}/ns/{caller.namespace}"
+    stuck = [
+        pool for pool in farm.store.workers.pools() if pool["waiting"] and not pool["slots"] and not pool["paused"]
+    ]
+    if stuck:
+        return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
+    newest: dict[str, Mapping[str, Any]] = {}
+    for build in builds:
+        if build["state"] == "reported" and not build.get("follows"):
+            newest.setdefault(build["name"], build)
+    red = [build for build in newest.values() if (build["verdict"] or {}).get("exit_code")]
+    if red:
+        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
+        text = f"{red[0]['name']}{more}: {red[0]['verdict']['text']}."
+        return News("failed", text, f"{home}/builds/{red[0]['id']}", "Look at it")
+    running = [build for build in builds if build["state"] != "reported"]
+    if running:
+        text = f"{len(running)} builds are under way." if len(running) > 1 else f"{running[0]['name']} is under way."
+        return News("running", text, f"{home}/builds/{running[0]['id']}", "Watch it")
+    return News("compiled", "The newest build of every name passed.") if newest else None
+
+
+def _verdict_look(view: ShownBuild) -> str:
+    if view.is_open:
+        return "failed" if view.looks.get("failed") else "running"
+    return "failed" if (view.build["verdict"] or {}).get("exit_code") else "compiled"
+
+
+def _why_other_key(farm: Farm, caller: Caller, before: CellLine, after: CellLine) -> str:
+    """Return which parts of the cache key changed between two programs; empty if that is not known."""
+    if before.key == after.key:
+        return "the same cache key"
+    old, new = (sidecar_of(farm, caller, line.key) if line.published else None for line in (before, after))
+    if old is None or new is None:
+        return ""
+    before_spec, after_spec = (cast("SpecDocument", each.spec) for each in (old, new))
+    return "; ".join(changes(before_spec, CompileSpec.from_dict(after_spec)))

@@ -1,0 +1,224 @@
+"""Pages of the farm: models that a ref names, workers and pools, storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from farm.api.auth import Caller, FarmDep
+from farm.api.browser_sessions import Visitor
+from farm.api.page_answers import Namespace, Text, page_of, reading_of
+from farm.app import Farm
+from farm.artifacts.ownership import collect
+from farm.artifacts.refs import Refs
+from farm.artifacts.tokens import Role
+from farm.errors import ArtifactGone, NotFound
+from farm.tuning.database import databases
+
+router = APIRouter()
+
+MODELS = 1000
+
+
+class NamedProgram(NamedTuple):
+    """A program that a ref names."""
+
+    model: str
+    target: str
+    precision: str
+    shape: str
+    device: str
+    toolchain: str
+    key: str
+    size: int
+
+
+class ModelLine(NamedTuple):
+    """A model with the programs that a ref names."""
+
+    model: str
+    programs: int
+    targets: Sequence[str]
+    precisions: Sequence[str]
+    shapes: int
+    size: int
+
+
+class DatabaseLine(NamedTuple):
+    """A tuning database."""
+
+    name: str
+    records: int
+    size: int
+    waiting: int
+    moved: str
+    damaged: str
+
+
+class GarbageFound(NamedTuple):
+    """Blobs that nothing names."""
+
+    blobs: int
+    bytes: int
+
+
+@router.get("/ns/{namespace}/models")
+def models(
+    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, ref: Text = "latest", text: Text = ""
+) -> Response:
+    """List the models that a ref names."""
+    programs = [program for program in _programs(farm, caller, ref) if text in program.model]
+    by_model: dict[str, list[NamedProgram]] = {}
+    for program in programs:
+        by_model.setdefault(program.model, []).append(program)
+    return _models_page(request, caller, farm, ref, "", text, [_model_line(*each) for each in by_model.items()])
+
+
+@router.get("/ns/{namespace}/models/{model}")
+def one_model(
+    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, model: str, ref: Text = "latest"
+) -> Response:
+    """List the programs of one model."""
+    programs = [program for program in _programs(farm, caller, ref) if program.model == model]
+    if not programs:
+        raise NotFound(f"{ref} names no program of {model[:300]}")
+    return _models_page(request, caller, farm, ref, model, "", programs)
+
+
+@router.get("/ns/{namespace}/workers")
+def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+    """Show pools and live workers, and why jobs wait."""
+    live = farm.store.workers.list("" if caller.role is Role.ADMIN else caller.namespace)
+    pools = sorted(farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
+    builds = [build for build in farm.build_reader.list(caller.namespace, 1000) if build["state"] == "open"]
+    views = [reading_of(farm, request).view(caller.namespace, build["id"]) for build in builds[:10]]
+    takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
+    return page_of(
+        request,
+        caller,
+        "workers",
+        section="workers",
+        workers=live,
+        pools=pools,
+        waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
+        worst=_worst(live, pools),
+        fine=f"{len(takers)} of {len(live)} workers take jobs; "
+        f"{sum(pool['running'] for pool in pools):,} jobs run, {sum(pool['waiting'] for pool in pools):,} wait",
+    )
+
+
+@router.get("/ns/{namespace}/storage")
+def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, garbage: Text = "") -> Response:
+    """Show what the namespace keeps; administrators also see garbage and tokens."""
+    refs = Refs(farm.artifacts)
+    found = [refs.find(caller.namespace, tag) for tag in sorted(refs.list(caller.namespace))[:200]]
+    is_admin = caller.role is Role.ADMIN
+    return page_of(
+        request,
+        caller,
+        "storage",
+        section="storage",
+        artifacts=len(farm.store.index.keys(caller.namespace)),
+        live=sum(farm.store.builds.live_cells(caller.namespace).values()),
+        quota=farm.settings.namespace_cells,
+        keep_days=farm.settings.keep_days,
+        refs=[ref for ref in found if ref],
+        tuning=_databases(farm, caller),
+        tokens=farm.tokens.list() if is_admin else None,
+        is_admin=is_admin,
+        gc=farm.settings.gc,
+        garbage=_garbage(farm) if is_admin and garbage else None,
+    )
+
+
+def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
+    snapshot = Refs(farm.artifacts).read(caller.namespace, tag)
+    return [
+        NamedProgram(
+            cell["model"],
+            cell["target"],
+            cell["precision"],
+            cell["shape"],
+            cell["device"],
+            cell["toolchain"],
+            cell["key"],
+            cell["program"]["size"],
+        )
+        for cell in (snapshot["cells"].values() if snapshot else ())
+    ]
+
+
+def _model_line(model: str, programs: Sequence[NamedProgram]) -> ModelLine:
+    return ModelLine(
+        model,
+        len(programs),
+        sorted({program.target for program in programs}),
+        sorted({program.precision for program in programs}),
+        len({program.shape for program in programs}),
+        sum(program.size for program in programs),
+    )
+
+
+def _models_page(
+    request: Request,
+    caller: Caller,
+    farm: Farm,
+    tag: str,
+    model: str,
+    text: str,
+    rows: Sequence[ModelLine] | Sequence[NamedProgram],
+) -> Response:
+    refs = Refs(farm.artifacts)
+    tags = sorted(refs.list(caller.namespace))
+    found = refs.find(caller.namespace, tag) if tag in tags else None
+    return page_of(
+        request,
+        caller,
+        "models",
+        section="models",
+        tag=tag,
+        tags=tags,
+        moved=found.moved if found else "",
+        model=model,
+        text=text,
+        rows=sorted(rows)[:MODELS],
+        more=max(0, len(rows) - MODELS),
+    )
+
+
+def _worst(workers: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]) -> str:
+    """Return what keeps most jobs from running; empty if nothing does."""
+    stuck = [pool for pool in pools if pool["waiting"] and not pool["slots"] and not pool["paused"]]
+    if stuck:
+        pool = max(stuck, key=lambda each: int(each["waiting"]))
+        why = "its workers take no jobs now" if pool["live_workers"] else "no live worker serves it"
+        return f"{pool['waiting']:,} jobs of {pool['name']} wait: {why}"
+    fenced = sorted({str(worker["node"]) for worker in workers if worker["fenced"]})
+    if fenced:
+        return f"fenced: {', '.join(fenced[:5])}; `farm unfence NODE` when it is mended"
+    return "" if workers else "no worker is live"
+
+
+def _databases(farm: Farm, caller: Caller) -> list[DatabaseLine]:
+    found = []
+    for database in databases(farm.artifacts, [caller.namespace]):
+        waiting = len(database.waiting())
+        try:
+            head = database.check()
+        except ArtifactGone as error:
+            found.append(DatabaseLine(database.name, 0, 0, waiting, "", error.message))
+            continue
+        records = sum(head.records.values()) if head else 0
+        found.append(
+            DatabaseLine(database.name, records, head.size if head else 0, waiting, head.moved if head else "", "")
+        )
+    return sorted(found)
+
+
+def _garbage(farm: Farm) -> GarbageFound:
+    found = collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=True)
+    return GarbageFound(len(found.deleted), sum(entry.size for entry in found.deleted))

@@ -1,0 +1,224 @@
+"""Pages of jobs and artifacts: a job or a cell, its log, a program and how to use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from farm.api.auth import Caller, FarmDep
+from farm.api.browser_sessions import Visitor
+from farm.api.page_answers import BASE, JobName, KeyName, Namespace, Text, page_of
+from farm.app import Farm
+from farm.artifacts.sidecar import Sidecar, validate
+from farm.errors import FarmError, NotFound
+from farm.jobs.state import FailureKind, State
+from farm.pages import drawing, job_view, log_view, usage
+from farm.pages.build_view import CellLine, Look, ShownBuild
+from farm.pages.job_view import JobPage
+
+router = APIRouter()
+
+PLANNED = 5000
+"""A plan of more cells is not read to say why one of them was a miss."""
+LOG_LIMIT = 64 << 20
+
+
+@router.get("/ns/{namespace}/jobs/{job_id}")
+def job(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName) -> Response:
+    """Show a job."""
+    return job_page(request, caller, _page_of_job(farm, caller, farm.jobs.get(caller.namespace, job_id)))
+
+
+@router.get("/ns/{namespace}/jobs/{job_id}/log")
+def job_log(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    job_id: JobName,
+    start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
+    q: Text = "",
+) -> Response:
+    """Show a job's log, around its first error or from a line on, or the lines with a text."""
+    found = farm.jobs.get(caller.namespace, job_id)
+    text = farm.jobs.log(caller.namespace, job_id).decode(errors="replace")
+    here = f"{BASE}/ns/{caller.namespace}/jobs/{job_id}"
+    title = str(found["order"].get("identifier") or job_id)
+    return _log_page(request, caller, text, title, here, start=start, search=q, known=found["detail"])
+
+
+@router.get("/ns/{namespace}/jobs/{job_id}/log/raw")
+def raw_job_log(caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName) -> Response:
+    """Return a job's log as text."""
+    return _raw(farm.jobs.log(caller.namespace, job_id))
+
+
+@router.get("/ns/{namespace}/artifacts/{key}")
+def artifact(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName) -> Response:
+    """Show an artifact, and how to use it."""
+    made = known_sidecar(farm, caller, key)
+    return page_of(
+        request,
+        caller,
+        "artifact",
+        section="models",
+        made=made,
+        ways=usage.ways(made, str(request.base_url).removesuffix("/").removesuffix(BASE)),
+        ingredients=job_view.ingredients_of(made.spec),
+    )
+
+
+@router.get("/ns/{namespace}/artifacts/{key}/log")
+def artifact_log(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    key: KeyName,
+    start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
+    q: Text = "",
+) -> Response:
+    """Show the log of the attempt that made an artifact."""
+    made = known_sidecar(farm, caller, key)
+    text = _artifact_log(farm, made).decode(errors="replace")
+    here = f"{BASE}/ns/{caller.namespace}/artifacts/{key}"
+    return _log_page(request, caller, text, made.identifier, here, start=start, search=q)
+
+
+@router.get("/ns/{namespace}/artifacts/{key}/log/raw")
+def raw_artifact_log(caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName) -> Response:
+    """Return an artifact's log as text."""
+    return _raw(_artifact_log(farm, known_sidecar(farm, caller, key)))
+
+
+def _log_page(
+    request: Request, caller: Caller, text: str, title: str, back: str, *, start: int, search: str, known: str = ""
+) -> Response:
+    shown = log_view.page(text, start=start, search=search, known=known)
+    return page_of(
+        request,
+        caller,
+        "log",
+        section="builds",
+        title=title,
+        page=shown,
+        search=search,
+        back=back,
+        here=f"{back}/log",
+        raw=f"{back}/log/raw",
+    )
+
+
+def _raw(text: bytes) -> Response:
+    return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def _page_of_job(farm: Farm, caller: Caller, job: Mapping[str, Any]) -> JobPage:
+    order = job["order"]
+    sidecar = sidecar_of(farm, caller, job["key"]) if job["state"] == State.SUCCEEDED else None
+    return JobPage(
+        title=str(order.get("identifier") or job["id"]),
+        namespace=caller.namespace,
+        build="",
+        cell=None,
+        job=job["id"],
+        state=job["state"],
+        kind=job["kind"] or "",
+        message=job["message"],
+        detail=job["detail"] if job["state"] == State.FAILED else "",
+        advice=FailureKind(job["kind"]).policy.advice if job["kind"] else "",
+        waiting="",
+        key=job["key"],
+        pool=job["pool"],
+        created_at=job["created_at"],
+        ended_at=job["ended_at"],
+        attempts=job_view.attempts_of(job),
+        cells=[(cell["build"], cell["identifier"]) for cell in job["cells"]],
+        ingredients=job_view.ingredients_of(order.get("spec") or {}),
+        sidecar=sidecar,
+        reason="",
+    )
+
+
+def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> JobPage:
+    """Return what the page of a cell shows."""
+    job: Mapping[str, Any] | None = None
+    if cell.job:
+        with suppress(NotFound):  # The store forgets jobs before reports.
+            job = farm.jobs.get(caller.namespace, cell.job)
+    sidecar = sidecar_of(farm, caller, cell.key) if cell.published else None
+    spec = job["order"].get("spec") if job else sidecar.spec if sidecar else None
+    return JobPage(
+        title=cell.identifier,
+        namespace=caller.namespace,
+        build=view.build["id"],
+        cell=cell,
+        job=cell.job if job else "",
+        state=cell.look,
+        kind=cell.kind,
+        message=cell.message,
+        detail=cell.detail if cell.look in ("failed", "expected") else "",
+        advice=cell.advice,
+        waiting=cell.waiting,
+        key=cell.key,
+        pool=job["pool"] if job else "",
+        created_at=job["created_at"] if job else None,
+        ended_at=job["ended_at"] if job else None,
+        attempts=job_view.attempts_of(job) if job else (),
+        cells=[(each["build"], each["identifier"]) for each in job["cells"]] if job else (),
+        ingredients=job_view.ingredients_of(spec or {}),
+        sidecar=sidecar,
+        reason=_reason(farm, caller, view, cell),
+    )
+
+
+def _reason(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> str:
+    """Return why the plan called a cell a miss."""
+    if cell.look == "hit" or len(view.cells) > PLANNED:
+        return ""
+    with suppress(FarmError):  # A plan is kept for some time only.
+        planned = farm.build_reader.read_plan(caller.namespace, view.build["id"])["cells"]
+        return next((str(each.get("reason") or "") for each in planned if each["identifier"] == cell.identifier), "")
+    return ""
+
+
+def job_page(request: Request, caller: Caller, page: JobPage) -> Response:
+    """Return the page of a job, or of a cell."""
+    looks: Mapping[str, Look] = {"succeeded": "compiled"}
+    sidecar = page.sidecar
+    return page_of(
+        request,
+        caller,
+        "job",
+        section="builds",
+        page=page,
+        verdict_look=looks.get(page.state, page.state),
+        timeline=drawing.timeline(page.bars(time.time())),
+        spreads=drawing.spreads(found) if sidecar and (found := job_view.spreads_of(sidecar)) else "",
+        outputs=job_view.outputs_of(sidecar) if sidecar else [],
+    )
+
+
+def known_sidecar(farm: Farm, caller: Caller, key: str) -> Sidecar:
+    """Return the sidecar of an artifact that the caller may read. Raises NotFound."""
+    found = sidecar_of(farm, caller, key)
+    if found is None:
+        raise NotFound(f"no artifact has the key {key}", hint="`farm submit` compiles it")
+    return found
+
+
+def sidecar_of(farm: Farm, caller: Caller, key: str) -> Sidecar | None:
+    """Return the sidecar of an artifact that the caller may read; None if there is none."""
+    found = farm.artifacts.lookup(caller.readable, key)
+    return validate(found.sidecar) if found else None
+
+
+def _artifact_log(farm: Farm, made: Sidecar) -> bytes:
+    if made.blobs.log is None:
+        raise NotFound("this artifact has no log")
+    return farm.artifacts.read_blob(made.blobs.log.digest, limit=LOG_LIMIT)

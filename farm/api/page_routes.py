@@ -1,0 +1,153 @@
+"""Pages over HTTP: an app of its own below `/ui`, read-only but for signing in and out."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from urllib.parse import parse_qs, quote
+
+import anyio
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse, Response
+from starlette.exceptions import HTTPException
+
+from farm.api import build_pages, farm_pages, job_pages
+from farm.api.auth import FarmDep, Unauthenticated, get_farm
+from farm.api.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
+from farm.api.event_hub import EventHub
+from farm.api.page_answers import BASE, Namespace, Text, page_of
+from farm.errors import FarmError, NotFound
+from farm.logging import get_logger
+from farm.pages import rendering
+
+FORM_LIMIT = 16 << 10
+
+log = get_logger(__name__)
+
+
+def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
+    """Return the app of the pages; whoever mounts it shares its state, which has the farm.
+
+    `limiter` bounds the threads in which builds are followed.
+    """
+    pages = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    pages.add_middleware(PageHeaders)
+    pages.state.hub = EventHub(limiter)
+    _add_errors(pages)
+    _add_entrance(pages)
+    for room in (build_pages.router, job_pages.router, farm_pages.router):
+        pages.include_router(room)
+    return pages
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _add_errors(pages: FastAPI) -> None:
+    def problem(request: Request, status: int, title: str, detail: str, hint: str = "") -> Response:
+        caller = None
+        with suppress(FarmError):
+            caller = visitor(get_farm(request), request)
+        return page_of(request, caller, "problem", status=status, title=title, detail=detail, hint=hint)
+
+    def farm_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, FarmError)
+        if isinstance(error, Unauthenticated) and "text/html" in request.headers.get("accept", ""):
+            here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+            return RedirectResponse(f"{BASE}/sign-in?next={quote(here)}", 303)
+        titles = {
+            401: "Sign in first",
+            403: "Not allowed",
+            404: "Not found",
+            410: "Gone",
+            503: "The farm cannot say now",
+        }
+        return problem(
+            request, error.http_status, titles.get(error.http_status, "Refused"), error.message, error.hint or ""
+        )
+
+    def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        wrong = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()[:5])
+        return problem(request, 404, "Not found", f"there is no such page: {wrong}")
+
+    def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return problem(request, error.status_code, str(error.detail), "there is no such page")
+
+    def unexpected(request: Request, error: Exception) -> Response:
+        log.error("page failed", path=request.url.path, exc_info=error)
+        return page_of(
+            request,
+            None,
+            "problem",
+            status=500,
+            title="A bug in the farm",
+            detail="this page could not be made",
+            hint="the server's log has the details",
+        )
+
+    pages.add_exception_handler(FarmError, farm_error)
+    pages.add_exception_handler(RequestValidationError, invalid)
+    pages.add_exception_handler(HTTPException, http)
+    pages.add_exception_handler(Exception, unexpected)
+
+
+# --- signing in -------------------------------------------------------------------------------------------------------
+
+
+def _add_entrance(pages: FastAPI) -> None:
+    @pages.get("/")
+    def entrance(caller: Visitor) -> Response:
+        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/builds", 303)
+
+    @pages.get("/ns/{namespace}")
+    @pages.get("/ns/{namespace}/")
+    def home(namespace: Namespace, caller: Visitor) -> Response:
+        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/builds", 303)
+
+    @pages.get("/sign-in")
+    def sign_in(request: Request, next: Text = "") -> Response:
+        return page_of(request, None, "sign_in", next=_own_path(next), wrong="")
+
+    @pages.post("/sign-in", dependencies=[OwnForm])
+    async def signed_in(request: Request, farm: FarmDep) -> Response:
+        form = parse_qs((await _body(request)).decode(errors="replace"))
+        token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
+        if not token or not await run_in_threadpool(knows, farm, token):
+            wrong = "This farm does not know this token."
+            return page_of(request, None, "sign_in", status=401, next=_own_path(after), wrong=wrong)
+        response = RedirectResponse(_own_path(after), 303)
+        remember(request, response, token)
+        return response
+
+    @pages.post("/sign-out", dependencies=[OwnForm])
+    def sign_out(request: Request) -> Response:
+        response = RedirectResponse(f"{BASE}/sign-in", 303)
+        forget(request, response)
+        return response
+
+    @pages.get("/static/{name}")
+    def static(name: str, v: Text = "") -> Response:
+        try:
+            body = rendering.static(name)
+        except KeyError:
+            raise NotFound(f"no file {name}") from None
+        kept = "public, max-age=31536000, immutable" if v == rendering.version_of(name) else "no-cache"
+        return Response(body, media_type=rendering.STATIC[name], headers={"Cache-Control": kept})
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_LIMIT:
+            raise HTTPException(413, "Too large")
+    return body
+
+
+def _own_path(path: str) -> str:
+    """Return where to go after signing in: a page of the farm, whatever the form says."""
+    plain = path.isprintable() and "\\" not in path and "//" not in path
+    return path if path.startswith(f"{BASE}/") and plain else f"{BASE}/"

@@ -1,0 +1,338 @@
+"""A build as its page shows it: the verdict in one sentence, groups, the matrix. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from farm.jobs.state import FailureKind, State
+from farm.pages.quantities import duration, milliseconds, plural
+
+Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
+"""How a cell looks: its state, told apart once more by what people look for."""
+
+SIGNS: Mapping[Look, tuple[str, str]] = {
+    "compiled": ("✓", "compiled in this build"),
+    "hit": ("≡", "hit: the program was there already"),
+    "failed": ("✗", "failed"),
+    "expected": ("~", "failed as expected"),
+    "running": ("▸", "running"),
+    "queued": ("·", "queued"),
+    "cancelled": ("–", "cancelled"),
+}
+"""The sign of each look, and what it means: no state is shown by its colour alone."""
+
+ORDER: Sequence[Look] = ("failed", "running", "queued", "cancelled", "expected", "compiled", "hit")
+"""What is looked at first."""
+
+PAGE = 1000
+"""Cells on one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellLine:
+    """One cell of a build, as far as pages show it. Times in seconds, sizes in bytes."""
+
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    look: Look
+    kind: str
+    by_farm: bool
+    message: str
+    detail: str
+    advice: str
+    phase: str
+    worker: str
+    elapsed: float | None
+    waiting: str
+    warning: str
+    job: str
+    key: str
+    published: bool
+    size: int | None
+    latency: float | None
+    shared: bool
+    device: str
+    toolchain: str
+    errors: Mapping[str, float]
+    verified: bool
+
+    @classmethod
+    def of(cls, cell: Mapping[str, Any]) -> CellLine:
+        """Return the line of a judged cell."""
+        facts: Mapping[str, Any] = cell["facts"] or {}
+        return cls(
+            identifier=cell["identifier"],
+            model=cell["model"],
+            target=cell["target"],
+            precision=cell["precision"],
+            shape=cell["shape"],
+            look=_look(cell),
+            kind=cell["kind"] or "",
+            by_farm=cell["fault"] == "farm",
+            message=cell["message"],
+            detail=cell["detail"],
+            advice=cell["advice"],
+            phase=cell["phase"] or "",
+            worker=cell["worker"] or "",
+            elapsed=cell["elapsed"],
+            waiting=cell["waiting"],
+            warning=cell["warning"],
+            job=cell["job"] or "",
+            key=facts.get("key") or cell["key"],
+            published=bool(facts),
+            size=facts["program"]["size"] if facts else None,
+            latency=facts.get("latency"),
+            shared=bool(facts.get("shared")),
+            device=facts.get("device") or "",
+            toolchain=facts.get("toolchain") or "",
+            errors=facts.get("errors") or {},
+            verified=bool(facts.get("verified")),
+        )
+
+    @property
+    def sign(self) -> str:
+        """The sign of its look."""
+        return SIGNS[self.look][0]
+
+    @property
+    def said(self) -> str:
+        """What its place in the matrix says: its sign, and its failure, phase or latency in ms."""
+        match self.look:
+            case "failed" | "expected":
+                words = self.kind
+            case "running":
+                words = self.phase
+            case _:
+                words = milliseconds(self.latency) if self.latency else ""
+        return f"{self.sign} {words}".rstrip()
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether its program is there, and a gate of the build refused it."""
+        return bool(self.kind) and FailureKind(self.kind).is_gate
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its program is there and passed."""
+        return self.look in ("compiled", "hit")
+
+    @property
+    def worst_error(self) -> float | None:
+        """The largest relative error of an output."""
+        return max(self.errors.values(), default=None)
+
+
+def _look(cell: Mapping[str, Any]) -> Look:
+    match State(cell["state"]):
+        case State.SUCCEEDED:
+            return "hit" if cell["hit"] else "compiled"
+        case State.FAILED:
+            return "expected" if cell["as_expected"] else "failed"
+        case State.RUNNING:
+            return "running"
+        case State.QUEUED:
+            return "queued"
+        case State.CANCELLED:
+            return "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class CellFilter:
+    """What a reader wants to see of a build: filters, which are all in the URL."""
+
+    looks: tuple[str, ...] = ()
+    model: str = ""
+    target: str = ""
+    precision: str = ""
+    text: str = ""
+
+    def __bool__(self) -> bool:
+        return self != CellFilter()
+
+    def takes(self, cell: CellLine) -> bool:
+        """Whether a cell passes."""
+        return (
+            (not self.looks or cell.look in self.looks)
+            and (not self.model or cell.model == self.model)
+            and (not self.target or cell.target == self.target)
+            and (not self.precision or cell.precision == self.precision)
+            and (not self.text or self.text in cell.identifier)
+        )
+
+
+class Group(NamedTuple):
+    """The cells of one model: how many look how."""
+
+    model: str
+    total: int
+    looks: Mapping[Look, int]
+
+
+class MatrixRow(NamedTuple):
+    """One model and shape, with its cells by column; a place can hold several, or none."""
+
+    model: str
+    shape: str
+    places: Sequence[Sequence[CellLine]]
+
+
+class Matrix(NamedTuple):
+    """Cells by model and shape (rows), target and precision (columns)."""
+
+    targets: Sequence[tuple[str, int]]
+    """Each target, with the number of its columns."""
+    precisions: Sequence[str]
+    """The precision of each column."""
+    rows: Sequence[MatrixRow]
+
+
+class Reason(NamedTuple):
+    """Why cells wait, and how many."""
+
+    cells: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ShownBuild:
+    """A build with its cells."""
+
+    build: Mapping[str, Any]
+    cells: Sequence[CellLine]
+    position: str = ""
+    """The event after which this was read: updates go on from there."""
+    sweeps: Sequence[Mapping[str, Any]] = field(default=())
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any], position: str = "") -> ShownBuild:
+        """Return the view of a report."""
+        return cls(
+            report["build"], [CellLine.of(cell) for cell in report["cells"]], position, report.get("sweeps") or ()
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more will happen to it."""
+        return bool(self.build["state"] != "reported")
+
+    @cached_property
+    def looks(self) -> Mapping[Look, int]:
+        """How many cells look how, those that are looked at first in front."""
+        found = Counter(cell.look for cell in self.cells)
+        return {look: found[look] for look in ORDER if found[look]}
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The cells by model, in the order of the manifest."""
+        by_model: dict[str, Counter[Look]] = {}
+        for cell in self.cells:
+            by_model.setdefault(cell.model, Counter())[cell.look] += 1
+        return [Group(model, looks.total(), looks) for model, looks in by_model.items()]
+
+    @cached_property
+    def targets(self) -> list[str]:
+        """The targets of its cells."""
+        return list(dict.fromkeys(cell.target for cell in self.cells))
+
+    @cached_property
+    def precisions(self) -> list[str]:
+        """The precisions of its cells."""
+        return list(dict.fromkeys(cell.precision for cell in self.cells))
+
+    @cached_property
+    def by_identifier(self) -> Mapping[str, CellLine]:
+        """Its cells by their names."""
+        return {cell.identifier: cell for cell in self.cells}
+
+    @property
+    def failed(self) -> list[CellLine]:
+        """What failed unexpectedly, by the farm's fault first, then what is no gate."""
+        found = [cell for cell in self.cells if cell.look == "failed"]
+        return sorted(found, key=lambda cell: (not cell.by_farm, cell.is_gate))
+
+    @property
+    def running(self) -> list[CellLine]:
+        """What runs now."""
+        return [cell for cell in self.cells if cell.look == "running"]
+
+    @property
+    def done(self) -> int:
+        """How many cells have ended."""
+        return sum(count for look, count in self.looks.items() if look not in ("running", "queued"))
+
+    def wanted(self, wanted: CellFilter) -> list[CellLine]:
+        """Return the cells that pass a reader's filters."""
+        return [cell for cell in self.cells if wanted.takes(cell)] if wanted else list(self.cells)
+
+    def reasons(self) -> list[Reason]:
+        """Return why cells wait, once for each reason; without the numbers that differ by one."""
+        found = Counter(_reason(cell.waiting) for cell in self.cells if cell.waiting)
+        known = [Reason(count, text) for text, count in found.most_common()]
+        unexplained = self.looks.get("queued", 0) - sum(
+            cell.look == "queued" and bool(cell.waiting) for cell in self.cells
+        )
+        return [*known, Reason(unexplained, "behind them")] if known and unexplained else known
+
+    def headline(self) -> str:
+        """Return the single most important thing about the build, in one sentence."""
+        build, looks = self.build, self.looks
+        total = len(self.cells)
+        if not self.is_open:
+            return str((build.get("verdict") or {}).get("text") or "")
+        if build.get("paused"):
+            return f"Paused: {plural(looks.get('queued', 0), 'cell')} of {total:,} wait until the build is resumed"
+        outlook: Mapping[str, Any] = build.get("outlook") or {}
+        if looks.get("queued") and outlook.get("unserved"):
+            pools = ", ".join(outlook["unserved"][:3])
+            return f"{plural(looks['queued'], 'cell')} wait: no worker takes jobs of {pools} now"
+        if looks.get("failed"):
+            start = f"{plural(looks['failed'], 'cell')} of {total:,} failed so far"
+        else:
+            start = f"{self.done:,} of {plural(total, 'cell')} are done"
+        eta = outlook.get("eta")
+        return f"{start}; the rest takes about {duration(eta['expected'])} more" if eta and eta["expected"] else start
+
+
+def _reason(text: str) -> str:
+    """Return a reason without how many jobs are ahead, which differs from cell to cell."""
+    return re.sub(r"^\d+ jobs? ahead", "other jobs are ahead", text)
+
+
+def matrix(cells: Iterable[CellLine]) -> Matrix:
+    """Return cells as a matrix, in their order."""
+    cells = list(cells)
+    columns = _columns(cells)
+    rows: dict[tuple[str, str], dict[tuple[str, str], list[CellLine]]] = {}
+    for cell in cells:
+        places = rows.setdefault((cell.model, cell.shape), {})
+        places.setdefault((cell.target, cell.precision), []).append(cell)
+    targets = Counter(target for target, _ in columns)
+    return Matrix(
+        [(target, targets[target]) for target in dict.fromkeys(target for target, _ in columns)],
+        [precision for _, precision in columns],
+        [
+            MatrixRow(model, shape, [places.get(column, ()) for column in columns])
+            for (model, shape), places in rows.items()
+        ],
+    )
+
+
+def _columns(cells: Sequence[CellLine]) -> list[tuple[str, str]]:
+    """Return targets with their precisions, each in the order in which they first appear."""
+    by_target: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        by_target.setdefault(cell.target, {})[cell.precision] = None
+    return [(target, precision) for target, precisions in by_target.items() for precision in precisions]
+
+
+def ranked(looks: Mapping[Look, int]) -> Iterator[tuple[Look, int]]:
+    """Yield looks with their counts, what is looked at first in front."""
+    return ((look, looks[look]) for look in ORDER if looks.get(look))

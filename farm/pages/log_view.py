@@ -1,0 +1,156 @@
+"""A log as its page shows it: numbered lines with their colours, opened at the first error. Pure.
+
+All of it is foreign text: only the colours of ANSI become markup, everything else is escaped or left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from farm.inert import inert
+
+LINES = 2000
+"""Lines on one page."""
+BEFORE = 200
+"""Lines that are shown before the first error."""
+FOUND = 500
+"""Lines that a search shows at most."""
+LONGEST = 4000
+"""Characters of a line that are shown; the raw log has all."""
+
+_STYLE = re.compile(r"\x1b\[([0-9;]*)m")
+_WRONG = re.compile(
+    r"^\s*(traceback \(most recent|terminate called|panic:|fatal\b|error\b|e\s{2,})"
+    r"|\b(error|exception|failure|fatal|assertion failed|segmentation fault|out of memory|aborted)\b\s*[:(!]"
+    r"|\b(\w+Error|\w+Exception)\b"
+    r"|\[(error|fatal)\]",
+    re.IGNORECASE,
+)
+_FINE = re.compile(r"\b(0|no) (errors?|failures?)\b", re.IGNORECASE)
+_CLASSES = {
+    1: "bold", 2: "dim", 3: "italic", 4: "under",
+    **{code: f"c{code - 30}" for code in range(30, 38)},
+    **{code: f"c{code - 90}" for code in range(90, 98)},
+}  # fmt: skip
+_COLOURS = {f"c{number}" for number in range(8)}
+
+
+class LogLine(NamedTuple):
+    """One line, from 1 on."""
+
+    number: int
+    markup: Markup
+    is_first_error: bool
+
+
+class LogPage(NamedTuple):
+    """Some lines of a log. `before` and `after` are the first lines of the pages around it, 0 if there is none."""
+
+    lines: Sequence[LogLine]
+    total: int
+    first_error: int
+    before: int
+    after: int
+    left_out: int
+    """Lines that a search found and that are not shown."""
+
+
+def page(text: str, *, start: int = 0, search: str = "", known: str = "") -> LogPage:
+    """Return the lines of a log from `start` on, or around the first error; with `search` those that contain it.
+
+    `known` is what the farm already took out of the log as the useful lines: its first line is where it went wrong.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    wrong = first_error(lines, known)
+    if search:
+        found = [number for number, line in enumerate(lines, 1) if search.lower() in _plain(line).lower()]
+        shown = found[:FOUND]
+        styled = dict(_styled(lines, set(shown)))
+        chosen = [LogLine(number, styled[number], number == wrong) for number in shown]
+        return LogPage(chosen, len(lines), wrong, 0, 0, len(found) - len(shown))
+    if not start:
+        start = wrong - BEFORE if wrong else len(lines) - LINES + 1
+    start = max(1, min(start, max(1, len(lines))))
+    if start <= BEFORE and wrong <= LINES:
+        start = 1 if wrong else start
+    end = min(len(lines), start + LINES - 1)
+    styled = dict(_styled(lines, set(range(start, end + 1))))
+    chosen = [LogLine(number, styled[number], number == wrong) for number in range(start, end + 1)]
+    return LogPage(
+        chosen,
+        len(lines),
+        wrong,
+        max(1, start - LINES) if start > 1 else 0,
+        end + 1 if end < len(lines) else 0,
+        0,
+    )
+
+
+def first_error(lines: Sequence[str], known: str = "") -> int:
+    """Return the number of the line where it went wrong, 0 if none looks so."""
+    wanted = next((line.strip() for line in known.splitlines() if len(line.strip()) > 8), "")
+    if wanted:
+        for number, line in enumerate(lines, 1):
+            if wanted in _plain(line):
+                return number
+    return next(
+        (
+            number
+            for number, line in enumerate(lines, 1)
+            if _WRONG.search(plain := _plain(line[:LONGEST])) and not _FINE.search(plain)
+        ),
+        0,
+    )
+
+
+def _plain(line: str) -> str:
+    return _STYLE.sub("", line)
+
+
+def _styled(lines: Sequence[str], wanted: set[int]) -> Iterator[tuple[int, Markup]]:
+    """Yield lines as markup; a colour that was turned on holds until it is turned off, over lines too."""
+    active: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if number in wanted:
+            markup, active = _markup(line[:LONGEST], active)
+            if len(line) > LONGEST:
+                markup += Markup('<span class="dim"> … {} characters more</span>').format(len(line) - LONGEST)
+            yield number, markup
+        elif "\x1b[" in line:
+            for found in _STYLE.finditer(line):
+                active = _after(active, found[1])
+
+
+def _markup(line: str, active: list[str]) -> tuple[Markup, list[str]]:
+    parts, at = [], 0
+    for found in [*_STYLE.finditer(line), None]:
+        piece = inert(line[at : found.start() if found else len(line)])
+        if piece:
+            wrap = (
+                Markup('<span class="{}">{}</span>').format(" ".join(active), piece) if active else Markup.escape(piece)
+            )
+            parts.append(wrap)
+        if found:
+            active, at = _after(active, found[1]), found.end()
+    return Markup("").join(parts), active
+
+
+def _after(active: list[str], codes: str) -> list[str]:
+    """Return the styles after a control sequence; what is not known changes nothing."""
+    for text in codes.split(";") if codes else ["0"]:
+        code = int(text[:4]) if text else 0
+        if code == 0:
+            active = []
+        elif code == 39:
+            active = [name for name in active if name not in _COLOURS]
+        elif code == 22:
+            active = [name for name in active if name not in ("bold", "dim")]
+        elif name := _CLASSES.get(code):
+            active = [each for each in active if each != name and not ({each, name} <= _COLOURS)] + [name]
+    return active

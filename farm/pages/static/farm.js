@@ -1,0 +1,103 @@
+// Live updates of an open build. Without this script the page shows the build as it was when it was loaded.
+"use strict";
+(() => {
+  const FIRST_PAUSE = 1000;
+  const LONGEST_PAUSE = 30000;
+  const main = document.getElementById("main");
+  let cells = new Map();
+  let position, source, timer;
+  let pause = FIRST_PAUSE;
+
+  function begin() {
+    if (!main.dataset.events || !window.EventSource) return;
+    position = main.dataset.position;
+    cells = new Map();
+    for (const link of main.querySelectorAll("#matrix td > a")) {
+      cells.set(decodeURIComponent(link.getAttribute("href").split("/cells/")[1]), link);
+    }
+    connect();
+  }
+
+  function connect() {
+    source = new EventSource(`${main.dataset.events}?after=${encodeURIComponent(position)}`);
+    source.addEventListener("open", () => say("Live: this page updates by itself."));
+    source.addEventListener("news", (event) => {
+      position = event.lastEventId;
+      pause = FIRST_PAUSE;
+      show(JSON.parse(event.data));
+    });
+    for (const kind of ["reset", "end"]) {
+      source.addEventListener(kind, () => {
+        source.close();
+        read();
+      });
+    }
+    source.addEventListener("error", () => {
+      say("The connection is gone; trying again.");
+      // The browser tries again by itself unless the server, or a proxy, refused.
+      if (source.readyState === EventSource.CLOSED) later(connect);
+    });
+  }
+
+  function later(what) {
+    clearTimeout(timer);
+    timer = setTimeout(what, pause);
+    pause = Math.min(2 * pause, LONGEST_PAUSE);
+  }
+
+  function show(news) {
+    document.getElementById("headline").textContent = news.headline;
+    for (const [identifier, [look, text]] of Object.entries(news.cells)) {
+      const link = cells.get(identifier);
+      if (!link) continue;
+      link.textContent = text;
+      link.parentElement.className = look;
+    }
+    for (const count of main.querySelectorAll("[data-look]")) {
+      const now = news.looks[count.dataset.look] || 0;
+      count.textContent = now.toLocaleString("en");
+      count.closest("li").hidden = !now;
+    }
+    const rows = news.running.map((texts) => {
+      const row = document.createElement("tr");
+      texts.forEach((text, column) => {
+        const place = row.insertCell();
+        if (column === 0) {
+          const link = place.appendChild(document.createElement("a"));
+          link.href = main.dataset.events.replace(/events$/, `cells/${text}`);
+          link.textContent = text;
+        } else {
+          place.textContent = text;
+          if (column === 3) place.className = "n";
+        }
+      });
+      return row;
+    });
+    document.getElementById("running-now").replaceChildren(...rows);
+  }
+
+  // Show the page as the server has it now, at the same place.
+  async function read() {
+    try {
+      const answer = await fetch(location.href, { credentials: "same-origin" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+      main.replaceChildren(...fresh.childNodes);
+      for (const name of ["events", "position"]) {
+        if (fresh.dataset[name]) main.dataset[name] = fresh.dataset[name];
+        else delete main.dataset[name];
+      }
+      begin();
+    } catch {
+      say("This page could not be read again; trying again.");
+      later(read);
+    }
+  }
+
+  function say(text) {
+    const place = document.getElementById("connection");
+    if (place) place.textContent = text;
+  }
+
+  begin();
+})();

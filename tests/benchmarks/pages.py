@@ -1,0 +1,142 @@
+"""What pages cost: the time and size of builds' pages, and the share of a core for 200 readers of a build that runs.
+
+    python tests/benchmarks/pages.py [--cells 1000 100000]
+
+Real Valkey and SeaweedFS, and the API in this process; what ends a cell is only recorded. A page is read twice: the
+second time the server has it in memory.
+"""
+
+import argparse
+import asyncio
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from pydantic import SecretStr
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from farm.api.application import create_app  # noqa: E402
+from farm.app import Farm  # noqa: E402
+from farm.local import servers  # noqa: E402
+from farm.settings import load_settings  # noqa: E402
+from tests.support.api_farm import serving  # noqa: E402
+from tests.support.shown import POOL, accept, claim, matrix_of, only_recorded, play, register  # noqa: E402
+
+READERS = 200
+SECONDS = 30.0
+
+
+@contextmanager
+def a_farm(folder: Path) -> Iterator[Farm]:
+    """A farm on servers of its own."""
+    valkey = servers.start_valkey(folder / "valkey", "secret")
+    weed = servers.start_weed(folder / "s3", "access", "secret-key", bucket="farm")
+    storage = {"s3_endpoint": weed.url, "s3_bucket": "farm", "s3_access_key": "access", "s3_secret_key": "secret-key"}
+    try:
+        yield Farm(
+            load_settings(
+                {}, data_dir=folder, redis_url=valkey.url, api_token=SecretStr("sesame"), log_level="error", **storage
+            )
+        )
+    finally:
+        valkey.stop()
+        weed.stop()
+
+
+def page(browser: httpx.Client, name: str, path: str) -> None:
+    """Read a page twice, and say what it took: the second time it is known."""
+    for which in ("first", "again"):
+        began = time.perf_counter()
+        answer = browser.get(path)
+        took = time.perf_counter() - began
+        answer.raise_for_status()
+        print(f"{name:<34} {which:<6} {took:7.2f} s {len(answer.content) / 1024:8.0f} KiB")
+
+
+async def read(client: httpx.AsyncClient, path: str, until: float) -> int:
+    """Follow a build for some time; return how many messages came."""
+    count = 0
+    async with client.stream("GET", path) as answer:
+        async for line in answer.aiter_lines():
+            count += line.startswith("event: news")
+            if time.monotonic() > until:
+                break
+    return count
+
+
+def readers(url: str, path: str) -> None:
+    """Let many follow a build in a process of their own, so that this process's time is the API's."""
+
+    async def all_of_them() -> None:
+        limits = httpx.Limits(max_connections=READERS + 1)
+        headers = {"Authorization": "Bearer sesame"}
+        async with httpx.AsyncClient(base_url=url, limits=limits, headers=headers, timeout=60, verify=False) as client:
+            counts = await asyncio.gather(*(read(client, path, time.monotonic() + SECONDS) for _ in range(READERS)))
+        print(f"{READERS} readers got {min(counts)} to {max(counts)} messages in {SECONDS:g} s")
+
+    asyncio.run(all_of_them())
+
+
+def cpu() -> float:
+    """Seconds of CPU that this process took."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def live(farm: Farm, url: str, browser: httpx.Client) -> None:
+    """Measure the readers of a build in which two cells a second end."""
+    import multiprocessing
+
+    build_id = accept(farm, "live", matrix_of([f"live-{n}" for n in range(20)], targets=["onnxruntime/cpu"]))
+    path = f"/ui/ns/main/builds/{build_id}"
+    position = browser.get(path).text.partition('data-position="')[2].partition('"')[0]
+    costs = []
+    for many in (0, READERS):
+        process = multiprocessing.get_context("spawn").Process(
+            target=readers, args=(url, f"{path}/events?after={position}")
+        )
+        if many:
+            process.start()
+        began, used = time.monotonic(), cpu()
+        while time.monotonic() < began + SECONDS:
+            for job, claimed in claim(farm, POOL, 1):
+                farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))
+            time.sleep(0.5)
+        costs.append((cpu() - used) / (time.monotonic() - began))
+        if many:
+            process.join()
+    print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {READERS}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--cells", type=int, nargs="*", default=[1000])
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as name, a_farm(Path(name)) as farm:
+        register(farm)
+        with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
+            browser.headers["Authorization"] = "Bearer sesame"
+            live(farm, url, browser)
+            for cells in given.cells:
+                models = [f"model-{number:05}" for number in range(cells // 20)]
+                shapes = ["b1", "b2", "b4", "b8", "b16"]
+                rows = matrix_of(models, precisions=["fp32", "fp16"], shapes=shapes)
+                build_id = accept(farm, f"{cells} cells", rows)
+                path = f"/ui/ns/main/builds/{build_id}"
+                page(browser, f"{cells:,} cells, waiting", path)
+                play(farm, lambda job, order, key, number: only_recorded(order, key))
+                page(browser, f"{cells:,} cells, ended", path)
+                farm.build_finisher.finish(build_id)
+                page(browser, f"{cells:,} cells, reported", path)
+                page(browser, f"{cells:,} cells, one model", f"{path}?model={models[-1]}")
+
+
+if __name__ == "__main__":
+    main()

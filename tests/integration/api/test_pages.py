@@ -1,0 +1,481 @@
+"""The pages, over a real server, store and object storage: what they show, to whom, and how little they trust."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from farm.api.application import create_app
+from farm.app import Farm
+from farm.artifacts.tokens import Role
+from farm.client.client import FarmClient, Frozen
+from farm.jobs.state import FailureKind, Outcome
+from farm.settings import Settings
+from tests.support import shown
+from tests.support.api_farm import finished, serving
+from tests.support.shown import Cell, accept, failed, matrix_of, only_recorded, passed, play, register
+
+
+@pytest.fixture
+def browser(farm: Farm, url: str) -> Iterator[httpx.Client]:
+    """Somebody who has signed in."""
+    with httpx.Client(base_url=url, timeout=60, follow_redirects=True, headers={"Accept": "text/html"}) as client:
+        register(farm)
+        token = farm.settings.api_token.get_secret_value()
+        answer = client.post("/ui/sign-in", data={"token": token, "next": "/ui/"}, headers={"Origin": url})
+        assert answer.status_code == 200, answer.text
+        yield client
+
+
+def build_page(browser: httpx.Client, build_id: str, query: str = "") -> str:
+    answer = browser.get(f"/ui/ns/main/builds/{build_id}{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def words(page: str) -> str:
+    """What a page says, without its markup."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def everything_passes(farm: Farm) -> shown.Decide:
+    return lambda job, order, key, number: passed(farm, order, key, job=job)
+
+
+# --- who may look ---------------------------------------------------------------------------------------------------
+
+PAGES = [
+    "/ui/",
+    "/ui/ns/main",
+    "/ui/ns/main/builds",
+    "/ui/ns/main/builds/b-0123456789abcdef",
+    "/ui/ns/main/builds/b-0123456789abcdef/events",
+    "/ui/ns/main/builds/b-0123456789abcdef/cells/net/onnxruntime-cpu/fp32/b1",
+    "/ui/ns/main/compare/b-0123456789abcdef/b-0123456789abcdef",
+    "/ui/ns/main/jobs/j-1",
+    "/ui/ns/main/jobs/j-1/log",
+    "/ui/ns/main/jobs/j-1/log/raw",
+    f"/ui/ns/main/artifacts/{'ab' * 32}",
+    f"/ui/ns/main/artifacts/{'ab' * 32}/log",
+    "/ui/ns/main/workers",
+    "/ui/ns/main/models",
+    "/ui/ns/main/storage",
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_needs_a_token(url: str, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "farm=wrong"}):
+        assert httpx.get(url + path, headers=headers, timeout=60).status_code == 401
+    asked = httpx.get(url + path, headers={"Accept": "text/html"}, timeout=60)
+    assert asked.status_code == 303
+    assert asked.headers["location"].startswith("/ui/sign-in?next=/ui/")
+
+
+def test_the_front_door_leads_to_the_pages(url: str) -> None:
+    assert httpx.get(url, timeout=60).headers["location"] == "/ui/"
+
+
+def test_signing_in_sets_a_cookie_that_scripts_and_other_sites_do_not_get(farm: Farm, url: str) -> None:
+    token = farm.settings.api_token.get_secret_value()
+    form = {"token": token, "next": "/ui/ns/main/workers"}
+    answer = httpx.post(f"{url}/ui/sign-in", data=form, headers={"Origin": url}, timeout=60)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/ns/main/workers")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=lax" in cookie and "path=/" in cookie
+    assert "secure" not in cookie, "loopback has no TLS"
+    elsewhere = {"Host": "farm.example", "Origin": "https://farm.example"}
+    behind_proxy = httpx.post(f"{url}/ui/sign-in", data=form, headers=elsewhere, timeout=60)
+    assert behind_proxy.headers["set-cookie"].startswith("__Host-farm=")
+    assert "; Secure" in behind_proxy.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["https://evil.example/", "//evil.example", "/ui/\\evil", "/ui//evil.example", "javascript:1", "/v1/builds"],
+)
+def test_signing_in_leads_to_no_other_site(farm: Farm, url: str, after: str) -> None:
+    form = {"token": farm.settings.api_token.get_secret_value(), "next": after}
+    answer = httpx.post(f"{url}/ui/sign-in", data=form, headers={"Origin": url}, timeout=60)
+    assert answer.headers["location"] == "/ui/"
+
+
+def test_a_wrong_token_is_refused_and_not_shown(url: str) -> None:
+    answer = httpx.post(f"{url}/ui/sign-in", data={"token": "open-sesame"}, headers={"Origin": url}, timeout=60)
+    assert answer.status_code == 401
+    assert "does not know this token" in answer.text
+    assert "open-sesame" not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/ui/sign-in", "/ui/sign-out"])
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+def test_a_form_of_another_site_is_refused(farm: Farm, url: str, path: str, headers: dict[str, str]) -> None:
+    form = {"token": farm.settings.api_token.get_secret_value()}
+    answer = httpx.post(url + path, data=form, headers=headers, timeout=60)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_signing_out_forgets_the_token(url: str, browser: httpx.Client) -> None:
+    assert browser.get("/ui/ns/main/builds").url.path == "/ui/ns/main/builds"
+    browser.post("/ui/sign-out", headers={"Origin": url})
+    assert browser.get("/ui/ns/main/builds").url.path == "/ui/sign-in"
+
+
+def test_a_revoked_token_opens_no_page(farm: Farm, url: str) -> None:
+    secret = farm.tokens.create("guest", Role.READER, "main")
+    cookie = {"Cookie": f"farm={secret}"}
+    assert httpx.get(f"{url}/ui/ns/main/builds", headers=cookie, timeout=60).status_code == 200
+    farm.tokens.revoke("guest")
+    assert httpx.get(f"{url}/ui/ns/main/builds", headers=cookie, timeout=60).status_code == 401
+
+
+def test_namespaces_are_kept_apart(farm: Farm, url: str, browser: httpx.Client) -> None:
+    build_id = accept(farm, "secret-plan", [Cell("net")])
+    secret = farm.tokens.create("fork", Role.READER, "fork")
+    with httpx.Client(base_url=url, headers={"Cookie": f"farm={secret}"}, timeout=60) as other:
+        assert other.get("/ui/ns/main/builds").status_code == 403
+        assert other.get(f"/ui/ns/main/builds/{build_id}").status_code == 403
+        for path in (f"/ui/ns/fork/builds/{build_id}", f"/ui/ns/fork/builds/{build_id}/events"):
+            assert other.get(path).status_code == 404
+        assert "secret-plan" not in other.get("/ui/ns/fork/builds").text
+        (job,) = farm.store.jobs.hand_out(shown.POOL.name, 1)
+        assert other.get(f"/ui/ns/fork/jobs/{job[0]}/log").status_code == 404
+    assert "secret-plan" in browser.get("/ui/ns/main/builds").text
+
+
+def test_the_administrator_looks_at_every_namespace(farm: Farm, browser: httpx.Client) -> None:
+    assert "namespace fork" in words(browser.get("/ui/ns/fork/builds").text)
+
+
+def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browser: httpx.Client) -> None:
+    secret = farm.tokens.create("guest", Role.READER, "main")
+    seen = httpx.get(f"{url}/ui/ns/main/storage?garbage=yes", headers={"Cookie": f"farm={secret}"}, timeout=60).text
+    assert "guest" not in seen.partition("<main")[2] and "nothing names" not in words(seen)
+    assert "guest" in browser.get("/ui/ns/main/storage").text
+    assert "nothing names" in words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+
+
+# --- what pages are made of -----------------------------------------------------------------------------------------
+
+
+def test_no_page_has_anything_inline_or_from_elsewhere(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order) if "other" in order["identifier"] else passed(farm, order, key)
+        ),
+    )
+    job = farm.build_reader.cells("main", build_id)[1]["job"]
+    key = farm.build_reader.cells("main", build_id)[0]["facts"]["key"]
+    for path in [
+        "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
+        f"jobs/{job}/log", f"artifacts/{key}", "workers", "models", "storage",
+    ]:  # fmt: skip
+        answer = browser.get(f"/ui/ns/main/{path}")
+        assert answer.status_code == 200, (path, answer.text)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?! src=)|javascript:", answer.text), path
+        assert not re.search(r"""(src|href|action)=["'](https?:)?//""", answer.text), path
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{7*7}}\u202e\x1b[31m"
+
+
+def test_hostile_text_stays_text_on_every_page(farm: Farm, browser: httpx.Client) -> None:
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        log = f"{HOSTILE}\nerror: {HOSTILE}\n".encode()
+        return failed(farm, order, message=HOSTILE, detail=HOSTILE, log=log)
+
+    labels = {"team": HOSTILE, HOSTILE[:40]: "x"}
+    build_id = accept(farm, HOSTILE, [Cell("net")], labels=labels, created_by=HOSTILE, warnings=[HOSTILE])
+    play(farm, ends)
+    farm.build_finisher.finish(build_id)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    for path in (
+        "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
+        f"jobs/{job}/log", f"builds?name={quote(HOSTILE)}", "builds?label=<script>",
+        f"builds/{build_id}?text=%3Cscript%3E&model=%22%3E%3Cscript%3E", f"jobs/{job}/log?q=%3Cscript%3E",
+        "builds/%3Cscript%3E", "models?ref=%3Cscript%3Ealert", "compare/b-0/%3Cscript%3E",
+    ):  # fmt: skip
+        page = browser.get(f"/ui/ns/main/{path}").text
+        assert "<script>" not in page and "<img" not in page, path
+        assert "\u202e" not in page and "\x1b" not in page, path
+        assert "49" not in re.findall(r">(\d+)[\u202e<]", page), path
+
+
+def test_a_raw_log_is_text_in_every_browser(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order, log=b"<script>alert(1)</script>"))
+    job = farm.build_reader.cells("main", "@latest")[0]["job"]
+    answer = browser.get(f"/ui/ns/main/jobs/{job}/log/raw")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_static_files_are_kept_by_browsers_under_their_version(url: str, browser: httpx.Client) -> None:
+    page = browser.get("/ui/ns/main/builds").text
+    (path,) = re.findall(r'href="(/ui/static/farm\.css\?v=\w+)"', page)
+    answer = httpx.get(url + path, timeout=60)
+    assert answer.headers["content-type"].startswith("text/css") and "immutable" in answer.headers["cache-control"]
+    assert httpx.get(f"{url}/ui/static/..%2fparts.html", timeout=60).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["ns/main/nothing", "ns/main/builds/b-0", "ns/UPPER/builds", "nothing", "ns/main/jobs/J"]
+)
+def test_what_is_not_there_is_a_page_that_says_so(browser: httpx.Client, path: str) -> None:
+    answer = browser.get(f"/ui/{path}")
+    assert answer.status_code == 404
+    assert "<h1>Not" in answer.text
+
+
+# --- builds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_filtered_by_its_url_and_paged(farm: Farm, browser: httpx.Client) -> None:
+    ids = [accept(farm, "nightly", [Cell("net")], labels={"team": "vision"}) for _ in range(55)]
+    other = accept(farm, "weekly", [Cell("other")], created_by="ann")
+    page = browser.get("/ui/ns/main/builds")
+    assert page.text.count('class="id"') == 50
+    (older,) = re.findall(r'rel="next" href="([^"]+)"', page.text)
+    rest = browser.get(f"/ui/ns/main/builds{html.unescape(older)}").text
+    shown_ids = re.findall(r"b-[0-9a-f]{16}(?=</a>)", page.text + rest)
+    assert sorted(shown_ids) == sorted([*ids, other])
+    for query in ("name=week", "by=ann", "state=open&name=weekly"):
+        assert re.findall(r"b-[0-9a-f]{16}(?=</a>)", browser.get(f"/ui/ns/main/builds?{query}").text) == [other], query
+    assert other not in browser.get("/ui/ns/main/builds?label=team=vision").text
+    assert "No build fits" in browser.get("/ui/ns/main/builds?label=team=audio").text
+
+
+def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) -> None:
+    cells = [Cell(name) for name in ("breaks", "slows", "mends", "quickens", "stays")]
+    before = accept(farm, "nightly", cells)
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if "mends" in order["identifier"]
+            else passed(farm, order, key, latency=0.004 if "quickens" in order["identifier"] else 0.002)
+        ),
+    )
+    farm.build_finisher.finish(before)
+    after = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if "breaks" in order["identifier"]
+            else passed(farm, order, key, latency=0.003 if "slows" in order["identifier"] else 0.00201)
+        ),
+    )
+    farm.build_finisher.finish(after)
+    page = build_page(browser, after)
+    said = words(page)
+    assert "4 of 5 cells succeeded, 1 failed" in said
+    assert "1 newly failed breaks/onnxruntime-cpu/fp32/b1 compiler_error" in said
+    assert "1 slower slows/onnxruntime-cpu/fp32/b1 2.00 ms → 3.00 ms, +50 %" in said
+    assert "1 fixed mends/" in said and "1 faster quickens/" in said
+    assert page.index("newly failed") < page.index('id="matrix"')
+    assert "▲ +50 %" in said, "the matrix marks it too"
+    compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
+    assert "1 cell that passed before fails now, 1 got slower" in compared
+    assert "salt: none -> new" in compared
+    assert "1 cell with the same program, or within 10%" in compared
+    chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
+    assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
+
+
+def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    farm.build_finisher.finish(build_id)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    page = build_page(browser, build_id)
+    assert "yours to fix" in page and "no kernel for this convolution" in page
+    assert f"/ui/ns/main/jobs/{job}/log#error" in page and f"farm reproduce {job}" in page
+
+
+def test_a_build_says_why_it_waits(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", "migraphx/gfx942"), Cell("other", "migraphx/gfx942")])
+    farm.store.workers.leave("n2-gpu")
+    said = words(build_page(browser, build_id))
+    assert f"2 no live worker serves {shown.GPU.name}" in said
+    workers = words(browser.get("/ui/ns/main/workers").text)
+    assert f"2 jobs of {shown.GPU.name} wait: no live worker serves it" in workers
+    assert "nobody serves it" in workers
+    assert f"No worker takes jobs of {shown.GPU.name}" in words(browser.get("/ui/ns/main/builds").text)
+
+
+def test_a_thousand_cells_are_one_small_page(farm: Farm, browser: httpx.Client) -> None:
+    cells = matrix_of([f"model-{number:02}" for number in range(42)], shapes=["b1", "b8", "b16", "b32"])[:1000]
+    build_id = accept(farm, "large", cells)
+    play(farm, lambda job, order, key, number: only_recorded(order, key))
+    farm.build_finisher.finish(build_id)
+    page = build_page(browser, build_id)
+    assert page.count("/cells/") >= 1000
+    assert len(page.encode()) < 200 * 1024
+    few = build_page(browser, build_id, "?look=compiled&model=model-07&precision=fp16&target=migraphx/gfx942")
+    assert len(re.findall(r"model-07/migraphx-gfx942/fp16/\w+", few)) == 4
+
+
+def test_more_cells_are_paged_and_grouped_by_model(farm: Farm, browser: httpx.Client) -> None:
+    models = [f"model-{number:02}" for number in range(60)]
+    build_id = accept(farm, "larger", matrix_of(models, shapes=["b1", "b8", "b16", "b32"]))
+    first = build_page(browser, build_id)
+    assert "Cells 1 to 1,000 of 1,440" in words(first)
+    assert first.count("?model=model-") == 60
+    (after,) = re.findall(r'rel="next" href="([^"]+)"', first)
+    second = build_page(browser, build_id, html.unescape(after))
+    assert "Cells 1,001 to 1,440" in words(second)
+    assert not set(re.findall(r"cells/([^\"]+)", first)) & set(re.findall(r"cells/([^\"]+)", second))
+
+
+# --- jobs, logs, artifacts ------------------------------------------------------------------------------------------
+
+
+def test_a_job_shows_attempts_ingredients_and_how_to_run_it_alone(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", reason="toolchain: rocm7.1 -> rocm7.2")])
+    kind = FailureKind.COMPILER_CRASH
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order, kind=kind, message="it died") if number == 1 else passed(farm, order, key, job=job)
+        ),
+    )
+    said = words(browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1").text)
+    assert "2 attempts" in said and "compiler_crash: it died" in said
+    assert "compiling 5.60 s" in said and "measuring 3.20 s" in said
+    assert "Compiled because: toolchain: rocm7.1 -> rocm7.2" in said
+    assert "options.level standard" in said and "inputs.data.shape 1, 3, 224, 224" in said
+    assert "whole run 1.88 ms 2.00 ms 2.24 ms 2.80 ms 400" in said
+    assert "logits 3.0e-04 1.0e-04" in said
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    page = browser.get(f"/ui/ns/main/jobs/{job}").text
+    assert f"farm reproduce {job} -o again" in page and page.count("<rect") >= 7
+    assert f"net/onnxruntime-cpu/fp32/b1 of {build_id}" in words(page)
+
+
+def test_a_cell_that_waits_has_a_page_too(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1")
+    assert page.status_code == 200 and "· queued" in words(page.text)
+    assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
+
+
+def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    job = farm.build_reader.cells("main", "@latest")[0]["job"]
+    page = browser.get(f"/ui/ns/main/jobs/{job}/log").text
+    (number,) = re.findall(r'<li id="L(\d+)" class="wrong"><a id="error">', page)
+    assert number == "47"
+    assert '<span class="c1">error: unsupported layout' in page and '<span class="c2">parsed</span>' in page
+    found = browser.get(f"/ui/ns/main/jobs/{job}/log?q=NODE_12").text
+    assert re.findall(r'<li id="L(\d+)"', found) == ["19"]
+
+
+def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("net", "migraphx/gfx942")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    onnx, mxr = (cell["facts"] for cell in farm.build_reader.cells("main", build_id))
+    page = words(browser.get(f"/ui/ns/main/artifacts/{onnx['key']}").text)
+    assert "farm fetch net --target onnxruntime/cpu --precision fp32 --shape b1" in page
+    assert "InferenceSession('net--onnxruntime-cpu--fp32--b1.onnx'" in page
+    assert f"/v1/blobs/{onnx['program']['digest']}" in page and "TYPE_FP32" in page
+    page = words(browser.get(f"/ui/ns/main/artifacts/{mxr['key']}").text)
+    assert "migraphx.load('net--migraphx-gfx942--fp32--b1.mxr')" in page and "migraphx-driver perf" in page
+    assert "ONNX Runtime's MIGraphX provider cannot load" in page
+    models = browser.get("/ui/ns/main/models").text
+    assert "net" in words(models) and "2 1" not in models
+    assert onnx["key"] in browser.get("/ui/ns/main/models/net").text
+    assert "latest" in browser.get("/ui/ns/main/storage").text
+
+
+# --- live -----------------------------------------------------------------------------------------------------------
+
+
+def stream_of(browser: httpx.Client, build_id: str, after: str) -> Iterator[tuple[str, str, str]]:
+    """The events of a build's page: kind, id and data."""
+    with browser.stream("GET", f"/ui/ns/main/builds/{build_id}/events", params={"after": after}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        kind = position = ""
+        for line in answer.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "id":
+                position = value
+            elif name == "data":
+                yield kind, position, value
+
+
+def test_an_open_page_gets_news_until_the_end(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    play(farm, everything_passes(farm))
+    events = stream_of(browser, build_id, after)
+    kind, position, data = next(events)
+    assert kind == "news" and '"compiled": 2' in data
+    assert '"net/onnxruntime-cpu/fp32/b1": ["compiled", "✓ 2.00"]' in data
+    assert "2 of 2 cells are done" in data
+    farm.build_finisher.finish(build_id)
+    kind, _, _ = next(events)
+    assert kind == "end"
+    # Whoever comes back with the place of the first message gets the end once more, and nothing of before.
+    assert [kind for kind, _, _ in stream_of(browser, build_id, position)] == ["end"]
+    assert "data-events" not in build_page(browser, build_id)
+
+
+def test_a_place_that_the_store_does_not_know_is_a_reset(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    assert next(stream_of(browser, build_id, "elsewhere.1-0"))[0] == "reset"
+
+
+def test_many_readers_cost_one(farm: Farm, url: str, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many look at a build, its events are read once."""
+    build_id = accept(farm, "nightly", [Cell(f"net-{number}") for number in range(20)])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    reads: list[str] = []
+    report = farm.build_reader.report
+    monkeypatch.setattr(farm.build_reader, "report", lambda *which: (reads.append("report"), report(*which))[1])
+    ends: list[str] = []
+
+    def read() -> None:
+        with httpx.Client(base_url=url, cookies=browser.cookies, timeout=120, verify=False) as reader:
+            ends.extend(kind for kind, _, _ in stream_of(reader, build_id, after))
+
+    readers = [threading.Thread(target=read) for _ in range(12)]
+    for reader in readers:
+        reader.start()
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    for reader in readers:
+        reader.join(120)
+    assert ends.count("end") == 12
+    assert len(reads) < 12
+
+
+def test_a_farm_without_a_token_shows_its_pages_on_loopback(settings: Settings) -> None:
+    with serving(create_app(Farm(settings), loopback=True)) as url:
+        answer = httpx.get(f"{url}/ui/ns/main/builds", timeout=60)
+        assert answer.status_code == 200 and "Sign out" not in answer.text
+        assert httpx.get(f"{url}/ui/", headers={"Host": "evil.example"}, timeout=60).status_code == 403
+
+
+def test_what_a_real_build_shows(farm: Farm, client: FarmClient, frozen: Frozen, browser: httpx.Client) -> None:
+    build_id = finished(farm, client, frozen)
+    assert "2 of 2 cells succeeded" in words(build_page(browser, build_id))

@@ -1,0 +1,275 @@
+"""What pages show, without a server: quantities, comparisons, logs, drawings."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from markupsafe import Markup
+
+from farm.pages import drawing, log_view, quantities, usage
+from farm.pages.build_view import CellFilter, ShownBuild, matrix
+from farm.pages.comparison import compare
+from farm.pages.drawing import Bar, Spread
+from farm.pages.job_view import ingredients_of
+
+
+def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str, Any]:
+    """A judged cell, as a report has it."""
+    model, target, precision, shape = identifier.split("/")
+    facts = {"key": identifier, "program": {"size": 1000}, "latency": 0.002, "shared": False, "device": "gfx942"}
+    known = {
+        "identifier": identifier,
+        "model": model,
+        "target": target.replace("-", "/"),
+        "precision": precision,
+        "shape": shape,
+        "state": state,
+        "hit": False,
+        "kind": None if state != "failed" else "compiler_error",
+        "fault": None if state != "failed" else "user",
+        "message": "",
+        "detail": "",
+        "advice": "",
+        "phase": None,
+        "worker": None,
+        "elapsed": None,
+        "waiting": "",
+        "warning": "",
+        "job": "j-1",
+        "key": identifier,
+        "as_expected": False,
+        "facts": {**facts, **changes.pop("facts", {})} if state == "succeeded" else None,
+    }
+    return {**known, **changes}
+
+
+def view(*cells: dict[str, Any], state: str = "reported", **build: Any) -> ShownBuild:
+    return ShownBuild.of({"build": {"id": "b-1", "state": state, **build}, "cells": cells})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short", "long"),
+    [
+        (None, "–", "–"),
+        (0, "0 s", "0 s"),
+        (3.59e-5, "35.9 µs", "35.9 µs"),
+        (0.00026, "260 µs", "260 µs"),
+        (0.0042, "4.20 ms", "4.20 ms"),
+        (13.84, "13.8 s", "13.8 s"),
+        (200, "200 s", "3 min 20 s"),
+        (7800, "7,800 s", "2 h 10 min"),
+        (273600, "273,600 s", "3 d 4 h"),
+    ],
+)
+def test_times_have_few_digits_and_a_unit(seconds: float | None, short: str, long: str) -> None:
+    assert quantities.latency(seconds) == short
+    assert quantities.duration(seconds) == long
+
+
+def test_columns_in_milliseconds_keep_three_digits() -> None:
+    assert [quantities.milliseconds(each) for each in (0.188, 0.0042, 0.00026, 3.59e-5)] == [
+        "188", "4.20", "0.260", "0.0359",
+    ]  # fmt: skip
+    assert [quantities.size(each) for each in (0, 999, 3_200_000, None)] == ["0 B", "999 B", "3.20 MB", "–"]
+    assert [quantities.percent(each) for each in (0.342, -0.03, 0.0)] == ["+34 %", "−3.0 %", "+0.0 %"]
+
+
+# --- builds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_a_place_for_every_cell_and_room_for_those_that_are_missing() -> None:
+    cells = view(
+        cell("a/cpu-x/fp32/b1"), cell("a/cpu-x/int8/b1"), cell("b/gpu-y/fp32/b1"), cell("a/cpu-x/fp32/b8")
+    ).cells
+    found = matrix(cells)
+    assert found.targets == [("cpu/x", 2), ("gpu/y", 1)]
+    assert found.precisions == ["fp32", "int8", "fp32"]
+    assert [(row.model, row.shape, [len(place) for place in row.places]) for row in found.rows] == [
+        ("a", "b1", [1, 1, 0]),
+        ("b", "b1", [0, 0, 1]),
+        ("a", "b8", [1, 0, 0]),
+    ]
+
+
+def test_filters_narrow_each_other() -> None:
+    found = view(cell("a/cpu-x/fp32/b1"), cell("a/cpu-x/int8/b1", "failed"), cell("b/cpu-x/fp32/b1"))
+    assert [each.identifier for each in found.wanted(CellFilter(model="a", precision="int8"))] == ["a/cpu-x/int8/b1"]
+    assert [each.identifier for each in found.wanted(CellFilter(looks=("failed",)))] == ["a/cpu-x/int8/b1"]
+    assert len(found.wanted(CellFilter())) == 3
+
+
+def test_the_headline_is_what_matters_most() -> None:
+    waits = cell("a/cpu-x/fp32/b1", "queued", waiting="3 jobs ahead for 1 slot of p")
+    done = cell("b/cpu-x/fp32/b1")
+    stuck = view(waits, done, state="open", outlook={"unserved": ["p"], "eta": None})
+    assert stuck.headline() == "1 cell wait: no worker takes jobs of p now"
+    assert view(waits, done, state="open", paused=True).headline().startswith("Paused: 1 cell of 2")
+    eta = {"unserved": [], "eta": {"expected": 300}}
+    assert (
+        view(waits, done, state="open", outlook=eta).headline()
+        == "1 of 2 cells are done; the rest takes about 5 min more"
+    )
+    assert "1 cell of 2 failed so far" in view(cell("c/cpu-x/fp32/b1", "failed"), waits, state="open").headline()
+
+
+def test_reasons_are_said_once() -> None:
+    cells = [
+        cell(f"a/cpu-x/fp32/b{n}", "queued", waiting=f"{n} jobs ahead for 1 slot of p" if n < 4 else "")
+        for n in range(6)
+    ]
+    assert [tuple(each) for each in view(*cells, state="open").reasons()] == [
+        (4, "other jobs are ahead for 1 slot of p"),
+        (2, "behind them"),
+    ]
+
+
+def test_a_comparison_says_what_it_left_out() -> None:
+    names = [
+        f"{name}/gpu-y/fp32/b1" for name in ("same", "near", "slow", "fast", "shared", "moved", "unmeasured", "gone")
+    ]
+    new = {"key": "new"}
+    before = view(*(cell(name) for name in names))
+    after = view(
+        cell(names[0]),
+        cell(names[1], facts={**new, "latency": 0.00215}),
+        cell(names[2], facts={**new, "latency": 0.0023}),
+        cell(names[3], facts={**new, "latency": 0.0015}),
+        cell(names[4], facts={**new, "latency": 0.009, "shared": True}),
+        cell(names[5], facts={**new, "latency": 0.009, "device": "gfx1201"}),
+        cell(names[6], facts={**new, "latency": None}),
+        cell("born/gpu-y/fp32/b1"),
+    )
+    found = compare(before, after)
+    assert [pair.after.model for pair in found.slower] == ["slow"]
+    assert [pair.after.model for pair in found.faster] == ["fast"]
+    assert found.same == 2
+    assert {out.why: out.cells for out in found.left_out} == {
+        "measured while other work shared the node": 1,
+        "measured on different devices": 1,
+        "not measured in both builds": 1,
+    }
+    assert [each.model for each in found.only_before] == ["gone"]
+    assert [each.model for each in found.only_after] == ["born"]
+
+
+def test_what_still_runs_is_not_compared() -> None:
+    name = "a/gpu-y/fp32/b1"
+    assert not compare(view(cell(name)), view(cell(name, "running"), state="open"))
+
+
+def test_ingredients_leave_out_what_is_empty() -> None:
+    found = ingredients_of(
+        {"env": {}, "salt": "", "batch": None, "inputs": {"x": {"shape": [1, 4]}}, "tuning": {"mode": "off"}}
+    )
+    assert [tuple(each)[:2] for each in found] == [("inputs.x.shape", "1, 4"), ("tuning.mode", "off")]
+
+
+# --- logs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "error: unsupported layout",
+        "E   something",
+        "Traceback (most recent call last):",
+        "terminate called after throwing",
+        "MIGraphX: Assertion failed: x",
+        "RuntimeError: no",
+        "[ERROR] it broke",
+        "pass: fatal: out of memory: 3 GB",
+    ],
+)
+def test_the_first_error_is_found(line: str) -> None:
+    assert log_view.first_error(["parsed", "0 errors: fine", "no failures (yet)", line, "error: a later one"]) == 4
+
+
+@pytest.mark.parametrize(
+    "line", ["0 errors", "errors_allowed = 3", "loading error_model.onnx", "tolerance of error is 0.1"]
+)
+def test_what_only_names_errors_is_none(line: str) -> None:
+    assert log_view.first_error([line]) == 0
+
+
+def test_what_the_farm_took_out_of_the_log_is_where_it_went_wrong() -> None:
+    lines = ["error: harmless", "node_38: layout unsupported"]
+    assert log_view.first_error(lines, "node_38: layout unsupported\nmore") == 2
+
+
+def test_colours_become_classes_and_everything_else_text() -> None:
+    text = "\x1b[1;31mred\x1b[0m <b>plain</b> \x1b[38;5;1mx\x1b[0m \x1b]0;title\x07end\n"
+    text += "\x1b[32mgreen\nstill\x1b[39m not\x1b[2J"
+    lines = log_view.page(text).lines
+    assert lines[0].markup == Markup(
+        '<span class="bold c1">red</span> &lt;b&gt;plain&lt;/b&gt; <span class="bold">x</span> end'
+    )
+    assert [str(line.markup) for line in lines[1:]] == [
+        '<span class="c2">green</span>', '<span class="c2">still</span> not',
+    ]  # fmt: skip
+
+
+def test_a_long_log_is_shown_around_its_first_error_and_paged() -> None:
+    text = "\n".join("error: here" if number == 50_000 else f"line {number}" for number in range(1, 100_001))
+    page = log_view.page(text)
+    assert len(page.lines) == log_view.LINES
+    assert page.lines[0].number == 50_000 - log_view.BEFORE
+    assert [line.number for line in page.lines if line.is_first_error] == [50_000]
+    assert (page.before, page.after) == (page.lines[0].number - log_view.LINES, page.lines[-1].number + 1)
+    assert log_view.page(text, start=page.after).lines[0].number == page.after
+    assert [line.number for line in log_view.page(text, search="LINE 77777").lines] == [77_777]
+    assert log_view.page("\n".join(["same"] * 1000), search="same").left_out == 1000 - log_view.FOUND
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\x1b[m", "\x1b[999999999999m", "x" * 100_000, "\x1b[31" * 1000, "\udcff"])
+def test_odd_logs_are_shown(text: str) -> None:
+    for start in (0, 1, 10**9):
+        log_view.page(text, start=start)
+
+
+# --- drawings and words ---------------------------------------------------------------------------------------------
+
+
+def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
+    hostile = "<script>'\">"
+    bars = [Bar(hostile, 0.0, 13.3, {hostile: 1.0, "compiling": 8.0}, True), Bar("attempt 2", 14.0, 14.0, {}, False)]
+    for drawn in (
+        drawing.timeline(bars),
+        drawing.timeline([]),
+        drawing.spreads([Spread(hostile, 1e-3, 2e-3, 3e-3, 4e-3), Spread("zero", 0.0, 0.0, 0.0, 0.0)]),
+        drawing.share([("compiled", 3), ("failed", 0)], hostile),
+        drawing.share([], "nothing"),
+    ):
+        ElementTree.fromstring(drawn)
+        assert "<script>" not in drawn and "style=" not in drawn
+
+
+def test_every_kind_of_program_has_its_ways() -> None:
+    from farm.artifacts.sidecar import Sidecar
+
+    def made(name: str, arch: str) -> Sidecar:
+        return Sidecar.model_validate(
+            {
+                "schema": 1,
+                "key": "ab" * 32,
+                "namespace": "main",
+                "identifier": "net'; rm -rf/onnxruntime-cpu/fp32/b1",
+                "spec": {},
+                "blobs": {"program": {"path": name, "digest": "cd" * 32, "size": 1}},
+                "toolchain": "t-1",
+                "device": {"arch": arch},
+                "inputs": [{"name": 'x"\n', "dtype": "float16", "shape": ["n", 4]}],
+                "created": "",
+            }
+        )
+
+    onnx = {way.slug: way.text for way in usage.ways(made("a b.onnx", "cpu"), "https://farm.example/")}
+    assert list(onnx) == ["fetch", "curl", "python", "cpp", "triton"]
+    assert "'net'\"'\"'; rm -rf'" in onnx["fetch"], "quoted for the shell"
+    assert "https://farm.example/v1/blobs/" in onnx["curl"] and "'a b.onnx'" in onnx["curl"]
+    compile(onnx["python"], "python", "exec")
+    assert "dims: [ -1, 4 ]" in onnx["triton"] and r'name: "x\"\n"' in onnx["triton"]
+    mxr = {way.slug: way.text for way in usage.ways(made("a.mxr", "gfx942"), "https://farm.example")}
+    assert list(mxr) == ["fetch", "curl", "python", "cpp", "driver", "triton", "onnxruntime"]
+    compile(mxr["python"], "python", "exec")
