@@ -85,7 +85,9 @@ def run(
             f"  resume:  farm run {manifest}",
             f"  cancel:  farm up, then farm cancel {build_id}",
         ]
-        code = _watch(client, build_id, gone_on, WantedReports(junit, summary, manifest), as_json=as_json)
+        # Its pages go with the farm, so the result names none.
+        reports = WantedReports(junit, summary, manifest)
+        code = _watch(client, build_id, gone_on, reports, as_json=as_json, pages=False)
         if code == ExitCode.INTERRUPTED:
             # So that the farm stops now, even if other processes use it.
             raise KeyboardInterrupt
@@ -102,6 +104,9 @@ def up(as_json: output.Json = False) -> None:
             output.emit({"api_url": settings.api_url, "data_dir": str(settings.data_dir)})
         else:
             output.say(f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}")
+            output.note(
+                f"look at it: {settings.api_url}/ui/ (to sign in: `api_token` in {settings.data_dir}/farm.json)"
+            )
             output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
         threading.Event().wait()
 
@@ -217,13 +222,14 @@ def status(
     if as_json:
         output.emit(found)
         return
-    cells = found["cells"]
+    cells, page = found["cells"], client.page_of(found["build"])
     if found["build"]["state"] == "reported":
-        _say_all(render.outcome(found["build"], cells))
+        _say_all(render.outcome(found["build"], cells, page))
         return
     _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
     _say_all(render.outlook(found["build"].get("outlook")))
-    _say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"])])
+    _say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"], page)])
+    output.note(f"page: {page}")
 
 
 def diff(
@@ -351,6 +357,7 @@ def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
         for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
             output.note(line)
     _say_build(str(build["id"]), quiet=quiet)
+    output.note(f"page: {client.page_of(build)}")
     return str(build["id"])
 
 
@@ -372,8 +379,19 @@ def _follow(client: FarmClient, build_id: str, wanted: WantedReports, *, detach:
     return _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
 
 
-def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], wanted: WantedReports, *, as_json: bool) -> int:
-    """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it."""
+def _watch(
+    client: FarmClient,
+    build_id: str,
+    gone_on: Sequence[str],
+    wanted: WantedReports,
+    *,
+    as_json: bool,
+    pages: bool = True,
+) -> int:
+    """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it.
+
+    With `pages` the text names the page of each failed cell.
+    """
     from farm.cli.progress import follow
 
     try:
@@ -383,7 +401,7 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], wanted: Wa
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
-        _say_all(["", *render.outcome(build, cells)])
+        _say_all(["", *render.outcome(build, cells, client.page_of(build) if pages else "")])
     publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.link_of(build_id), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)

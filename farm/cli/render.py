@@ -438,8 +438,11 @@ def sweeps(cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def failures(cells: Sequence[JudgedCell], build_id: str) -> list[str]:
-    """Return at most eight lines for every failed cell: where, what, whose fault, what to try, its log."""
+def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list[str]:
+    """Return at most eight lines for every failed cell: where, what, whose fault, what to try, its log.
+
+    `page` is the URL of the build's page; a cell's page is below it.
+    """
     failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
     lines: list[str] = []
     for cell in failed[:FAILURES]:
@@ -456,6 +459,8 @@ def failures(cells: Sequence[JudgedCell], build_id: str) -> list[str]:
             lines.append(f"  log: farm logs {build_id} {cell['identifier']}")
         if cell.get("job"):
             lines.append(f"  alone: farm reproduce {cell['job']} -o DIR")
+        if page:
+            lines.append(f"  page: {page}/cells/{cell['identifier']}")
     if len(failed) > FAILURES:
         lines.append(f"and {len(failed) - FAILURES} more failed cells: farm status {build_id} --json")
     return lines
@@ -494,14 +499,14 @@ def compared(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def outcome(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
-    """Return the full text at the end of a build."""
+def outcome(build: BuildView, cells: Sequence[JudgedCell], page: str = "") -> list[str]:
+    """Return the full text at the end of a build; `page` is the URL of its page."""
     blocks = [
         table(cells),
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(cells),
-        failures(cells, str(build["id"])),
+        failures(cells, str(build["id"]), page),
         remarks(cells),
     ]
     verdict = build.get("verdict") or {"text": counts(cells)}

@@ -356,6 +356,10 @@ class FarmClient:
         """Make the server's history of cells again from all reports; return how many there are."""
         return int(self._transport.post("/v1/history/rebuild", timeout=AUDIT_SILENCE)["reports"])
 
+    def page_of(self, build: BuildView) -> str:
+        """Return the URL of a build's page, for a browser; `/cells/IDENTIFIER` after it is that of a cell."""
+        return f"{self.url}/ui/ns/{build['namespace']}/builds/{build['id']}"
+
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
         answer: CancelledCells = self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,6 +135,24 @@ def test_a_failure_is_explained_and_decides_the_exit_code(
     assert f"{kind.value} ({whose})" in out
     assert "node `a` has no input" in out
     assert "log: farm logs b-" in out
+
+
+def test_the_pages_that_are_printed_are_there(
+    farm: Farm, worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker.append(Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel", detail="no kernel"))
+    assert main(["submit", manifest]) == 1
+    out, err = capsys.readouterr()
+    pages = [line.partition("page: ")[2] for line in (out + err).splitlines() if "page: " in line]
+    assert sum("/cells/" in page for page in pages) == 2, "one for each failed cell"
+    assert any(page.rpartition("/")[2].startswith("b-") for page in pages), "and one for the build"
+    token = farm.settings.api_token.get_secret_value()
+    for page in pages:
+        answer = httpx.get(page, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+        assert answer.status_code == 200, page
+    capsys.readouterr()
+    assert main(["status", "@latest"]) == 0
+    assert set(pages) & set(re.findall(r"page: (\S+)", "".join(capsys.readouterr()))) != set()
 
 
 def test_detach_watch_status_logs_cancel(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,14 +153,16 @@ def test_a_failure_takes_at_most_eight_lines_and_says_whose_turn_it_is() -> None
         detail="\n".join(f"line {number}" for number in range(40)),
         fault="user",
     )
-    lines = plain(render.failures([{**failed, "job": "j-1"}, cell("fp32")], "b-0123456789abcdef"))
+    page = "https://farm.example/ui/ns/main/builds/b-0123456789abcdef"
+    lines = plain(render.failures([{**failed, "job": "j-1"}, cell("fp32")], "b-0123456789abcdef", page))
     assert len(lines) <= 8
     assert lines[0] == "failed magika/onnxruntime-cpu/int8/b1 while quantizing: bad_calibration (yours to fix)"
     assert lines[1] == "  calibration has no array `bytes`"
     assert "  try: compare names with `farm lint`" in lines
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  log: farm logs b-0123456789abcdef magika/onnxruntime-cpu/int8/b1",
         "  alone: farm reproduce j-1 -o DIR",
+        f"  page: {page}/cells/magika/onnxruntime-cpu/int8/b1",
     ]
 
 
