@@ -1,0 +1,201 @@
+"""The pages in a real browser: they can be read, reached by keyboard, printed, and go on by themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from farm.app import Farm
+from tests.chaos.proxy import Proxy
+from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
+from tests.support.shown import POOL, Cell, accept, claim, passed, play, register
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+LOOKS = {
+    "desktop-light": {"viewport": DESKTOP, "color_scheme": "light"},
+    "desktop-dark": {"viewport": DESKTOP, "color_scheme": "dark"},
+    "phone-light": {"viewport": PHONE, "color_scheme": "light"},
+    "phone-dark": {"viewport": PHONE, "color_scheme": "dark"},
+}
+
+
+def findings(page: Page) -> list[str]:
+    """What axe finds that is serious, each with the places."""
+    page.evaluate(AXE)
+    found: dict[str, Any] = page.evaluate("axe.run()")
+    return [
+        f"{each['id']}: {each['help']}: {[node['html'][:160] for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, look: str) -> None:
+    """No serious finding of axe, no page wider than the screen; with SCREENSHOTS=FOLDER a picture of each."""
+    page = new_page(**LOOKS[look])
+    folder = os.environ.get("SCREENSHOTS")
+    wrong = []
+    for name, path in {**shown.paths, "sign-in": "/ui/sign-in", "not-found": "/ui/ns/main/nothing"}.items():
+        page.goto(path)
+        if folder:
+            page.screenshot(path=Path(folder) / f"{name}-{look}.png", full_page=name not in ("log",))
+        wrong += [f"{name}: {each}" for each in findings(page)]
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            wrong.append(f"{name}: wider than the screen")
+    assert wrong == []
+
+
+def test_signing_in_leads_to_the_page_that_was_asked_for(new_page: NewPage, farm: Farm, shown: Shown) -> None:
+    page = new_page()
+    page.context.clear_cookies()
+    page.goto(shown.paths["workers"])
+    expect(page).to_have_url(re.compile(r"/ui/sign-in\?next="))
+    page.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("does not know this token")
+    page.get_by_label("Token").fill(farm.settings.api_token.get_secret_value())
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Workers and pools")
+    assert page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+
+
+def test_everything_is_reached_by_keyboard(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"])
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    controls = page.locator("main").locator("a[href], input, select, button, summary")
+    wanted = controls.filter(visible=True).count()
+    reached: set[str] = set()
+    for _ in range(2 * wanted + 60):
+        page.keyboard.press("Tab")
+        place = page.evaluate(
+            """() => { const all = [...document.querySelectorAll("main a[href], main input, main select, main button,"
+                 + " main summary")]; const place = all.indexOf(document.activeElement);
+               return place < 0 ? "" : place + getComputedStyle(document.activeElement).outlineStyle }"""
+        )
+        if place:
+            assert not place.endswith("none"), "the focus is seen"
+            reached.add(place)
+        if len(reached) >= wanted:
+            break
+    assert len(reached) >= wanted
+
+
+def test_filters_are_in_the_url(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"])
+    page.get_by_label("State").select_option("failed")
+    page.get_by_label("Target").select_option("migraphx/gfx942")
+    page.get_by_role("button", name="Filter").click()
+    expect(page).to_have_url(re.compile(r"look=failed.*target=migraphx%2Fgfx942"))
+    expect(page.locator("#matrix td > a")).to_have_count(2)
+    page.reload()
+    expect(page.locator("#matrix td > a")).to_have_count(2)
+    page.get_by_role("link", name="Clear").click()
+    expect(page.locator("#matrix td > a")).to_have_count(60)
+
+
+def test_the_log_opens_at_the_first_error(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["job"])
+    page.get_by_role("link", name="Log, at the first error").click()
+    expect(page).to_have_url(re.compile(r"/log#error$"))
+    line = page.locator("li.wrong")
+    expect(line).to_contain_text("unsupported layout")
+    expect(line).to_be_in_viewport()
+
+
+def test_the_ways_to_use_an_artifact_open_without_a_script(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["artifact"], java_script_enabled=False)
+    expect(page.get_by_text("farm fetch resnet50 --target migraphx/gfx942")).to_be_visible()
+    for title, text in {
+        "Python": "migraphx.load",
+        "C++": "migraphx::load",
+        "Driver": "perf",
+        "Triton": "TYPE_FP32",
+    }.items():
+        page.locator("summary", has_text=title).first.click()
+        expect(page.locator("details[open] code").filter(has_text=text)).to_be_visible()
+
+
+def test_pages_print_without_their_controls(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"])
+    page.emulate_media(media="print")
+    expect(page.locator("header")).to_be_hidden()
+    expect(page.locator("form.filters").first).to_be_hidden()
+    expect(page.locator("#matrix")).to_be_visible()
+
+
+# --- live -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_build_goes_on_by_itself_to_its_verdict(new_page: NewPage, farm: Farm) -> None:
+    register(farm)
+    build_id = accept(farm, "nightly", [Cell(f"net-{number}") for number in range(6)])
+    page = new_page(f"/ui/ns/main/builds/{build_id}")
+    expect(page.locator("#matrix td.queued")).to_have_count(6)
+    expect(page.locator("#connection")).to_contain_text("Live")
+    (job, claimed), (other, more) = claim(farm, POOL, 2)
+    farm.store.jobs.renew(claimed.token, job, phase="compiling")
+    expect(page.locator("#running-now tr")).to_have_count(2)
+    expect(page.locator("#running-now")).to_contain_text("compiling")
+    for each, token in ((job, claimed), (other, more)):
+        farm.store.jobs.finish(each, token.token, passed(farm, token.order, token.key))
+    expect(page.locator("#matrix td.compiled")).to_have_count(2)
+    expect(page.locator('[data-look="compiled"]')).to_have_text("2")
+    expect(page.locator("#headline")).to_contain_text("2 of 6 cells are done")
+    play(farm, lambda job, order, key, number: passed(farm, order, key))
+    farm.build_finisher.finish(build_id)
+    expect(page.locator("#verdict")).to_contain_text("6 of 6 cells succeeded")
+    expect(page.locator("#connection")).to_have_count(0)
+
+
+def test_a_page_misses_nothing_and_repeats_nothing_when_its_proxy_dies(new_page: NewPage, farm: Farm, url: str) -> None:
+    """The connection is reset ten times, each time while something happens."""
+    register(farm)
+    names = [f"net-{number:02}" for number in range(10)]
+    build_id = accept(farm, "nightly", [Cell(name) for name in names])
+    address = httpx.URL(url)
+    with Proxy(address.host, address.port or 0) as proxy:
+        page = new_page(base_url=f"http://127.0.0.1:{proxy.port}")
+        page.add_init_script(
+            """window.seen = []; const real = EventSource.prototype.addEventListener;
+               EventSource.prototype.addEventListener = function (kind, heard) {
+                 real.call(this, kind, (event) => {
+                   if (kind === "news") seen.push([event.lastEventId, Object.keys(JSON.parse(event.data).cells)]);
+                   heard(event); }); };"""
+        )
+        page.goto(f"/ui/ns/main/builds/{build_id}")
+        expect(page.locator("#connection")).to_contain_text("Live")
+        for number in range(10):
+            ((job, claimed),) = claim(farm, POOL, 1)
+            proxy.drop()
+            farm.store.jobs.finish(job, claimed.token, passed(farm, claimed.order, claimed.key))
+            expect(page.locator("#matrix td.compiled")).to_have_count(number + 1)
+        seen = page.evaluate("seen")
+        farm.build_finisher.finish(build_id)
+        expect(page.locator("#verdict")).to_contain_text("10 of 10 cells succeeded")
+    ids = [position for position, _ in seen]
+    assert len(ids) == len(set(ids)), "no message twice"
+    assert {name.partition("/")[0] for _, cells in seen for name in cells} == set(names)
+
+
+def test_without_a_script_a_reload_shows_the_news(new_page: NewPage, farm: Farm) -> None:
+    register(farm)
+    build_id = accept(farm, "nightly", [Cell("net")])
+    page = new_page(f"/ui/ns/main/builds/{build_id}", java_script_enabled=False)
+    expect(page.locator("#connection")).to_contain_text("Reload this page")
+    play(farm, lambda job, order, key, number: passed(farm, order, key))
+    page.reload()
+    expect(page.locator("#matrix td.compiled")).to_have_count(1)
