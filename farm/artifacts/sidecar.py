@@ -68,11 +68,13 @@ class DeviceFound(TypedDict):
 
 
 class SessionSettings(TypedDict):
-    """How ONNX Runtime runs a tuned program best."""
+    """How ONNX Runtime runs a tuned program best; on CUDA also options of its provider."""
 
     level: str
     threads: int
     spinning: bool
+    cudnn_conv_algo_search: NotRequired[str]
+    prefer_nhwc: NotRequired[str]
 
 
 class SessionDocument(TypedDict):

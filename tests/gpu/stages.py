@@ -118,8 +118,9 @@ class Run:
             found = stage()
         except Exception:
             found = {"ok": False, "broke": traceback.format_exc()[-3000:]}
-            for log in self.work.glob("**/logs/worker.log"):
-                found["worker_log"] = log.read_text()[-3000:]
+        if not found["ok"]:
+            logs = sorted(self.work.glob("**/logs/worker.log"), key=lambda log: log.stat().st_mtime)
+            found["worker_log"] = logs[-1].read_text()[-3000:] if logs else ""
         self.found[name] = {**found, "from": since, "to": self.sampler.now}
         return self.found[name]
 
@@ -198,6 +199,7 @@ class Run:
         manifests.append(self.manifest("larger", ["fp32", "tf32", "fp16", "bf16"]))
         since = self.sampler.now
         with a_farm(self.work / "matrix-farm", self.cards) as (client, _):
+            wait_for_probe(client)
             builds = [client.submit(freeze(path))["id"] for path in manifests]
             reports = [follow(client, each, 200) for each in builds]
             cells = [row for report in reports for row in rows(report)]
@@ -297,6 +299,7 @@ class Run:
         tight = self.manifest("tight", ["fp32"], more="options: {gpu_mem_limit: 1000000}")
         roomy = self.manifest("roomy", ["fp32"])
         with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+            wait_for_probe(client)
             failed, next_ = rows(build(client, tight, 100)), rows(build(client, roomy, 100))
         kinds = {row["kind"] for row in failed}
         good = all(row["state"] == "succeeded" for row in next_)
@@ -309,6 +312,7 @@ class Run:
         left_out(folder / "det.onnx")
         cells = []
         with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+            wait_for_probe(client)
             for gate in ("warn", "fail"):
                 manifest = folder / f"{gate}.yaml"
                 manifest.write_text(
@@ -465,11 +469,13 @@ def holding(uuid: str, size: int) -> Iterator[None]:
 
 
 def wait_for_probe(client: FarmClient) -> None:
-    """Until every worker takes jobs, so that its first health probe is in no time that is compared."""
+    """Until every worker takes jobs: else a stage would wait for its whole time, or count the first health probe."""
     deadline = time.monotonic() + 90
-    while any(worker["fenced"] or worker["resting"] for worker in client.workers()):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"workers take no jobs: {client.workers()}")
+    while reasons := [reason for worker in client.workers() if (reason := worker["fenced"] or worker["resting"])]:
+        if time.monotonic() > deadline or any(
+            word in reason for reason in reasons for word in ("dies at start", "GPU")
+        ):
+            raise RuntimeError(f"workers take no jobs: {'; '.join(reasons)}")
         time.sleep(0.2)
 
 
