@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from farm.artifacts import readable, reference_key
 from farm.artifacts.s3 import S3Store
@@ -39,7 +39,6 @@ from farm.node.gpu_usage import conditions
 from farm.node.outbox import Outbox, Parcel
 from farm.node.side_by_side import compare_with
 from farm.node.work_folder import WorkFolder
-from farm.runner.documents import SessionChoice
 from farm.settings import Settings
 from farm.spec import Device, FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
@@ -331,7 +330,7 @@ class _AttemptRun:
         sidecar = found.sidecar
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
         outputs = [output["name"] for output in sidecar["outputs"]]
-        session = cast("SessionChoice | None", sidecar["tuning"]["session"])
+        session = sidecar["tuning"]["session"]
         return PublishedProgram(key, MadeProgram(program, outputs, session))
 
     @contextmanager
