@@ -366,6 +366,9 @@ def _remove_dead_sockets() -> None:
     """
     for path in Path("/tmp").glob("seaweedfs-*.sock"):  # noqa: S108 - its choice, not ours
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            if path.lstat().st_uid != os.geteuid():
+                continue
+            client.setblocking(False)  # One that takes no more connections lives.
             try:
                 client.connect(str(path))
             except ConnectionRefusedError:

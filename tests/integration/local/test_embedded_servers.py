@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from farm.errors import StorageUnavailable, StoreUnavailable
 from farm.local import servers
 from farm.local.servers import GUARD, Server, start_valkey, start_weed
 from tests.support.helpers import wait_until
+from tests.support.neighbours import NOBODY, needs_root
 
 KEYS = {"access_key": "embedded", "secret_key": "secret-of-the-test"}
 
@@ -87,6 +89,29 @@ def test_weed_passes_objects_on_where_nobody_else_can_be_first(tmp_path: Path, l
         assert store.has_blob(store.put_blob_bytes(b"blob")[0])
     assert not any(path.exists() for path in ours)
     assert places == {folder} or not any(place.exists() for place in places)
+
+
+@needs_root
+def test_a_socket_of_another_user_does_not_keep_a_farm_from_starting() -> None:
+    """Nobody takes its connections, so whoever connects would wait for ever."""
+    name = f"/tmp/seaweedfs-test-{os.getpid()}.sock"
+    for user in (NOBODY, os.geteuid()):
+        with contextlib.ExitStack() as full:
+            server = full.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(name)
+            full.callback(os.unlink, name)
+            server.listen(0)
+            os.chown(name, user, -1)
+            for _ in range(2):
+                client = full.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    client.connect(name)
+            looking = threading.Thread(target=servers._remove_dead_sockets, daemon=True)
+            looking.start()
+            looking.join(30)
+            assert not looking.is_alive()
+            assert Path(name).exists()
 
 
 def test_weed_writes_no_key_and_no_key_id_to_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
