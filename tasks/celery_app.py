@@ -63,9 +63,9 @@ app.steps["consumer"].add(Reading)
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def configure_logging(**_: Any) -> None:
-    """Log as the rest of the farm does; a receiver of this signal keeps Celery from setting up its own."""
+    """Log like the rest of the farm. With a receiver of this signal, Celery does not set up its own logging."""
     configure(Farm.current().settings)
-    for name in ("celery.app.trace", "celery.worker.strategy"):  # They say what the slots say, without its ids.
+    for name in ("celery.app.trace", "celery.worker.strategy"):  # Attempts log the same with their ids.
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("celery.worker.consumer.connection", "celery.worker.consumer.consumer"):  # As our consumer says it.
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -73,11 +73,11 @@ def configure_logging(**_: Any) -> None:
 
 @signals.celeryd_after_setup.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def ignore_warnings(**_: Any) -> None:
-    """Say nothing of settings that we have chosen; Celery wants to hear of them once it has set up logging."""
+    """Ignore warnings about settings that we have chosen on purpose."""
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def tell_supervisor(**_: Any) -> None:
-    """Say that this process consumes."""
+    """Report that this process takes messages."""
     Attempts.current().consuming()

@@ -1,6 +1,6 @@
-"""The consumer of a worker process: Celery's own, for messages of which the job store knows who took them.
+"""The consumer of a worker process: Celery's own, except that the job store alone records who took a message.
 
-It looks for a lost broker more often, and says so in one line.
+It looks for a lost broker more often, and logs that in one line.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from farm.node.attempts import Attempts
 log = get_logger(__name__)
 
 RECONNECT_SECONDS = 3.0
-"""Between two looks for a broker that is away, or refuses; Celery's own pauses grow to half a minute."""
+"""Seconds between two tries to reach a broker; Celery's own pauses grow to half a minute."""
 
 CALM_SECONDS = 4 * RECONNECT_SECONDS
-"""After so long without trouble the next is another one, and said again."""
+"""Seconds without trouble after which new trouble is logged again."""
 
 
 class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """How messages are read: none while the supervisor wants none, and past what is none.
+    """Reads messages only while the supervisor allows it, and skips entries that are no messages.
 
-    Attempts go on meanwhile. Each connection has a channel of its own, and begins here.
+    Attempts continue in this time. Each connection has a channel of its own, and starts here.
     """
 
     requires = (Tasks,)
@@ -40,13 +40,13 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         attempts, channel = Attempts.current(), parent.task_consumer.channel
         has_room = channel.qos.can_consume
         channel.qos.can_consume = lambda: attempts.may_consume and has_room()
-        # The loop looks again when something happens, or after some seconds.
+        # The event loop checks again after an event, or after some seconds.
         attempts.when_resumed = lambda: parent.hub.call_soon(_nothing)
         channel.handlers["BRPOP"] = partial(_read, channel.handlers["BRPOP"])
 
 
 def _read(read: Callable[[], Any]) -> Any:
-    """Read one message; what somebody else has put into a queue would end the process, with all that it runs."""
+    """Read one message; skip an entry that is no message, which would end the process with all its attempts."""
     try:
         return read()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -55,7 +55,7 @@ def _read(read: Callable[[], Any]) -> Any:
 
 
 def _nothing() -> None:
-    """What wakes up an event loop."""
+    """Wake up an event loop."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
@@ -83,7 +83,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
         time.sleep(RECONNECT_SECONDS)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
-        """Let go of a connection that broke; a server that refuses what it is asked for is given time."""
+        """Drop a broken connection; wait a little if the server refuses requests."""
         self._tell(error)
         super().on_connection_error_after_connected(error)
         if isinstance(error, self.channel_errors):

@@ -23,14 +23,14 @@ ROUNDS = 40
 PROCESS_ROUNDS = 10
 """Rounds if every turn is a process of its own, which loads its program first."""
 PATIENCE = 120.0
-"""Seconds that the fewest telling rounds may take beyond the time asked for; slower programs get one round."""
+"""Seconds beyond the given time for the fewest rounds that can show something; slower programs get one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
     """A program, or a model as it is (`program` None), that is measured.
 
-    `request` is what a child has to know of it beside its file: model, inputs, batch, options, outputs, samples.
+    `request` has what a child needs to run it: model, inputs, batch, options, outputs, samples.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Contestant:
 
     @property
     def batch(self) -> int:
-        """Samples that one run takes; of a range the largest, with which it is measured."""
+        """Samples of one run; of a range the largest batch, which is measured."""
         batch = self.request["batch"]
         return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 
@@ -134,7 +134,7 @@ def torch_of(sidecar: Mapping[str, Any], model: Path, program: Path, python: str
 
 
 def _samples(sidecar: Mapping[str, Any], folder: Path) -> SampleSource:
-    """Return where inputs come from: the artifact's own sample if it is there whole, else seeded ones."""
+    """Return the source of the inputs: the artifact's own sample if it is complete, else seeded samples."""
     blob = sidecar["blobs"].get("sample")
     path = folder / str(blob["path"]) if blob else folder
     if blob and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == blob["digest"]:

@@ -48,7 +48,7 @@ CALM = 60.0
 """Seconds without a death after which a child's pauses start again from the shortest."""
 
 Say = Callable[[str], None]
-"""Told, in a few words, what is being waited for."""
+"""Called with a few words on what the farm waits for."""
 
 
 class EmbeddedFarm:

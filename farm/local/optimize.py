@@ -41,10 +41,10 @@ UNLIMITED = AttemptLimits(time=0, memory=0)
 
 
 class Made(NamedTuple):
-    """A program that was made, still in the work folder, and what is known of it.
+    """A finished program, still in the work folder, and its results.
 
-    `judgement` says why it is not accurate or small enough (None if it is), `usage` is that of the GPU. `before` are
-    the original model's figures, or those of its fp32 program, where they were measured.
+    `judgement` says why it is not accurate or small enough (None if it is); `usage` is that of the GPU. `before` has
+    the figures of the original model, or of its fp32 program, if they were measured.
     """
 
     program: Path
@@ -59,7 +59,7 @@ class Made(NamedTuple):
 
 
 def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_phase: OnPhase) -> Made:
-    """Take the cell through the farm's steps, then measure what came out beside what was there before.
+    """Take the cell through the pipeline, then measure the program against the original model.
 
     Waits for a GPU that others use. Raises StepEnded if a step fails.
     """
@@ -153,7 +153,7 @@ def destination(wanted: Wanted, extension: str) -> Path:
 
 
 def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
-    """Write the program to its place, and its sidecar beside it; both are whole or not there.
+    """Write the program to its place, and its sidecar next to it; each is written whole or not at all.
 
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
     """
@@ -170,7 +170,7 @@ def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
 
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:
-    """Return what there is to say of a program: sizes in bytes, times in seconds, errors by output."""
+    """Return the report on a program: sizes in bytes, times in seconds, errors by output."""
     from farm.artifacts import sidecar as sidecars
 
     cell, checked = planned.cell, made.sidecar["verification"] or {}
@@ -212,7 +212,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
 
 
 def _tuning(sidecar: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return both programs' figures where one was tuned, and which of them this is."""
+    """Return the figures of the tuned and the untuned program, and which one this is; None without tuning."""
     if sidecar["tuning"]["mode"] == OFF:
         return None
     figures = {name: sidecar["measurements"].get(name) for name in ("tuned", "baseline", "ratio", "interval")}

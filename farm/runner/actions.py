@@ -1,4 +1,4 @@
-"""What a child can be asked to do, for every compiler alike; the compilers' own part is in their modules."""
+"""Actions of a child that are the same for every compiler; each compiler has its own part in its module."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ class Program(Protocol):
         """Run once, with the copies from and to the host, and return the outputs in order."""
 
     def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
-        """Return what runs once without host copies, or None where that is the same."""
+        """Return what runs once without host copies, or None if that is the same."""
 
 
 class CompilerModule(Protocol):
     """What each compiler's module offers."""
 
     def probe(self, request: Request) -> ProbeAnswer:
-        """Say what is installed, and why it cannot be used where it cannot."""
+        """Return what is installed; if it cannot be used, why not."""
 
     def state(self, request: Request) -> ToolchainState:
-        """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, cpu_family."""
+        """Return what a cache key says of the toolchain, as it is in this process."""
 
     def compile(self, request: Request, messages: Messages) -> CompileAnswer:
         """Quantize, compile, save."""
 
     def tune(self, request: Request, messages: Messages) -> TuneAnswer:
-        """Learn what is fast for one slice, into the databases of the request and the environment."""
+        """Tune one slice into the databases of the request and the environment."""
 
     def load(self, request: Request) -> Program:
         """Load a compiled program from its file."""
@@ -85,7 +85,7 @@ class CompilerModule(Protocol):
         """Load the original model to make reference outputs with."""
 
     def output_ranks(self, request: Request) -> dict[str, int | None]:
-        """Return the ranks of the original model's outputs by name, where known."""
+        """Return the ranks of the original model's outputs by name, if known."""
 
 
 _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler", "onnx": ".onnx_evaluator"}
@@ -121,7 +121,7 @@ def compiler_module(request: Request) -> CompilerModule:
 
 
 def check_model(request: Request) -> CheckAnswer | None:
-    """Check the request's model; None where this interpreter has no onnx (the worker's own has checked it)."""
+    """Check the request's model; None if this interpreter has no onnx (another child has checked it)."""
     from .onnx_check import BadModel, check_onnx
     from .tf_check import check_tf
 
@@ -197,7 +197,7 @@ def _refuse_other_toolchain(request: Request) -> None:
     if not expected:
         return
     here = compiler_module(request).state(request)
-    # The digest says all; the label may have the version of an installation that only the worker looks at.
+    # The digest decides; the label may have the version of an installation that only the worker knows.
     same = here["toolchain"].rpartition("-")[2] == expected["toolchain"].rpartition("-")[2]
     differs = [] if same else [f"toolchain {here['toolchain']}, not {expected['toolchain']}"]
     if here["recipe"] != expected["recipe"]:
@@ -278,7 +278,7 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
 
 
 def _reference_module(request: Request) -> CompilerModule | None:
-    """Return the module of who computes the right outputs, or knows their names; None where none are wanted."""
+    """Return the module that computes the right outputs, or knows their names; None if none are wanted."""
     compiler = request["compiler"]
     if compiler == "none":
         return None
@@ -288,7 +288,7 @@ def _reference_module(request: Request) -> CompilerModule | None:
 
 
 def _random_outputs(request: Request) -> dict[str, str]:
-    """Return the outputs that depend on a random operator; none where this interpreter cannot tell."""
+    """Return the outputs that depend on a random operator; none if this interpreter lacks onnx."""
     from .onnx_evaluator import random_outputs
 
     try:
@@ -335,7 +335,7 @@ def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:
                 outputs.append(values)
             found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
     except RequestFailed as failure:
-        # Samples that no reference takes either say nothing against the program.
+        # Samples that no reference accepts prove nothing against the program.
         if not (isinstance(failure, CannotRun) or (meta.get("refused") and not references[0])):
             raise
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
@@ -410,7 +410,7 @@ def _compare(
     references: Sequence[Arrays],
     outputs: Sequence[Arrays],
 ) -> Evidence:
-    """Return what the runs of one point come to; where there were few samples of the model, that proves little."""
+    """Compare the runs of one point with the reference; few samples make the evidence weak."""
     from . import evidence
 
     missing = [name for name in references[0] if name not in outputs[0]]
@@ -439,7 +439,7 @@ def _bench(request: Request, messages: Messages) -> BenchAnswer:
 
 
 def _load_any(request: Request) -> Program:
-    """Load a compiled program, or the original model where there is none."""
+    """Load a compiled program, or the original model if there is none."""
     if request["compiler"] == "torch":
         from . import torch_program
 
@@ -461,7 +461,7 @@ def _measure(
 ) -> RunTimes:
     """Return the measurements of one run after another for `budget` seconds; verification was the warm-up.
 
-    Where one run takes longer than the whole budget, the last of verification's is the only repeat.
+    If one run takes longer than the whole budget, the last run of the verification is the only repeat.
     """
     from . import evidence
 

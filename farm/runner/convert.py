@@ -1,7 +1,7 @@
 """Models of other formats turned into what compilers read: PyTorch models and SavedModels into ONNX or a frozen graph.
 
-Loading a TorchScript archive, a `.pt2` or a SavedModel can run what is in it, so it happens only here, in a child
-without credentials, on the machine of whoever submits the model.
+Loading a TorchScript archive, a `.pt2` or a SavedModel can run code in it. So it happens only here, in a child without
+credentials, on the machine of the submitter.
 """
 
 from __future__ import annotations

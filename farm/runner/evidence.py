@@ -25,7 +25,7 @@ def compare(
 ) -> Evidence:
     """Compare outputs with the reference, over all runs.
 
-    By output: `errors` (float outputs; rel_l2 = |y - r| / |r|, where r is all zero |y|), `rms` (MIGraphX's
+    By output: `errors` (float outputs; rel_l2 = |y - r| / |r|, if r is all zero: |y|), `rms` (MIGraphX's
     measure, |y - r| / (sqrt(n) max|.|)), `equal` (share of equal values of all others), `nonfinite` (outputs
     with inf or NaN where the reference has something else), `spread` (|r - mean over samples| / |r|; of other
     outputs 1 - the share that the best constant answer gets right). `weak` is whether a program that always
@@ -126,7 +126,7 @@ def _equal_share(pairs: Sequence[tuple[Any, Any]]) -> float:
 
 
 def _samples(arrays: Sequence[Any], batch: int) -> list[Any]:
-    """Cut the runs of an output into samples where its first axis is the batch, else take each run as one."""
+    """Cut the runs of an output into samples if its first axis is the batch; else each run is one sample."""
     if batch > 1 and all(array.ndim and array.shape[0] == batch for array in arrays):
         return [sample for array in arrays for sample in array]
     return list(arrays)

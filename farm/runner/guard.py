@@ -33,17 +33,17 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 SAMPLE_SECONDS = 0.1
-"""Between two looks at the memory of the child, where it has a limit."""
+"""Seconds between two checks of the child's memory, if it has a limit."""
 COUNT_SECONDS = 0.25
-"""Between two looks at how many processes it has, where that has a limit and its memory none."""
+"""Seconds between two counts of its processes, if they have a limit and its memory has none."""
 USAGE_SECONDS = 1.0
-"""Between two messages about CPU time and memory, and between two looks at what it wrote."""
+"""Seconds between two messages about CPU time and memory, and between two checks of its files."""
 DISK_SHARE = 10
-"""A look at what it wrote is followed by so many times as long without one: a tree of many files takes a while."""
+"""After a check of its files, the guard waits this many times the duration of the check: large trees take a while."""
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
 DYING_SECONDS = 60.0
-"""What was killed gets so long to be gone, unless the request says: a large process takes a while to free memory."""
+"""Seconds for killed processes to be gone, unless the request says: a large process frees its memory slowly."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -134,7 +134,7 @@ def _log_traceback() -> None:
 
 
 def _join(group: ControlGroup) -> None:
-    """Enter the control group that holds the memory limit; without it the guard's looking has to do."""
+    """Enter the control group with the limits. Without a group, the guard checks the limits."""
     if not group:
         return
     try:
@@ -231,9 +231,9 @@ class _Guard:
         return {"cpu": round(cpu, 2), "memory": memory}
 
     def look_for_kernels_kill(self) -> None:
-        """Where the kernel killed a process of the control group, the child is ended, whoever of it that was.
+        """End the child if the kernel has killed any process of its control group.
 
-        It was over its limit, or the machine had no more memory.
+        The group was over its limit, or the machine had no memory left.
         """
         if self.events and not self.killed and _counted(self.events, "oom_kill"):
             self.killed = "memory"
@@ -242,9 +242,9 @@ class _Guard:
             self.killed = "processes"
 
     def look_at_disk(self, *, now: bool = False) -> None:
-        """End the child where what it wrote takes too much of the disk, or is too many files; a look `now` is the last.
+        """End the child if its files take too much of the disk, or are too many.
 
-        Else it is looked at now and then.
+        Checks at intervals; `now` checks at once, for the last time.
         """
         began = time.monotonic()
         pause = 0.0 if now else max(USAGE_SECONDS, DISK_SHARE * self.look_took)
@@ -257,7 +257,7 @@ class _Guard:
         self.look_took = self.looked - began
 
     def remove_group(self) -> None:
-        """Remove the control group, which nobody else would where the worker was killed."""
+        """Remove the control group: nobody else does if the worker was killed."""
         if self.events:
             with suppress(OSError):
                 os.rmdir(os.path.dirname(self.events))  # noqa: PTH106, PTH120
@@ -275,9 +275,9 @@ class _Guard:
                 self.status = status
 
     def kill_all(self) -> list[int]:
-        """Kill until nothing is left. What a dying process leaves behind becomes a child of the guard.
+        """Kill all processes of the child. Children of a dying process become children of the guard.
 
-        Return what the kernel does not let go in time, such as a process that waits for a GPU which was reset.
+        Return those that the kernel cannot end in time, such as a process that waits for a GPU that was reset.
         """
         deadline = time.monotonic() + self.dying
         if self.events:
@@ -329,7 +329,8 @@ def _disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple
     """Return the bytes that the files in folders take of the disk, with those that were deleted and are still open, and
     how many files and folders there are; beyond `most` it stops.
 
-    What nobody can look at, for want of rights or since its path is too long, is beyond any count: it could hide all.
+    A folder that cannot be read, because of its rights or a path that is too long, counts as too much: it could hide
+    any number of files.
     """
     seen: set[tuple[int, int]] = set()
     devices: set[int] = set()

@@ -77,7 +77,7 @@ _HALF = ("fp16", "bf16")
 
 
 def probe(request: Request) -> ProbeAnswer:
-    """Say what MIGraphX is installed, and why it cannot be used where it cannot."""
+    """Return which MIGraphX is installed; if it cannot be used, why not."""
     try:
         migraphx = _module()
     except RequestFailed as failure:
@@ -111,9 +111,9 @@ def probe(request: Request) -> ProbeAnswer:
 
 
 def state(request: Request) -> ToolchainState:
-    """Say of this process what a cache key says of who compiles; the version of ROCm in the label is not its to know.
+    """Return what a cache key says of the toolchain, as it is in this process. Its label lacks the version of ROCm.
 
-    Every target is loaded for it, as by `probe`: the toolchain is made of the libraries of all.
+    All targets are loaded for it, as in `probe`: the libraries of all of them make the toolchain.
     """
     _module()
     found = probe({**request, "rocm": ""})
@@ -177,15 +177,15 @@ def _module() -> Any:
         migraphx = importlib.import_module("migraphx")
     except ImportError as error:
         others = _other_pythons()
-        told = f"cannot import migraphx: {first_line(str(error))}"
-        raise RequestFailed("toolchain_mismatch", told + others, _SET_PYTHON if others else "") from None
+        reason = f"cannot import migraphx: {first_line(str(error))}"
+        raise RequestFailed("toolchain_mismatch", reason + others, _SET_PYTHON if others else "") from None
     if not hasattr(migraphx, "parse_onnx"):
         if not getattr(migraphx, "__file__", None) and (others := _other_pythons()):
-            # The library's own folder, which Python takes for a package where the module is not for it.
+            # The library's own folder: Python takes it for a package if the module is for another Python.
             raise RequestFailed("toolchain_mismatch", f"cannot import migraphx{others}", _SET_PYTHON)
         place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
-        told = f"the package migraphx at {place} is a placeholder without parse_onnx"
-        raise RequestFailed("toolchain_mismatch", told, "pip uninstall migraphx, and install ROCm's package migraphx")
+        reason = f"the package migraphx at {place} is a placeholder without parse_onnx"
+        raise RequestFailed("toolchain_mismatch", reason, "pip uninstall migraphx, and install ROCm's package migraphx")
     return migraphx
 
 
@@ -193,7 +193,7 @@ _SET_PYTHON = "set migraphx_python (FARM_MIGRAPHX_PYTHON) to the interpreter tha
 
 
 def _other_pythons() -> str:
-    """Say which modules of MIGraphX lie on the import path that this Python cannot load."""
+    """Return a sentence on the modules of MIGraphX on the import path that this Python cannot load."""
     found = [entry.name for folder in sys.path for entry in sorted(Path(folder).glob("migraphx.*.so"))]
     if not found:
         return ""
@@ -260,11 +260,11 @@ def _text(program: Any) -> str:
 
 
 def _refuse_broken(path: str, device: str) -> None:
-    """Read the finished program back, and refuse what MIGraphX saves without an error and nobody can run."""
+    """Read the finished program back, and refuse a program that MIGraphX saved but nobody can run."""
     try:
         found = mxr.read(path)
     except mxr.ProgramTooLarge:
-        return  # Verification finds what does not run; whoever needs to know before takes msgpack.
+        return  # Verification finds out whether it runs; with msgpack this is known before.
     except mxr.MalformedProgram as error:
         raise RequestFailed("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
     if found["left_over"]:
@@ -588,7 +588,7 @@ def _signature(program: Any, request: Request) -> _ProgramSignature:
     shapes = program.get_parameter_shapes()
     outputs = program.get_output_shapes()
     names = _output_names(request, len(outputs))
-    # Where the caller copies, he also hands the buffers that the outputs go to.
+    # If the caller copies, the caller also passes the buffers for the outputs.
     buffers = sorted((name for name in shapes if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
     inputs = [name for name in request["inputs"] if name in shapes]
     return _ProgramSignature(
@@ -599,7 +599,7 @@ def _signature(program: Any, request: Request) -> _ProgramSignature:
 
 
 def _model_outputs(request: Request) -> list[str]:
-    """Return the names of the model's outputs in order; MIGraphX does not tell them."""
+    """Return the names of the model's outputs in order; MIGraphX does not report them."""
     if request.get("outputs"):
         return list(request["outputs"])
     path = request["model"]["path"]
@@ -679,7 +679,7 @@ class _MigraphxProgram:
             return [_model_array(_array(result), self.request) for result in results]
 
     def run_on_device(self, prepared: _Prepared) -> Callable[[], None] | None:
-        """Return what runs once on arguments that are on the GPU already; None where the program copies."""
+        """Return what runs once on arguments that are on the GPU already; None if the program copies."""
         if not self.copies:
             return None
         arguments = self._on_device(prepared.arguments)
@@ -702,7 +702,7 @@ def load(request: Request) -> _MigraphxProgram:
     try:
         mxr.read(request["program"])
     except mxr.ProgramTooLarge:
-        pass  # Then MIGraphX's reader has to do; what it does to this process harms nobody else.
+        pass  # MIGraphX's own reader has to check it; it can only harm this process.
     except mxr.MalformedProgram as error:
         raise RequestFailed("bad_model", f"the program is damaged: {error}") from None
     migraphx = _module()

@@ -42,7 +42,7 @@ RECIPE = 1
 
 
 def state(request: Request) -> ToolchainState:
-    """Say of this process what a cache key says of who compiles: toolchain, recipe, libraries, CPU family."""
+    """Return what a cache key says of the toolchain, as it is in this process."""
     found = probe(request)
     if not found["available"]:
         raise RequestFailed("toolchain_mismatch", found["reason"])
@@ -55,7 +55,7 @@ def state(request: Request) -> ToolchainState:
 
 
 def probe(request: Request) -> ProbeAnswer:
-    """Say what ONNX Runtime is installed: for CPUs, or for the device that the request names."""
+    """Return which ONNX Runtime is installed: for CPUs, or for the device that the request names."""
     try:
         import onnx
         import onnxruntime
@@ -121,7 +121,7 @@ def cpu_family() -> str:
 
 
 def compile(request: Request, messages: Messages) -> CompileAnswer:
-    """Convert to the precision, optimise to the level, save, and accept only what loads and is what was asked."""
+    """Convert to the precision, optimise to the level, and save; accept only a program that loads and is as asked."""
     import onnx
     import onnxruntime
 
@@ -162,7 +162,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
 
 
 def _choice(request: Request, threads: int) -> onnxruntime_tuning.Candidate | None:
-    """Return how the tuning database says that this program is best run; None where it was not tuned."""
+    """Return how the tuning database says that this program is best run; None if it was not tuned."""
     slices = request["tuning"].get("slices")
     return onnxruntime_tuning.choose(Path(request["database"]), slices, threads) if slices else None
 
@@ -241,7 +241,7 @@ def _optimise(
 ) -> Any:
     """Run ONNX Runtime's graph optimisation from one file into another and return the session.
 
-    On the CPU, but for the device of a `request`: what is stored is plain ONNX, whatever it is for. `basic` keeps to
+    It runs on the CPU, or on the device of a `request`. The stored file is plain ONNX in both cases. `basic` keeps to
     standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
     import onnxruntime
@@ -287,10 +287,10 @@ def _session(
 
 
 def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
-    """Optimise the user's model with the request's shapes; what is invalid in it is his, not the compiler's.
+    """Optimise the user's model with the request's shapes. An invalid model is the user's fault, not the compiler's.
 
-    ONNX Runtime may refuse the shapes for the sake of a branch that is never taken with them. It then gets the model
-    with the shapes that it came with; return why, or an empty text.
+    ONNX Runtime may refuse the shapes because of a branch that is never taken with them. It then gets the model with
+    its own shapes; return the reason, or an empty text.
     """
     refusal = "ONNX Runtime refuses the model"
     try:
@@ -619,7 +619,7 @@ class _SessionProgram:
             return [np.asarray(value) for value in self.session.run(None, prepared)]
 
     def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
-        """Return what runs with inputs and outputs that stay on the card; None where host and device are one."""
+        """Return what runs with inputs and outputs that stay on the card; None if host and device are one."""
         if not self.on_cuda:
             return None
         import onnxruntime

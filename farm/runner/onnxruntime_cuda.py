@@ -1,7 +1,7 @@
-"""ONNX Runtime's CUDA provider: the libraries that it needs, the options that it gets, and the nodes that it takes.
+"""ONNX Runtime's CUDA provider: its libraries, its options, and the nodes that run on it.
 
-The wheel `onnxruntime-gpu` holds none of CUDA's libraries: they come as `nvidia-*` wheels in the same environment, or
-from where the loader looks. Nothing here falls back to the CPU in silence: a session without the provider is refused.
+The wheel `onnxruntime-gpu` has none of CUDA's libraries. They come from `nvidia-*` wheels in the same environment, or
+from the loader's search path. A session without the provider is refused, so no program falls back to the CPU unseen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIBRARIES = {
     "12": {"cuda": "libcudart.so.12", "cublas": "libcublas.so.12", "cufft": "libcufft.so.11"},
     "13": {"cuda": "libcudart.so.13", "cublas": "libcublas.so.13", "cufft": "libcufft.so.12"},
 }
-"""What the provider loads, by the major version of CUDA that ONNX Runtime was built with; and these with both:"""
+"""Libraries that the provider loads, by the major version of CUDA that ONNX Runtime was built with; all also need:"""
 _ALWAYS = {"cudnn": "libcudnn.so.9", "curand": "libcurand.so.10"}
 _LOWEST = {"12": 60, "13": 75}
 """Lowest compute capability by CUDA's major version: CUDA 13 dropped Maxwell, Pascal and Volta."""
@@ -133,7 +133,7 @@ SHAPES = frozenset(
      "Mul", "Div", "Where", "Equal", "Greater", "Less", "Min", "Max", "ReduceProd", "Mod", "ConstantOfShape", "Expand",
      "Identity", "Constant", "Neg", "Floor", "Ceil", "And", "Or", "Not", "ScatterND", "Loop", "If", "GatherND"}
 )  # fmt: skip
-"""Operators of which ONNX Runtime puts some on the CPU on purpose, though CUDA has them: those that compute shapes."""
+"""Operators that compute shapes: ONNX Runtime puts some of them on the CPU on purpose, though CUDA has kernels."""
 
 
 def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -144,10 +144,10 @@ def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 def placement(session: Any, executed: Any) -> NodePlacement:
-    """Return which nodes run on which provider, and which of those on the CPU are there for want of a kernel.
+    """Return which nodes run on which provider, and which nodes run on the CPU because CUDA has no kernel for them.
 
-    `executed` is the optimised model, whose types tell the two kinds apart: ONNX Runtime moves what computes on shapes
-    and other small integers to the CPU on purpose, a node on floats only because CUDA has no kernel for it.
+    The types in `executed`, the optimised model, decide: ONNX Runtime moves nodes on shapes and other small integers to
+    the CPU on purpose, but a node on floats only if CUDA has no kernel for it.
     Returns `nodes` {provider: {operator: count}}, `on_purpose` and `fallback` {operator: [names]}.
     """
     floats = _floating(executed)
@@ -168,7 +168,7 @@ def placement(session: Any, executed: Any) -> NodePlacement:
 
 
 def _floating(model: Any) -> set[str]:
-    """Return the names of nodes that make floating-point tensors, as far as the model's types tell."""
+    """Return the names of nodes that make floating-point tensors, as far as the model's types show."""
     import onnx
 
     kinds = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}

@@ -29,7 +29,7 @@ _PLACE = re.compile(
     r"|\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:"
     r"|/onnxruntime_src/\S+:\d+ [^()]*(?:\([^()]*\)[^() ]*)+ (?:\[with [^\]]*\] )?"
 )
-"""Where in a compiler's source an error comes from; kept in the detail, of no use in a sentence."""
+"""Places in a compiler's source: the detail of an error keeps them, its sentence does not."""
 
 _LONGEST_DETAIL = 1000
 """Characters with which a child says how far it is."""
@@ -59,7 +59,7 @@ class Messages:
         self.descriptor = descriptor
 
     def send(self, message: Message) -> None:
-        """Write one message; a worker that is gone is no error here, the guard ends the child."""
+        """Write one message; a worker that is gone is no error here: the guard ends the child."""
         line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             while line:
@@ -68,11 +68,11 @@ class Messages:
             return
 
     def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
-        """Say what is being done now, and how much of it is done (0 to 1, where known)."""
+        """Report what is being done now, and how much of it is done (0 to 1, if known)."""
         self.send({"phase": phase, "progress": progress, "detail": detail[:_LONGEST_DETAIL]})
 
     def error(self, kind: str, message: str, detail: str = "") -> None:
-        """Say why there is no answer; of a novel the beginning and the end, since the log has all of it."""
+        """Report why there is no answer. A long detail is cut in the middle; the log has all of it."""
         if len(detail) > 2 * _KEPT:
             detail = f"{detail[:_KEPT]}\n[…]\n{detail[-_KEPT:]}"
         self.send({"error": {"kind": kind, "message": message[:_KEPT], "detail": detail}})
@@ -80,7 +80,7 @@ class Messages:
 
 @contextmanager
 def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
-    """Turn whatever a compiler raises into a RequestFailed that begins with what was being done."""
+    """Turn every error of a compiler into a RequestFailed that begins with `what` was being done."""
     try:
         yield
     except (RequestFailed, MemoryError):
@@ -92,7 +92,7 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
 
 
 def keep_text(request: Request, when: Literal["before", "after"], text: Callable[[], str]) -> None:
-    """Write a program's text `before` or `after` compilation where the request asks for it."""
+    """Write a program's text `before` or `after` compilation if the request asks for it."""
     debug = request.get("debug")
     path = debug.get(when) if debug else ""
     if path:

@@ -66,7 +66,7 @@ class Samples:
 
 
 def points_of(inputs: Mapping[str, InputSpec], batch: Size | None) -> list[tuple[dict[str, InputSpec], int | None]]:
-    """Return the inputs and batches at which a program is verified and measured: one where all sizes are static.
+    """Return the inputs and batches at which a program is verified and measured: one point if all sizes are static.
 
     Of dynamic ones (`{"min", "max", "optimals"}`) these are the smallest sizes, the first optimals, the second and so
     on (a dimension without one has its largest there), and the largest sizes, which come last.
@@ -103,7 +103,7 @@ def make_samples(
 ) -> Samples:
     """Return the samples that a request describes: `{"path"}` of an .npz, or `{"generate", "seed", "ranges"}`.
 
-    `inputs` has `{"dtype", "shape"}` by name, all sizes static; the batch axis is added to it where the data shows it.
+    `inputs` has `{"dtype", "shape"}` by name, all sizes static; the batch axis is added to it if the data shows it.
     Arrays in the data that are named in `output_ranks` are expected outputs. `limit` bounds the samples taken (0: all).
 
     Raises RequestFailed (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
@@ -122,7 +122,7 @@ def _generated(source: SampleSource, inputs: Mapping[str, InputSpec], batch: int
         shape = static_shape(spec)
         if "batch_axis" not in spec and batch and batch in shape:
             spec["batch_axis"] = shape.index(batch)
-    # Two runs at least: samples of one batch may not be told apart in the outputs.
+    # Two runs at least: the outputs may not show which samples of one batch differ.
     count = max(2, -(-int(source["generate"]) // size))
     return Samples(Runs(count, lambda index: _generate(source, inputs, index)), [], size)
 
@@ -305,8 +305,8 @@ def _check_counts(counts: Mapping[str, int], what: str) -> None:
     if empty:
         raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
     if len(set(counts.values()) - {1}) > 1:
-        told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {told}")
+        named = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {named}")
 
 
 def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
@@ -320,7 +320,7 @@ def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
 
 
 class Held:
-    """Arrays that must live for as long as a compiler looks at them: kept in a file, so that they need no memory."""
+    """Arrays that must live as long as a compiler reads them. They are in a file, so that they need no memory."""
 
     def __init__(self, size: int) -> None:
         """Make room for `size` bytes, each array beginning at a multiple of 64."""

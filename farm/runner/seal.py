@@ -1,4 +1,4 @@
-"""The seal of the child: what a hostile model or compiler cannot reach, whatever it runs.
+"""The seal of the child: keeps a hostile model or compiler from everything that it does not need.
 
 Mechanisms of the kernel that need no privilege, no other program and no namespace, and so also work inside containers.
 Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
@@ -37,7 +37,7 @@ _FIRST_RIGHTS = (1 << 13) - 1
 _READ = _READ_FILE | _READ_DIR
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-"""Rights that mean something on a file; a rule on a file must not name others."""
+"""Rights that apply to a file; a rule on a file must not name others."""
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
@@ -114,7 +114,7 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
 
 
 def _interpreter() -> Iterator[str]:
-    """Yield the folders of the system, of this interpreter, and of the libraries that it was told of."""
+    """Yield the folders of the system, of this interpreter, and of the libraries on its search paths."""
     for pattern in _SYSTEM:
         yield from glob.glob(pattern)  # noqa: PTH207 (light modules only: this runs before any import)
     # Not the whole import path: a development install names the folder of the sources, and data may lie below it.
@@ -127,7 +127,7 @@ def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[st
     version = _landlock_version()
     rights = _FIRST_RIGHTS | sum(bit for since, bit in _ADDED_IN.items() if since <= version)
     attributes = struct.pack("QQQ", rights, 0, _SCOPES if version >= _SCOPES_IN else 0)
-    # An older kernel knows a shorter form, and takes a longer one where the rest is zero.
+    # An older kernel knows a shorter structure, and accepts a longer one if the rest is zero.
     ruleset = _syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for path in _interpreter():
@@ -208,7 +208,7 @@ def _forbid_calls(*, local_sockets: bool) -> None:
 
 
 def _landlock_version() -> int:
-    """Return the version of the kernel's Landlock interface; 0 where it has none, or it is switched off."""
+    """Return the version of the kernel's Landlock interface; 0 if it has none, or Landlock is switched off."""
     try:
         return _syscall(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:

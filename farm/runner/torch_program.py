@@ -1,6 +1,6 @@
-"""PyTorch models as they are, to be measured beside what was made of them.
+"""PyTorch models as they are, to be measured against the programs that were made of them.
 
-Loading one can run what is in it, so it happens only in a sealed child, on the machine of whoever has the model.
+Loading such a model can run code in it, so it happens only in a sealed child, on the machine of the model's owner.
 """
 
 from __future__ import annotations

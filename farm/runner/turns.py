@@ -91,5 +91,5 @@ def _round(program: _Loaded, seconds: float, most: int) -> list[float]:
 def _timed(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
     run()
-    # To a nanosecond: more digits say nothing, and take room in the answer.
+    # To a nanosecond: more digits have no meaning, and make the answer longer.
     return round(time.perf_counter() - started, 9)

@@ -66,16 +66,16 @@ class Collector:
         self._folders = {folder: restored.snapshot}
         """What each folder is known to hold."""
         self._pending = Snapshot()
-        """What was found and is not committed yet."""
+        """Records that are not committed yet."""
         self._dropped: dict[Path, Dropped] = {}
-        """What the last look left out."""
+        """What the last look dropped."""
         self._source = RecordSource("", worker, job, toolchain)
         self._learnt = self._learnt_size = 0
         """Records, and their characters, that children have written so far."""
         self._session = Session(session, "", TuningWork(), worker, job, identifier)
         self._seconds = 0.0
         self.others = len(restored.snapshot) > 0
-        """Whether anybody else has left a record."""
+        """Whether others have left a record."""
 
     @property
     def slices(self) -> Table:
@@ -89,7 +89,7 @@ class Collector:
         return operations * sum(each["seconds"] for each in slices) / known if known else 0.0
 
     def follow(self) -> None:
-        """Learn what others committed meanwhile. Raises StorageUnavailable."""
+        """Read what others have committed since the last call. Raises StorageUnavailable."""
         news = self._database.since(self._seen)
         self._seen = news.seen
         if news.snapshot:
@@ -115,7 +115,7 @@ class Collector:
             self._write(folder)
 
     def copy(self, folder: Path) -> None:
-        """Write all that is known into a folder that is nobody's: what a child learns there is not collected."""
+        """Write all known records into a folder; new records there are not collected."""
         write_folder(self._known, folder)
 
     def _write(self, folder: Path) -> None:

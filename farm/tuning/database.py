@@ -182,7 +182,7 @@ class TuningDatabase:
     def _unreadable(self, what: str, why: str) -> ArtifactGone:
         return ArtifactGone(
             f"the {what} cannot be read: {why}",
-            hint=f"a newer farm may read it; `farm tuning prune {self.name} --all` begins the database anew",
+            hint=f"a newer farm may read it; `farm tuning prune {self.name} --all` starts an empty database",
         )
 
     def exists(self) -> bool:

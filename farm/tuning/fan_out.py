@@ -63,7 +63,7 @@ class FanOut(Generic[Piece]):
                 self._change.wait_for(lambda: not self._borrowed)
 
     def _next(self) -> tuple[Piece] | None:
-        """Return a piece for the own slot; None once nobody has one any more."""
+        """Return a piece for the own slot; None when none is left."""
         with self._change:
             self._change.wait_for(lambda: self._waiting or self._returned or not self._borrowed)
             if self._waiting:
@@ -78,7 +78,7 @@ class FanOut(Generic[Piece]):
                 works = borrowed and self._help_once(slot)
 
     def _help_once(self, slot: Slot) -> bool:
-        """Do one piece; say whether there was one and it was done."""
+        """Do one piece; return whether there was one and it was done."""
         with self._change:
             if not self._waiting:
                 return False

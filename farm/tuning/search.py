@@ -1,7 +1,7 @@
-"""Search: tunes the slices of one model into the database, each in a child, in the attempt's slot and in spare ones.
+"""Search: tunes the slices of one model into the database, each in a child, in the attempt's slot and in free ones.
 
-Each slot has a private folder. A minute's work at most lies in these folders alone: what is new goes to the database
-while children run and when they have ended, however they ended.
+Each slot has a private folder. New records go to the database every minute, and when a child has ended in any way, so
+at most a minute's work is in these folders alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from farm.tuning.records import RecordStore, Snapshot, TuningWork
 log = get_logger(__name__)
 
 COLLECT_SECONDS = 60.0
-"""Between two looks for what a running child has learnt."""
+"""Seconds between two looks for new records of a running child."""
 
 MOST_OPERATIONS = 1 << 32
 """How many operations a model may be said to have."""
@@ -49,7 +49,7 @@ REFUSED = frozenset(
         FailureKind.COMPILER_ERROR,
     }
 )
-"""What a compiler may say of one slice without the whole being wrong."""
+"""Failures of one slice that do not fail the whole model."""
 
 
 def slice_key(spec: SpecDocument, signature: str, threads: int) -> str:
@@ -75,8 +75,9 @@ class SearchedSlice(NamedTuple):
 
 @dataclass
 class Lane:
-    """A slot that tunes for the attempt: its steps and its folder; and of its latest child what it has learnt, and when
-    it began and ended, by the monotonic clock.
+    """A slot that tunes for the attempt: its steps and its folder, and the results and times of its latest child.
+
+    Times are those of the monotonic clock.
     """
 
     steps: Steps
@@ -105,7 +106,7 @@ class Lane:
 
 
 class Search:
-    """Looks for what the database does not have of one model, within a budget, and keeps what is learnt."""
+    """Tunes the slices of one model that the database does not have, within a budget, and keeps the results."""
 
     def __init__(
         self,
@@ -130,9 +131,9 @@ class Search:
         self.folder = self.children.folder / "tuning"
         """The private folder of the attempt's own slot."""
         self._slices = self.folder.with_name("slices")
-        """Where the model's slices are."""
+        """The folder of the model's slices."""
         self.work = TuningWork()
-        """What was done so far."""
+        """The work so far."""
         self.cut = False
         """Whether the budget ended before the tuning did."""
         self.left_over = 0
@@ -153,7 +154,7 @@ class Search:
         self._fan_out = FanOut(free, self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
         self._lock = threading.RLock()
-        """Held by who counts work, or talks to the collector."""
+        """Held while work is counted, or the collector is used."""
         self._lanes = {self.children.slot: Lane(self.steps, self.folder)}
         """By slot, the attempt's own first."""
 
@@ -189,7 +190,7 @@ class Search:
             self.slices.append({"key": piece.key, "count": cut["count"]})
             if not self._is_known(piece):
                 missing.append(piece)
-        # In an order of its own, an attempt that tunes the same slices elsewhere meanwhile leaves most of them to us.
+        # Each attempt has its own order, so that attempts with the same slices share them.
         missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
         self._count = len(missing)
         self._deadline = time.monotonic() + self._budget if self._budget else None
@@ -199,9 +200,9 @@ class Search:
             self._gather_logs()
 
     def ask(self, request: Request, *, read: Sequence[Path], write: Sequence[Path]) -> CompileAnswer | None:
-        """Ask for the whole in a child that tunes what is left; None if the budget is over, before or meanwhile.
+        """Compile the whole model in a child that tunes what is left; None if the budget is over before its end.
 
-        All that is known by now is in `folder` then. Raises StepEnded.
+        `folder` then has all records that are known. Raises StepEnded.
         """
         own = self._lanes[self.children.slot]
         with self._lock:
@@ -255,9 +256,9 @@ class Search:
             log.warning("the tuning database is away, trying again at the end", error=error.message)
 
     def save(self) -> None:
-        """Commit what could not be at the end of the tuning; to be called when the attempt has nothing else to do.
+        """Commit the records that could not be committed at the end of the tuning. Call it when the attempt is done.
 
-        Raises what the patient database raises, and StepEnded if the attempt is cancelled: then nobody may wait.
+        Raises what the patient database raises, and StepEnded if the attempt is cancelled.
         """
         if self._unsaved:
             if self.children.cancelled.is_set():
@@ -341,7 +342,7 @@ class Search:
     def _tuned(self, piece: SearchedSlice, lane: Lane, *, others: bool) -> TuningWork:
         """Count the operations of a slice that a lane has tuned to its end.
 
-        Where `others` had left anything before, what left no new record was known: their slices were cut otherwise.
+        If `others` had left records before, operations without a new record were known: others cut slices otherwise.
         """
         tuned = piece.operations if lane.learnt else 0
         if others and (RecordStore.ONNXRUNTIME, "") not in lane.learnt.tables:  # It has one record for all.
@@ -431,11 +432,11 @@ class Search:
         with self._patiently():
             self._collector.follow()
         self._collector.prepare(lane.folder)
-        # Here, under the lock: who collects meanwhile would count what the child before it left as the next one's.
+        # Under the lock: else the collector would count the records of this child as those of the next.
         lane.learnt = Snapshot()
 
     def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
-        """Commit what is new in a lane's folder, and which slices were finished there."""
+        """Commit the new records of a lane's folder, and the slices that were finished there."""
         running = sum(each.seconds for each in self._lanes.values())
         work = replace(self.work, seconds=round(self.work.seconds + running, 3))
         lane.learnt = lane.learnt.join(self._collector.look(lane.folder, work, finished))

@@ -1,10 +1,10 @@
-"""Tuner: takes one model through tuning, slice by slice, and keeps what is learnt whatever happens to the attempt.
+"""Tuner: tunes one model slice by slice, and keeps all results, whatever happens to the attempt.
 
     restore the database into a private folder
-    for each slice that the database does not have: tune it in a child, commit what is new
-    compile the whole model from what is known; what that still tunes is committed too
+    for each slice that the database does not have: tune it in a child, commit the new records
+    compile the whole model with these records; commit what this compile still tunes
 
-An attempt that dies leaves its finished slices behind, and the next one, wherever it runs, begins with those in hand.
+If an attempt dies, its finished slices stay in the database, and the next attempt on any node starts with them.
 The untuned and the tuned program are measured in turns, and the faster one is published.
 """
 
@@ -78,8 +78,8 @@ class Tuner:
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
 
-        `patient` is the same database as it is asked when nothing else can be done meanwhile. `published` is a program
-        that takes turns with this one too. Slots that are `free` help to tune.
+        `patient` is the same database, but its requests wait while storage is away. `published` is a program that takes
+        turns with this one too. Slots that are `free` help to tune.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
@@ -116,7 +116,7 @@ class Tuner:
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Tune what is not known yet, compile, and return the compiling child's answer.
 
-        Raises StepEnded; what was learnt until then is kept.
+        Raises StepEnded; results until then are kept.
         """
         before = self.children.look("before tuning")
         self._model, self._calibration = self.steps.prepare(model), calibration
@@ -181,10 +181,10 @@ class Tuner:
         return compiled
 
     def prove(self, tuned: MadeProgram, samples: Path | None) -> bool:
-        """Measure the untuned program beside the tuned one, in one process, in turns; say whether tuned is faster.
+        """Measure the tuned and the untuned program in turns, in one process; return whether the tuned one is faster.
 
-        True also where there is no untuned program to compare with. Its file is `untuned`, what its child said of it
-        `untuned_compiled`. The tuned one has been measured alone before. A published program takes turns with both.
+        It counts as faster if there is no untuned program, whose file is `untuned` and whose child's answer is
+        `untuned_compiled`. A published program takes turns with both.
         """
         # Now, before the other program leaves something there too.
         self._written = len(read_folder(self.proof, RecordSource("")).snapshot)
@@ -269,7 +269,7 @@ class Tuner:
         }
 
     def _carried(self) -> RecordedTuning:
-        """Say whether the file carries its tuning: as fast with empty databases, and nothing written into them."""
+        """Return whether the file carries its tuning: as fast with empty databases, and nothing written into them."""
         if self._alone is None:
             return {}
         as_fast = self._alone.high >= 1 / (1 + NOISE)
@@ -281,7 +281,7 @@ class Tuner:
         }
 
     def figures(self) -> TurnFigures:
-        """Return what the sidecar's measurements say of the programs that took turns."""
+        """Return the sidecar's figures of the programs that took turns."""
         figures: TurnFigures = {}
         if self._published and self._against:
             compared = self._against
