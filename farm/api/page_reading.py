@@ -12,7 +12,7 @@ from functools import lru_cache
 from farm.app import Farm
 from farm.errors import FarmError
 from farm.pages.build_view import ShownBuild
-from farm.pages.comparison import Changes, compare
+from farm.pages.comparison import ComparedBuilds, compare
 
 KEPT_CELLS = 400_000
 """Cells of the builds that are kept in memory, a few hundred bytes each."""
@@ -61,7 +61,7 @@ class BuildPages:
         # An unknown id is answered with the place to go on from.
         return str(self._farm.build_reader.events(namespace, build_id, "newest", 0)["items"][-1]["id"])
 
-    def changes(self, namespace: str, after: ShownBuild) -> Changes | None:
+    def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
         """Return how a build differs from the one of its name before it that ended; None if there is none."""
         build = after.build
         if build.get("follows"):
@@ -83,7 +83,7 @@ class BuildPages:
             return self.compared(self.view(namespace, before), after)
         return None
 
-    def compared(self, before: ShownBuild, after: ShownBuild) -> Changes:
+    def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         """Return how two builds differ."""
         if before.is_open or after.is_open:
             return compare(before, after)

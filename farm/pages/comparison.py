@@ -26,7 +26,7 @@ class Pair(NamedTuple):
         return self.after.latency / self.before.latency - 1
 
 
-class LeftOut(NamedTuple):
+class NotCompared(NamedTuple):
     """Cells whose speed was not compared, and why."""
 
     cells: int
@@ -34,7 +34,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ComparedBuilds:
     """How a build differs from the one before."""
 
     before: ShownBuild
@@ -48,13 +48,13 @@ class Changes:
     """Cells that ended alike, with speeds that differ by less than the band."""
     only_before: Sequence[CellLine]
     only_after: Sequence[CellLine]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[NotCompared]
 
     def __bool__(self) -> bool:
         return bool(self.newly_failed or self.fixed or self.slower or self.faster)
 
 
-def compare(before: ShownBuild, after: ShownBuild) -> Changes:
+def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     """Compare the ended cells that both builds have."""
     pairs = [
         Pair(before.by_identifier[cell.identifier], cell)
@@ -67,7 +67,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> Changes:
     slower = sorted((pair for pair in fair if pair.change > BAND), key=lambda pair: -pair.change)
     faster = sorted((pair for pair in fair if 1 / (1 + pair.change) - 1 > BAND), key=lambda pair: pair.change)
     reasons = [_unfair(pair) for pair in passed]
-    return Changes(
+    return ComparedBuilds(
         before,
         after,
         newly_failed=[pair for pair in pairs if pair.before.succeeded and pair.after.look == "failed"],
@@ -78,7 +78,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> Changes:
         same=len(fair) - len(slower) - len(faster) + sum(reason == SAME for reason in reasons),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
         only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
-        left_out=[LeftOut(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
+        left_out=[NotCompared(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
     )
 
 
