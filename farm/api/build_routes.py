@@ -147,8 +147,9 @@ def reproduction(
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
 def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep, request: Request) -> Response:
     """Return a build's report as JUnit XML."""
-    link = str(request.url_for("report", build_id=build_id))
-    return Response(farm.build_reader.junit(caller.namespace, build_id, link), media_type="application/xml")
+    found = farm.build_reader.resolve(caller.namespace, build_id)
+    link = f"{request.base_url}ui/ns/{caller.namespace}/builds/{found}"
+    return Response(farm.build_reader.junit(caller.namespace, found, link), media_type="application/xml")
 
 
 def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> str:

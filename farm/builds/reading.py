@@ -115,7 +115,7 @@ class BuildReader:
         return {"items": found.items, "reset": found.reset}
 
     def junit(self, namespace: str, build_id: str, link: str = "") -> str:
-        """Return a build's report as JUnit XML; `link` is where the report can be read."""
+        """Return a build's report as JUnit XML; `link` is the build's page."""
         return junit.render(self.report(namespace, build_id), link)
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> ReproductionDocument:

@@ -402,7 +402,7 @@ def _watch(
         output.emit({"build": build, "cells": cells})
     else:
         _say_all(["", *render.outcome(build, cells, client.page_of(build) if pages else "")])
-    publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.link_of(build_id), quiet=as_json)
+    publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 

@@ -310,10 +310,6 @@ class FarmClient:
             raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
         return found[0]["id"]
 
-    def link_of(self, build_id: str) -> str:
-        """Return the address of a build's report."""
-        return f"{self.url}/v1/builds/{build_id}/report"
-
     def cells(self, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest."""
         found: list[JudgedCell] = self._transport.items(f"/v1/builds/{_build(build_id)}/cells")

@@ -87,7 +87,7 @@ def gitlab_links(build: BuildView, cells: Sequence[JudgedCell], link: str) -> di
     links: list[ExternalLink] = [{"label": f"{build['name']} {build['id']}", "url": link}]
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     links += [
-        {"label": f"{cell['identifier']}: {cell['kind']}", "url": f"{link}#{cell['identifier']}"}
+        {"label": f"{cell['identifier']}: {cell['kind']}", "url": f"{link}/cells/{cell['identifier']}"}
         for cell in failed[: SHOWN - 1]
     ]
     return {"farm": [{"external_link": each} for each in links]}

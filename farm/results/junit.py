@@ -18,7 +18,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 
 
 def render(report: Report, link: str = "") -> str:
-    """Return the XML text for a build's report; `link` is where it can be read."""
+    """Return the XML text for a build's report; `link` is the build's page."""
     build, cells = report["build"], report["cells"]
     suite = ET.Element("testsuite", name=f"{build['name']} {build['id']}", tests=str(len(cells)))
     of_build = [("build", build["id"]), ("url", link or None)]
@@ -29,7 +29,7 @@ def render(report: Report, link: str = "") -> str:
         case = ET.SubElement(
             suite, "testcase", classname=cell["model"], name=cell["identifier"], time=f"{cell['elapsed'] or 0:.3f}"
         )
-        _add_properties(case, [*_properties(cell), ("url", f"{link}#{cell['identifier']}" if link else None)])
+        _add_properties(case, [*_properties(cell), ("url", f"{link}/cells/{cell['identifier']}" if link else None)])
         outcome = _outcome(cell)
         if outcome:
             tag, counter, message = outcome

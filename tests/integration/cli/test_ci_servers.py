@@ -68,7 +68,7 @@ def test_github_gets_a_summary_and_annotations_at_the_manifests_lines(
     assert "1 of 2 cells succeeded, 1 failed (exit code 1)" in summary
     build = client.build("@latest")
     assert build["labels"] == {"commit": COMMIT, "ci": "https://github.com/me/models/actions/runs/7"}
-    assert f"/v1/builds/{build['id']}/report" in summary
+    assert client.page_of(build) in summary
     assert (tmp_path / "outputs").read_text() == f"build={build['id']}\n"
 
     assert main(["watch", COMMIT, "--json"]) == 1

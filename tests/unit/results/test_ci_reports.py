@@ -16,7 +16,7 @@ from farm.results.verdict import judge_cell, verdict_of
 from tests.unit.results.test_gates import against, facts, planned
 from tests.unit.results.test_verdict import row as row_of
 
-LINK = "https://farm.example/v1/builds/b-1/report"
+LINK = "https://farm.example/ui/ns/main/builds/b-1"
 HOSTILE = "::error::x\n%0A</td><script>alert(1)</script> | @team [a](javascript:x) \x1b[31m \u202e ]]> " + "x" * 300
 
 
@@ -147,7 +147,7 @@ def test_junit_says_in_the_body_of_a_gate_what_was_measured() -> None:
     assert "latency is 25 % above prod's" in (failure.text or "")
     assert "y: error 0, tolerance 0.1" in (failure.text or "")
     told = {each.get("name"): each.get("value") for each in case.findall("./properties/property")}
-    assert told["url"] == f"{LINK}#{case.get('name')}"
+    assert told["url"] == f"{LINK}/cells/{case.get('name')}"
     attempts = root.findall("./testsuite/testcase")[1].find("./properties/property[@name='attempts']")
     assert attempts is not None
     assert attempts.get("value") == "3"
