@@ -35,7 +35,7 @@ from farm.client.fetching import (
     write_artifact,
     write_family,
 )
-from farm.client.transport import Transport
+from farm.client.transport import Transport, document_of
 from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, UsageError
 from farm.files import read_private
 
@@ -573,14 +573,16 @@ class FarmClient:
     def tuning_import(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
         """Add a packed snapshot (`farm.tuning.text.pack`) to a tuning database; return what came of it."""
         headers = {"Content-Type": "application/gzip"}
-        found: TuningImported = self._transport.request(
-            "POST",
-            f"{_tuning(database)}/import",
-            timeout=300.0,
-            content=packed,
-            headers=headers,
-            params={"miopen": miopen},
-        ).json()
+        found: TuningImported = document_of(
+            self._transport.request(
+                "POST",
+                f"{_tuning(database)}/import",
+                timeout=300.0,
+                content=packed,
+                headers=headers,
+                params={"miopen": miopen},
+            )
+        )
         return found
 
     def tuning_merge(self, database: str) -> TuningMerged:
@@ -644,7 +646,7 @@ class FarmClient:
         body = {"source": source, "previous": previous}
         path = f"/v1/refs/{_named('ref', tag)}"
         try:
-            moved: RefView = self._transport.request("PUT", path, json=body, params=_condition(generation)).json()
+            moved: RefView = document_of(self._transport.request("PUT", path, json=body, params=_condition(generation)))
         except Conflict:
             now = self.ref(tag) if rolls_back else None
             if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):

@@ -85,15 +85,18 @@ class Transport:
 
     def get(self, path: str, **params: Any) -> Any:
         """Return a document; the caller says what type the farm promises."""
-        return self.request("GET", path, params=params).json()
+        return document_of(self.request("GET", path, params=params))
 
     def items(self, path: str, **params: Any) -> Any:
         """Return the items of a list; the caller says what type the farm promises."""
-        return self.get(path, **params)["items"]
+        found = self.get(path, **params).get("items")
+        if not isinstance(found, list):
+            raise _foreign(f"{self.url}{path}")
+        return found
 
     def post(self, path: str, body: object = None, **options: Any) -> Any:
         """Send JSON, and return the document that is answered; the caller says what type the farm promises."""
-        return self.request("POST", path, json=body, **options).json()
+        return document_of(self.request("POST", path, json=body, **options))
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.
@@ -106,6 +109,8 @@ class Transport:
             try:
                 with self._api.stream(method, path, **options) as response:
                     return _checked(_read(response, limit))
+            except httpx.DecodingError:
+                raise _foreign(f"{self.url}{path}") from None
             except httpx.TransportError as error:
                 raise self._unreachable(error) from None
 
@@ -138,6 +143,8 @@ class Transport:
             with self._api.stream("GET", path, timeout=httpx.Timeout(10.0, read=timeout), **options) as response:
                 _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
                 yield _lines(response)
+        except httpx.DecodingError:
+            raise _foreign(f"{self.url}{path}") from None
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
@@ -240,6 +247,21 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
 
 
+def document_of(response: httpx.Response) -> Any:
+    """Return the document that a farm answered. Raises UsageError for anything else."""
+    try:
+        document = response.json()
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise _foreign(str(response.url))
+    return document
+
+
+def _foreign(url: str) -> UsageError:
+    return UsageError(f"{url} answers what no farm does", hint="is a farm at that address? FARM_API_URL sets it")
+
+
 def _require_short(size: int, limit: int, response: httpx.Response) -> None:
     if size > limit:
         raise UsageError(f"{response.url} answers more than {limit >> 20} MiB", hint="is a farm at that address?")
@@ -268,7 +290,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
     try:
         document = response.json()
         detail = str(document["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         document, detail = {}, f"{response.url} answers {response.status_code} {response.reason_phrase}"
     if response.status_code in (404, 405) and document.get("type") == "about:blank":
         # Our servers name an error's class, but for a route that they do not have.
@@ -278,12 +300,17 @@ def _checked(response: httpx.Response) -> httpx.Response:
             hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
         )
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
-    if kind is errors.ManifestError:
-        raise errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
     hint = str(document.get("hint", ""))
-    if kind is errors.InputsMissing:
-        raise errors.InputsMissing(detail, document["missing_blobs"], hint=hint)
-    raise kind(detail, hint=hint)
+    try:
+        if kind is errors.ManifestError:
+            error: FarmError = errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
+        elif kind is errors.InputsMissing:
+            error = errors.InputsMissing(detail, document["missing_blobs"], hint=hint)
+        else:
+            error = kind(detail, hint=hint)
+    except (TypeError, KeyError, AttributeError):
+        error = UsageError(detail, hint=hint)
+    raise error
 
 
 def _tree(kind: type[FarmError]) -> dict[str, type[FarmError]]:

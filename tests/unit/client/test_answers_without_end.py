@@ -91,3 +91,26 @@ def test_what_storage_says_is_read_to_its_limit(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="answers more than 1 MiB"):
             client.put(put, tmp_path / "blob", lambda _: None)
     assert len(taken) <= 6
+
+
+FOREIGN = {
+    "a page": httpx.Response(200, content=b"<html>"),
+    "nothing": httpx.Response(200),
+    "a list": httpx.Response(200, content=b"[1]"),
+    "no list": httpx.Response(200, content=b'{"items": null}'),
+    "depth": httpx.Response(200, content=b"[" * 200_000),
+    "another place": httpx.Response(302, headers={"Location": "http://192.0.2.1/"}),
+    "damaged": httpx.Response(200, content=iter([b"\x1f\x8b\x08garbage"]), headers={"Content-Encoding": "gzip"}),
+    "a deep error": httpx.Response(400, content=b"[" * 200_000),
+    "an odd error": httpx.Response(400, content=b'{"type": "x:ManifestError", "detail": "", "problems": [{"a": 1}]}'),
+    "an empty error": httpx.Response(400, content=b'{"type": "x:InputsMissing", "detail": ""}'),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_farm_is_said_to_be_none(name: str) -> None:
+    """A mistaken address, or a farm that means ill: an error of the user's, not one of this program."""
+    answer = httpx.MockTransport(lambda _: FOREIGN[name])
+    client = Transport("http://farm.example", "", namespace="", timeout=5, transport=answer)
+    with pytest.raises(UsageError):
+        client.items("/v1/builds")
