@@ -35,7 +35,7 @@ test-faults: $(VENV)/.dev
 test-noise: $(VENV)/.dev
 	$(RUN)/python -m pytest -m noise $(PYTEST)
 
-# Every fault at full counts, about 70 minutes; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
+# Every fault at full counts, two to three hours on two cores; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
 	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
