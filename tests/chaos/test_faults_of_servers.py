@@ -191,7 +191,7 @@ def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.Mon
         return answer
 
     again = partial(insist, every=0.0)
-    join_pool(store, slots=16)
+    join_pool(store, slots=16, ttl=3600)
     jobs = fault.count.transitions // 4
     monkeypatch.setattr(store._link, "run", flaky)
     lots = [[new_cell() for _ in range(50)] for _ in range(-(-jobs // 50))]
@@ -481,7 +481,7 @@ def test_what_stays_after_retention(fault: Fault, rig: Rigs) -> None:
     """Builds of a hundred jobs end, are reported and expire; nothing of them may stay, nor anything without a name."""
     farm = rig(keep_days=3.0 / 86400)
     store, raw = farm.store, farm.raw
-    join_pool(store, slots=64, ttl=600)
+    join_pool(store, slots=64, ttl=3600)
     build_id = submit(store, new_cell())
     run_all(store)
     store.builds.mark_reported(build_id, {"exit_code": 0})
