@@ -24,6 +24,7 @@ below it (`tests/unit/test_imports.py` has the table).
     store/      Redis: builds, jobs and workers as they are now
     artifacts/  object storage: programs, sidecars, refs, tokens
     tuning/     what tuning learnt, and the tuner that learns it
+    packs/      programs in the files that ONNX Runtime and Triton load
 
     app.py builds the rooms of a process; broker.py is Celery; spec.py has the cache key; errors.py the exit codes;
     inert.py makes foreign text harmless to print.

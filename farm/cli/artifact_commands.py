@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -16,6 +17,7 @@ from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
+from farm.packs.layouts import Layout
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import (
@@ -47,7 +49,9 @@ def fetch(
     name: Annotated[
         str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF is a tag or a build, by default `latest`.")
     ],
-    target: Annotated[str, typer.Option("--target", "-t", help="Such as gfx942, onnxruntime/cpu.")],
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.")
+    ],
     precision: Annotated[str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.")],
     shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8; needed if there are several.")] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
@@ -59,13 +63,25 @@ def fetch(
         bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")] = False,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
+    ] = None,
+    layout: Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")] = Layout.PLAIN,
+    python: Annotated[
+        str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
 
-    Writes the program and its sidecar, artifact.json, which says what it is.
+    Writes the program and its sidecar, artifact.json, which says what it is. With --layout it writes a pack: the files
+    that ONNX Runtime or Triton loads, and what starts it.
     """
     model, _, named = name.partition("@")
+    if layout is not Layout.PLAIN and (family or log or with_kernels or sample):
+        raise UsageError(f"--layout {layout} is one program: leave out --family, --log, --with-kernels and --sample")
+    if batch is not None and (target != AUTO or shape or family):
+        raise UsageError("--batch chooses a shape, only together with --target auto", hint="name the --shape")
     if family:
         if shape or with_kernels or sample:
             raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
@@ -77,29 +93,67 @@ def fetch(
         _say_family(made, as_json=as_json)
         return
     with connect() as client:
+        client.on_download = _Downloading()
+        ref = _ref(client, named)
+        if target == AUTO:
+            from farm.client.loading import fitting, said
+
+            packed = layout is not Layout.PLAIN
+            fits = fitting(client, model, precision, ref=ref, shape=shape or "", batch=batch, packed=packed)
+            best = fits.best.cell
+            target, shape, toolchain = best["target"], best["shape"], best["toolchain"]
+            output.note(f"{best['identifier']}: {fits.best.why}")
+            if next_best := said(fits):
+                output.note(f"next best: {next_best}")
         found = client.fetch(
             model,
             target,
             precision,
             shape,
-            ref=_ref(client, named),
+            ref=ref,
             folder=folder,
             toolchain=toolchain,
             log=log,
             with_kernels=with_kernels,
             sample=sample,
             force=force,
+            layout=layout,
+            python=python,
         )
     if as_json:
         names = ("program", "sidecar", "log", "kernels", "sample")
         paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
-        output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"]})
+        pack = {"pack": found.pack.index} if found.pack else {}
+        output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack})
         return
     _say_fetched(found)
     if sample and not found.sample:
         output.note("the artifact has no sample: it was not verified")
     if with_kernels and not found.kernels:
         output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
+
+
+AUTO = "auto"
+"""Stands for the target that fits this machine best."""
+
+
+class _Downloading:
+    """Says how far the download of a large file is, once in a while."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Note the bytes that are here."""
+        now = time.monotonic()
+        self._next = self._next or now + PROGRESS_EVERY
+        if now >= self._next:
+            self._next = now + PROGRESS_EVERY
+            output.note(f"fetching: {render.size(done)} of {render.size(total)}")
+
+
+PROGRESS_EVERY = 2.0
+"""Seconds between two lines about a download."""
 
 
 def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
@@ -117,6 +171,11 @@ def _say_fetched(found: Fetched) -> None:
     program = found.artifact["blobs"]["program"]
     output.say(f"{found.program}  {render.size(program['size'])}  sha256 {program['digest'][:16]}…  checked")
     output.say(f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}")
+    if found.pack:
+        for path in found.pack.files:
+            output.say(str(path))
+        if version := found.pack.index["onnxruntime"]:
+            output.say(f"for ONNX Runtime {version}: another version may look for another file, and compile it")
     if found.log:
         output.say(str(found.log))
     for text in found.texts:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen, freeze, running_farm
+    from farm.client.loading import Loaded, load
 
-__all__ = ["FarmClient", "Frozen", "freeze", "running_farm"]
+__all__ = ["FarmClient", "Frozen", "Loaded", "freeze", "load", "running_farm"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from farm.client import client
+    from importlib import import_module
 
-    return getattr(client, name)
+    return getattr(import_module(f"{__name__}.{'loading' if name in ('Loaded', 'load') else 'client'}"), name)

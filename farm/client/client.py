@@ -25,9 +25,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
+from farm.client.cache import default_cache
+from farm.client.downloads import Downloads, OnDownload, WantedBlob
 from farm.client.fetching import (
     Fetched,
     FetchedFamily,
+    bring_model,
     choose,
     into,
     place_kernels,
@@ -35,7 +38,7 @@ from farm.client.fetching import (
     write_artifact,
     write_family,
 )
-from farm.client.transport import Transport, document_of
+from farm.client.transport import Transport, document_of, file_name
 from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, UsageError
 from farm.files import read_private
 
@@ -177,14 +180,19 @@ class FarmClient:
         *,
         namespace: str = "",
         timeout: float = 30.0,
+        cache: Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer, not for a whole build.
 
-        Without a `namespace` it is that of the token, for the administrator's `main`.
+        Without a `namespace` it is that of the token, for the administrator's `main`. `cache` is a folder that keeps
+        what is downloaded.
         """
         self._transport = Transport(url, token, namespace=namespace, timeout=timeout, transport=transport)
         self.url = self._transport.url
+        self._downloads = Downloads(cache)
+        self.on_download: OnDownload | None = None
+        """Called while a blob is downloaded."""
 
     @classmethod
     def from_settings(cls, settings: Settings, **options: Any) -> Self:
@@ -201,7 +209,7 @@ class FarmClient:
                     hint="set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`",
                 )
             url, token = running[0], token or running[1]
-        return cls(url, token, namespace=settings.namespace, **options)
+        return cls(url, token, namespace=settings.namespace, **{"cache": default_cache(), **options})
 
     def __enter__(self) -> Self:
         return self
@@ -678,31 +686,64 @@ class FarmClient:
         with_kernels: bool = False,
         sample: bool = False,
         force: bool = False,
+        layout: str = "plain",
+        python: str = "",
     ) -> Fetched:
         """Write a compiled program and its sidecar (`artifact.json`) into `folder`, checked byte by byte.
 
         `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
         that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`,
         `sample` one input with its expected outputs next to the program. Only with `force` it overwrites files that no
-        fetch has written.
+        fetch has written. Another `layout` (`farm.packs.layouts.Layout`) writes what a serving stack loads instead;
+        `python` is the interpreter whose ONNX Runtime will serve, if it is not this one.
 
         Raises NotFound if nothing matches, UsageError if several do or the folder holds another artifact,
         ArtifactGone if the bytes are not those that the ref names.
         """
-        candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref)
+        packed = layout != "plain"
+        candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref, packed=packed)
         require_one(candidates, "shape", "--shape")
         # After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
         cell, sidecar = max(
             ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: found[1]["created"]
         )
+        if packed:
+            return self._fetch_pack(cell, sidecar, folder, layout, python, ref=ref, force=force)
         found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log, force=force)
-        packed = sidecar["blobs"].get("kernel_cache") if with_kernels else None
+        kernels = sidecar["blobs"].get("kernel_cache") if with_kernels else None
         inputs = sidecar["blobs"].get("sample") if sample else None
         return replace(
             found,
-            kernels=place_kernels(self.download, packed, folder) if packed else None,
+            kernels=place_kernels(self.download, kernels, folder) if kernels else None,
             sample=self.download(inputs, folder) if inputs else None,
         )
+
+    def _fetch_pack(
+        self,
+        cell: SnapshotCell,
+        sidecar: SidecarDocument,
+        folder: Path,
+        layout: str,
+        python: str,
+        *,
+        ref: str,
+        force: bool,
+    ) -> Fetched:
+        from farm.artifacts.sidecar import validate
+        from farm.packs.layouts import Layout, require_fit
+        from farm.packs.writing import SIDECAR, write_pack
+
+        wanted, checked = Layout(layout), validate(sidecar)
+        require_fit(wanted, checked)
+        with into(folder), tempfile.TemporaryDirectory() as scratch:
+            found = write_artifact(self.download, cell, sidecar, Path(scratch), ref=ref, log=False)
+
+            def model(place: Path) -> Path:
+                return bring_model(self.download, self.reproduction(cell["key"])["order"], place)
+
+            pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force)
+        program = next(path for path in pack.files if path.suffix == found.program.suffix)
+        return replace(found, folder=folder, program=program, sidecar=folder / SIDECAR, pack=pack)
 
     def fetch_family(
         self,
@@ -736,8 +777,24 @@ class FarmClient:
         return FetchedFamily(folder, index, document, left_out)
 
     def download(self, blob: FileReference, folder: Path) -> Path:
-        """Write a sidecar's blob into a folder, under its own name, and return its path."""
-        return self._transport.download(blob, folder)
+        """Write a sidecar's blob into a folder, under its own name, and return its path.
+
+        Raises ArtifactGone if it is not in object storage, or damaged there.
+        """
+        wanted = WantedBlob(blob["digest"], blob["size"], file_name(blob["path"]))
+        location, lock = "", Lock()
+
+        def reads(start: int, end: int, write: Callable[[bytes], None]) -> None:
+            nonlocal location
+            with lock:
+                url = location = location or self._transport.location(wanted.digest, wanted.name)
+            try:
+                self._transport.read(url, wanted.name, start, end, write, whole=end - start == wanted.size)
+            except FarmFault:
+                location = ""  # It may have expired.
+                raise
+
+        return self._downloads.bring(wanted, folder / wanted.name, reads, self.on_download)
 
     def bring(self, file: FileReference, place: Path) -> None:
         """Write a file that a work order names to `place`; its folder exists."""

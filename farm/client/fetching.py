@@ -8,22 +8,26 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from farm.artifacts.sidecar import SidecarDocument, blobs_of
 from farm.client.family import INDEX, FamilyIndex, FamilyMember, family_index
 from farm.client.transport import file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.files import is_plain, read_plain, replacing
+from farm.files import read_plain, replacing
+from farm.jobs.order import WorkOrder
+from farm.models.shapes import PACK
 from farm.spec import FileReference
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
+    from farm.packs.writing import Pack
 
 Download = Callable[[FileReference, Path], Path]
 """Writes a sidecar's blob into a folder, under its own name, and returns its path."""
@@ -51,6 +55,8 @@ class Fetched:
     """The folder of MIOpen's kernel binaries, if they were requested and the artifact has some."""
     sample: Path | None = None
     """One input with its expected outputs, an `.npz` with arrays by their names, if it was requested."""
+    pack: Pack | None = None
+    """What was written for a serving stack, if another layout than the plain one was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,12 @@ def choose(
     toolchain: str = "",
     *,
     ref: str = "latest",
+    packed: bool = False,
 ) -> list[SnapshotCell]:
     """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
+
+    With `packed`, those that were compiled for packs take the place of their twins; else only an exact `shape` names
+    one.
 
     Raises NotFound with what is there, UsageError if the device would have to be guessed.
     """
@@ -89,7 +99,7 @@ def choose(
         for cell in of_model
         if cell["target"] in targets
         and _plain(cell["precision"]) == _plain(precision)
-        and shape in (None, cell["shape"])
+        and _fits(str(cell["shape"]), shape, packed=packed)
         and str(cell["toolchain"]).startswith(toolchain)
     ]
     if not fitting:
@@ -100,10 +110,17 @@ def choose(
             there = sorted({f"{cell['identifier']} ({cell['toolchain']})" for cell in of_model})
         raise NotFound(f"{ref} has no {wanted}", hint=f"it has {', '.join(there[:10])}")
     require_one(fitting, "device", "--target")
-    return fitting
+    made_for_packs = {cell["shape"] for cell in fitting}
+    return [cell for cell in fitting if not (packed and f"{cell['shape']}{PACK}" in made_for_packs)]
 
 
-def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device"], option: str) -> None:
+def _fits(label: str, shape: str | None, *, packed: bool) -> bool:
+    if packed:
+        return shape in (None, label, label.removesuffix(PACK))
+    return label == shape if shape else not label.endswith(PACK)
+
+
+def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device", "precision"], option: str) -> None:
     """Raise UsageError if the cells differ in a field, which `option` of the command line would settle."""
     found = sorted({cell[what] for cell in cells})
     if len(found) > 1:
@@ -148,6 +165,19 @@ def write_artifact(
         with replacing(document) as part:
             part.write_text(json.dumps(sidecar, indent=2) + "\n")
     return Fetched(folder, path, document, log_path, sidecar, texts)
+
+
+def bring_model(download: Download, order: WorkOrder, folder: Path) -> Path:
+    """Write the model of a work order into a folder, with its external data where it names it; return its path."""
+    model, *others = order["model"]["files"]
+    for file in others:
+        parts = PurePosixPath(file["path"]).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ArtifactGone(f"the farm names a file {file['path']!r} outside the model's folder")
+        place = folder.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        download({**file, "path": file["digest"]}, place.parent).replace(place)
+    return download({**model, "path": model["digest"]}, folder)
 
 
 def write_family(
@@ -255,8 +285,8 @@ def _is_document(path: Path, field: str) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a regular file with one name; nothing for anything else."""
-    if not is_plain(path.lstat()):
+    """Return the digest of a regular file, which the cache may know by another name; nothing for anything else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

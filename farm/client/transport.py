@@ -7,17 +7,15 @@ answered with; what is downloaded is checked byte by byte before it has its name
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
-from farm.files import replacing
 
 if TYPE_CHECKING:
     import ssl
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     import httpx
 
     from farm.artifacts.storage import Put
-    from farm.spec import FileReference
 
 T = TypeVar("T")
 
@@ -114,7 +111,7 @@ class Transport:
             except httpx.TransportError as error:
                 raise self._unreachable(error) from None
 
-        return _retry(once)
+        return retry(once)
 
     def _unreachable(self, error: Exception) -> FarmFault:
         return FarmFault(
@@ -178,35 +175,40 @@ class Transport:
                 count(-sent)
                 raise _storage_answer(response, f"cannot upload {path.name}")
 
-        _retry(once)
+        retry(once)
 
-    def download(self, blob: FileReference, folder: Path) -> Path:
-        """Write a sidecar's blob into a folder, under its own name, and return its path."""
-        import httpx
-
-        name = file_name(blob["path"])
+    def location(self, digest: str, name: str) -> str:
+        """Return the URL of a blob's bytes, which holds for a while. Raises ArtifactGone if there are none."""
         try:
-            location = self.request("GET", f"/v1/blobs/{blob['digest']}").headers["Location"]
+            return str(self.request("GET", f"/v1/blobs/{digest}").headers["Location"])
         except NotFound:
             raise gone(name, "is no longer in object storage") from None
 
-        def once() -> Path:
-            try:
-                with (
-                    self._storage.stream("GET", location) as response,
-                    replacing(folder / name) as part,
-                    part.open("wb") as file,
-                ):
-                    if response.status_code == 404:
-                        raise gone(name, "is no longer in object storage")
-                    if response.is_error:
-                        raise _storage_answer(_read(response, SMALL_ANSWER), f"cannot download {name}")
-                    _copy_checked(response.iter_bytes(CHUNK), file, blob, name)
-            except httpx.TransportError as error:
-                raise StorageUnavailable(f"cannot download {name}: {error or type(error).__name__}") from None
-            return folder / name
+    def read(self, url: str, name: str, start: int, end: int, write: Callable[[bytes], None], *, whole: bool) -> None:
+        """Hand the bytes of a stored file from `start` up to `end` to `write`; `whole` if that is all of them.
 
-        return _retry(once)
+        Raises StorageUnavailable, ArtifactGone if there is no such file, NoRanges if only the whole can be had.
+        """
+        import httpx
+
+        headers = {"Accept-Encoding": "identity", **({} if whole else {"Range": f"bytes={start}-{end - 1}"})}
+        try:
+            with self._storage.stream("GET", url, headers=headers) as response:
+                if response.status_code == 404:
+                    raise gone(name, "is no longer in object storage")
+                if response.is_error:
+                    response.read()
+                    raise _storage_answer(response, f"cannot download {name}")
+                if response.status_code != 206 and not whole:
+                    raise NoRanges
+                for data in response.iter_raw():
+                    write(data)
+        except httpx.TransportError as error:
+            raise StorageUnavailable(f"cannot download {name}: {error or type(error).__name__}") from None
+
+
+class NoRanges(Exception):
+    """A server sends whole files only."""
 
 
 def file_name(name: object) -> str:
@@ -224,7 +226,7 @@ def gone(name: str, how: str) -> ArtifactGone:
 # --- details ----------------------------------------------------------------------------------------------------------
 
 
-def _retry(once: Callable[[], T]) -> T:
+def retry(once: Callable[[], T]) -> T:
     """Do it until it is done: what fails by the farm's fault gets a few more tries, anything else is raised at once."""
     for delay in RETRY_DELAYS:
         try:
@@ -353,18 +355,6 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
                 size += len(line)
                 if size > LONGEST_LINE:
                     raise UsageError(f"an event of this farm has more than {LONGEST_LINE >> 20} MiB")
-
-
-def _copy_checked(chunks: Iterator[bytes], file: IO[bytes], blob: FileReference, name: str) -> None:
-    digest, size = hashlib.sha256(), 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > blob["size"]:
-            break
-        digest.update(chunk)
-        file.write(chunk)
-    if size != blob["size"] or digest.hexdigest() != blob["digest"]:
-        raise gone(name, "is damaged in object storage: its bytes are not the published ones")
 
 
 def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:

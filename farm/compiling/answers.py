@@ -346,6 +346,9 @@ _READERS: Mapping[str, Reader] = {
         },
         _memory,
     ),
+    "cache_names": _object(
+        {"version": _label, "names": _items(_text(256, r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr"), 1000), "found": _flag}
+    ),
     "bench": _object(
         {
             "programs": _items(

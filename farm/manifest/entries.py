@@ -408,6 +408,9 @@ class Sweep(Entry):
     """Only batches whose median run takes no longer may be the best."""
 
 
+Packs = Annotated[tuple[Literal["onnxruntime", "onnxruntime-cache", "triton"], ...], Field(strict=False, max_length=3)]
+
+
 SweepUse = Annotated[Sweep | None, Short(sweep_use, BATCHES_SCHEMA)]
 
 
@@ -515,6 +518,8 @@ class ModelEntry(_Layer):
     """Replaces the manifest's."""
     precisions: tuple[Precision, ...] = Field(default=(), strict=False, min_length=1)
     """Replaces the manifest's."""
+    packs: Packs = ()
+    """Replaces the manifest's; `[]` for none."""
     priority: Priority = 0
     """Replaces the manifest's; larger runs earlier."""
     salt: Salt = ""
@@ -658,6 +663,8 @@ class Manifest(Entry):
     """Starts of toolchain ids (`rocm7.2`): each target is compiled by every toolchain of its compiler that matches."""
     precisions: tuple[Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
     """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
+    packs: Packs = ()
+    """Layouts of `farm fetch` that need programs of their own: MIGraphX compiles those for AMD GPUs in addition."""
     options: Options = {}
     """Options of the compilers and of their quantizers; a compiler ignores the options of others."""
     env: Env = {}

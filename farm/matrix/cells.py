@@ -174,6 +174,7 @@ class _Expansion:
             combination.precision,
             extras,
             combination.places["target"],
+            combination.packs,
         )
         if where not in self.plans:
             self.plans[where] = self.plan(combination)
@@ -188,6 +189,8 @@ class _Expansion:
             return None
         target = self.choices[combination.slug].served
         warnings = work.warnings
+        if combination.packs and not self.takes_packs(combination, work.model["format"]):
+            return None
         if dynamic := [name for name, size in combination.sizes.items() if isinstance(size, Span)]:
             inputs = list(shape.tensors.values())
             if refused := refusal(target, work.model["format"], inputs, work.document["env"]):
@@ -227,7 +230,7 @@ class _Expansion:
             priority=plan.priority,
             gates=plan.gates,
             expected=expected,
-            sweep=_sought(combination.model),
+            sweep=None if combination.packs else _sought(combination.model),
             line=plan.line,
             warnings=warnings,
         )
@@ -308,7 +311,8 @@ class _Expansion:
             hint = "the submitter reads path, package and https; the farm itself s3"
             self.complain(message, ("models", combination.index, "source"), hint)
         settings = settings_of(self.manifest, combination)
-        options, quantization = self.options(combination, compiler, settings.options)
+        given = {**settings.options, **(compiler.pack_options if combination.packs else {})}
+        options, quantization = self.options(combination, compiler, given)
         env, env_files = self.env(compiler, settings.env)
         ranges = self.inputs.ranges(combination)
         calibration, calibration_data = self.calibration(combination, compiler, ranges)
@@ -419,6 +423,24 @@ class _Expansion:
         if combination.precision == "fp32" and frozen.lowered:
             hint = f"write `precisions: [native]` for model `{name}`: it is compiled as it was exported"
             self.complain(f"fp32 for model `{name}`, which is lower already ({frozen.lowered})", place, hint)
+
+    def takes_packs(self, combination: Combination, format: str) -> bool:
+        """Complain of packs that no program of the cell can go into; whether there are none."""
+        sizes = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
+        reading = [layout for layout in combination.packs if layout != "onnxruntime"]
+        hint = f"write `packs: []` for model `{combination.model.name}`"
+        if sizes:
+            message = f"`packs` of model `{combination.model.name}`: ONNX Runtime's provider takes fixed sizes only"
+            place = self.inputs.place_of_size(combination, sizes[0])
+            self.complain(f"{message}, and `{sizes[0]}` is a range", place, f"{hint}, or list the sizes")
+            return False
+        if format != "onnx" and reading:
+            message = (
+                f"`packs: [{reading[0]}]` of model `{combination.model.name}`: ONNX Runtime does not read {format}"
+            )
+            self.complain(message, ("models", combination.index, "name"), f"{hint}, or `packs: [onnxruntime]`")
+            return False
+        return True
 
     def check_features(
         self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, OptionValue]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cache
 from itertools import product
@@ -17,7 +17,7 @@ from math import prod
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
 from farm.matrix.planned import ExpectedFailure
-from farm.models.shapes import Extent, shape_label
+from farm.models.shapes import PACK, Extent, shape_label
 from farm.targets.compilers import COMPILERS
 from farm.targets.devices import Choice, understand_target
 
@@ -120,6 +120,8 @@ class Combination:
     """What `include` and then `overrides` lay over it."""
     calibrated_by: int | None = None
     """The entry of `overrides` that names its calibration data."""
+    packs: tuple[str, ...] = ()
+    """The layouts for which its program is compiled; empty for a program that is used as it is."""
 
     @property
     def sizes(self) -> Mapping[str, Extent]:
@@ -128,8 +130,8 @@ class Combination:
 
     @property
     def label(self) -> str:
-        """The shape label."""
-        return self.point.label
+        """The shape label; that of a program for packs is its twin's and `.pack`."""
+        return f"{self.point.label}{PACK}" if self.packs else self.point.label
 
     @property
     def identifier(self) -> str:
@@ -185,7 +187,7 @@ class Combinations:
             hint = "a build needs a cell: `exclude` fewer cells, or `include` some"
             self.complain("nothing is left to compile", ("exclude",), hint, key=True)
         self._override(cells)
-        return cells
+        return self._unique([each for cell in cells for each in (cell, *self._for_packs(cell))])
 
     def expected(self, combinations: Sequence[Combination]) -> dict[int, ExpectedFailure]:
         """Return the expected failures of combinations, by their id; the first entry that names a cell counts."""
@@ -197,6 +199,13 @@ class Combinations:
                     known["link"] = entry.link
                 found.setdefault(id(combination), known)
         return found
+
+    def _for_packs(self, cell: Combination) -> Iterator[Combination]:
+        """Yield the twin of a cell whose program can be put into packs, if the manifest asks for some."""
+        packs = cell.model.packs if "packs" in cell.model.model_fields_set else self.manifest.packs
+        served = self.choices[cell.slug].served
+        if packs and COMPILERS[served.compiler].packable(served.device):
+            yield replace(cell, packs=packs)
 
     def _unique(self, combinations: Iterable[Combination]) -> list[Combination]:
         seen: dict[str, Combination] = {}

@@ -197,6 +197,10 @@ def _shown(shape: Iterable[Dimension]) -> str:
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
+PACK = ".pack"
+"""Ends the shape label of a program that is compiled for packs, in addition to one of the same shape."""
+
+
 def shape_label(sizes: Mapping[str, Extent], name: str = "") -> str:
     """Return the label of a shape: `b8`, `b1to8-seq128`, `decode`, `decode-b8`; `static` where nothing is named.
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         Array,
         Arrays,
         BenchAnswer,
+        CacheNamesAnswer,
+        CacheNamesRequest,
         CheckAnswer,
         CompileAnswer,
         ConvertAnswer,
@@ -110,6 +112,7 @@ def run_action(request: Request, messages: Messages) -> Answer:
         "compile": _compile,
         "evaluate": _evaluate,
         "bench": _bench,
+        "cache_names": _cache_names,
     }
     return actions[request["action"]](request, messages)
 
@@ -436,6 +439,12 @@ def _bench(request: Request, messages: Messages) -> BenchAnswer:
     from .turns import bench
 
     return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
+
+
+def _cache_names(request: CacheNamesRequest, messages: Messages) -> CacheNamesAnswer:
+    from .provider_cache import cache_names
+
+    return cache_names(request, messages)
 
 
 def _load_any(request: Request) -> Program:

@@ -280,6 +280,17 @@ class ConvertRequest(ChildRequest, total=False):
     output: str
 
 
+class CacheNamesRequest(ChildRequest, total=False):
+    """What a child is asked that asks ONNX Runtime's MIGraphX provider for names."""
+
+    model: str
+    """The file."""
+    arch: str
+    """Of the card that will run it, in full."""
+    cache: str
+    """An empty folder to write to."""
+
+
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +337,16 @@ class ConvertAnswer(Answer):
     """Bytes of the converted model."""
 
     size: int
+
+
+class CacheNamesAnswer(Answer):
+    """Which files of its cache a provider looks for."""
+
+    version: str
+    """Of ONNX Runtime."""
+    names: Sequence[str]
+    found: bool
+    """Whether it loads files of these names and compiles nothing."""
 
 
 class TensorInfo(TypedDict):

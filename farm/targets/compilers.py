@@ -196,6 +196,8 @@ class Compiler:
     emulated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By precision the devices (patterns, `!` before those that are not) that compute it in a wider type."""
     debugging: Debugging = Debugging()
+    pack_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of a program that ONNX Runtime's provider for this compiler can run; empty if it has none."""
 
     def device(self, name: str) -> DeviceKind | None:
         """Return the kind that a device (`gfx942`, `cpu`) is of, or None if it is not served."""
@@ -210,6 +212,10 @@ class Compiler:
         """Return whose GPUs a device is; None for one that is no GPU, or is not served."""
         kind = self.device(device)
         return kind.maker if kind else None
+
+    def packable(self, device: str) -> bool:
+        """Whether ONNX Runtime has a provider that takes this compiler's programs for a device."""
+        return bool(self.pack_options) and self.maker(device) is not None
 
     def options_of(self, device: str) -> dict[str, Option]:
         """Return the options that a device has."""
@@ -497,6 +503,7 @@ _MIGRAPHX_DEBUGGING = Debugging(
 MIGRAPHX = Compiler(
     name="migraphx",
     recipe=1,
+    pack_options={"offload_copy": False, "format": "msgpack"},
     devices=(
         DeviceKind(
             "gfx*",

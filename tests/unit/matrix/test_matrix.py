@@ -1170,3 +1170,56 @@ def test_what_a_compiler_may_refuse_and_another_takes_is_a_warning() -> None:
     for target, compiler in (("gfx1100", "migraphx"), ("onnxruntime/cpu", "onnxruntime")):
         (warning,) = one(manifest_text(model=ONE, targets=f"[{target}]"), doubtful).warnings
         assert warning.startswith(f"the model imports no opset of domain 'com.microsoft'; if {compiler}")
+
+
+# --- packs --------------------------------------------------------------------------------------------------------
+
+
+def test_packs_add_a_program_that_leaves_copies_to_its_caller() -> None:
+    text = manifest_text("packs: [onnxruntime]", targets="[gfx1100, onnxruntime/cpu]", model="sweep: [1, 8]")
+    found = {cell.identifier: cell for cell in cells(text)}
+    assert list(found) == [
+        "net/migraphx-gfx1100/fp32/b1",
+        "net/migraphx-gfx1100/fp32/b1.pack",
+        "net/migraphx-gfx1100/fp32/b8",
+        "net/migraphx-gfx1100/fp32/b8.pack",
+        "net/onnxruntime-cpu/fp32/b1",
+        "net/onnxruntime-cpu/fp32/b8",
+    ]
+    twin, packed = found["net/migraphx-gfx1100/fp32/b8"], found["net/migraphx-gfx1100/fp32/b8.pack"]
+    assert (packed.shape, packed.sizes, packed.sweep) == ("b8.pack", {"batch": 8}, None)
+    changed = {name for name, value in packed.spec.as_dict().items() if value != twin.spec.as_dict()[name]}
+    assert changed == {"options"}, "all that tuning shares is the same"
+    assert packed.spec.options == {**twin.spec.options, "offload_copy": False}
+    assert [cell for cell in cells(text.replace("packs: [onnxruntime]", "")) if cell.key == twin.key], "no key changes"
+
+
+def test_a_model_has_its_own_packs_or_none() -> None:
+    text = manifest_text("    packs: []", "packs: [triton]", targets="[gfx1100]", model="batches: [8]")
+    assert names(text) == ["net/migraphx-gfx1100/fp32/b8"]
+    text = manifest_text("    packs: [triton]", targets="[gfx1100]", model="batches: [8]")
+    assert names(text) == ["net/migraphx-gfx1100/fp32/b8", "net/migraphx-gfx1100/fp32/b8.pack"]
+
+
+def test_what_selects_a_cell_selects_its_program_for_packs_too() -> None:
+    text = manifest_text(
+        "packs: [onnxruntime]",
+        "overrides: [{select: {shape: b8}, options: {fast_math: false, offload_copy: true, format: json}}]",
+        "expected: [{shape: b8, kind: compiler_error, reason: known}]",
+        targets="[gfx1100]",
+        model="batches: [8]",
+    )
+    twin, packed = cells(text)
+    assert twin.expected and twin.expected == packed.expected
+    assert (twin.spec.options["format"], "format" in packed.spec.options) == ("json", False)
+    assert (twin.spec.options["offload_copy"], packed.spec.options["offload_copy"]) == (True, False)
+    assert packed.spec.options["fast_math"] is False
+
+
+def test_packs_that_no_program_fits_are_refused_with_the_plan() -> None:
+    dynamic = manifest_text("packs: [onnxruntime]", targets="[gfx1100]", model="dims: {batch: {min: 1, max: 8}}")
+    assert "takes fixed sizes only, and `batch` is a range" in told(dynamic)
+    graph = manifest_text("    format: tf", "packs: [onnxruntime-cache]", targets="[gfx1100]", model="batches: [8]")
+    frozen = {"net": dataclasses.replace(model(), format="tf")}
+    assert "ONNX Runtime does not read tf" in told(graph, frozen)
+    assert len(names(graph.replace("onnxruntime-cache", "onnxruntime"), frozen)) == 2

@@ -1,0 +1,285 @@
+"""Downloads: blobs by their digest, in a folder that this user's processes share and that needs no farm to be read.
+
+A blob comes in pieces, several at once. The unfinished file itself says which of them are there, so whoever asks next
+goes on from there, also after a kill. Every byte is hashed each time a blob is brought, from the network or from the
+folder: one that is damaged here is fetched again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from farm.client.cache import LIMIT, note_use, trim
+from farm.client.transport import NoRanges, gone, retry
+from farm.errors import ArtifactGone, UsageError
+from farm.files import replacing
+
+PIECE = 8 << 20
+"""Bytes that one request asks for."""
+
+AT_ONCE = 8
+"""Requests at once."""
+
+_READ = 1 << 20
+_FICLONE = 0x40049409
+"""The ioctl by which a file system that can do it lets two files share their blocks until one is written."""
+
+OnDownload = Callable[[int, int], None]
+"""Takes how many bytes of a blob are here and hashed, and how many it has."""
+
+
+class WantedBlob(NamedTuple):
+    """A blob: SHA-256 in hex, bytes, and the name that people know it by."""
+
+    digest: str
+    size: int
+    name: str
+
+
+class Reads(Protocol):
+    """Where a blob's bytes come from."""
+
+    def __call__(self, start: int, end: int, write: Callable[[bytes], None]) -> None:
+        """Hand the bytes from `start` up to `end` to `write`; all of them again if it is called after it raised.
+
+        Raises NoRanges if only the whole can be had, FarmFault if it cannot be had now, ArtifactGone if never.
+        """
+
+
+class Downloads:
+    """Blobs in a `cache`, of which `trim` removes what was not used for longest beyond `limit` bytes.
+
+    Without a cache nothing is kept, and nothing goes on from where another process ended.
+    """
+
+    def __init__(self, cache: Path | None, limit: int = LIMIT) -> None:
+        self._cache = cache
+        self._limit = limit
+
+    def bring(self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None) -> Path:
+        """Let `place` be a blob, from here or with `reads`, every byte hashed; return its path.
+
+        The place is a clone of the file in the cache, or a second name of it if the file system has no clones: whoever
+        changes one in place then changes the other too, and the next fetch finds that out.
+
+        Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
+        """
+        said = progress or _silent
+        whole = self._cache / "blobs" / wanted.digest if self._cache else None
+        if whole is None or not _is_whole(whole, wanted, said):
+            part, kept = _open_part(whole, place)
+            try:
+                # Another process may have brought it while this one waited.
+                if whole is None or not kept or not _is_whole(whole, wanted, said):
+                    _fetch(part.descriptor, wanted, reads, said)
+                    os.ftruncate(part.descriptor, wanted.size)
+                    part.path.replace(whole if whole and kept else place)
+            finally:
+                os.close(part.descriptor)
+                if not kept:
+                    part.path.unlink(missing_ok=True)
+            if not kept:
+                return place
+        if self._cache and whole:
+            with replacing(place) as clone:
+                _clone(whole, clone)
+            note_use(self._cache, [whole])
+            trim(self._cache, self._limit)
+        return place
+
+
+class _Unfinished(NamedTuple):
+    """A file in which a blob is put together: behind the blob's bytes, one for each piece that is there."""
+
+    descriptor: int
+    path: Path
+
+
+def _open_part(whole: Path | None, place: Path) -> tuple[_Unfinished, bool]:
+    """Open the file in which a blob is put together, for this process alone; and whether it is in the cache.
+
+    Without a cache, or if that cannot be written, it is next to the place, for this time only. Raises OSError.
+    """
+    if whole:
+        path = whole.with_name(f"{whole.name}.part")
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _Unfinished(_alone(path), path), True
+    path = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    return _Unfinished(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path), False
+
+
+def _alone(path: Path) -> int:
+    """Open a file for this process alone, and wait until no other has it open so."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # It was finished meanwhile, and has another name.
+
+
+def _is_whole(whole: Path, wanted: WantedBlob, progress: OnDownload) -> bool:
+    """Whether a blob is here, every byte; one that is damaged is removed."""
+    try:
+        with whole.open("rb") as source:
+            sha256, size = hashlib.sha256(), 0
+            while piece := source.read(_READ):
+                sha256.update(piece)
+                size += len(piece)
+                progress(min(size, wanted.size), wanted.size)
+        if (size, sha256.hexdigest()) == (wanted.size, wanted.digest):
+            return True
+        whole.unlink()
+    except OSError:
+        pass
+    return False
+
+
+def _clone(source: Path, place: Path) -> None:
+    """Make a file that is another's clone, else a second name of it, else a copy."""
+    try:
+        with source.open("rb") as whole, place.open("xb") as clone:
+            fcntl.ioctl(clone, _FICLONE, whole.fileno())
+        return
+    except OSError:
+        place.unlink(missing_ok=True)
+    try:
+        os.link(source, place, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, place)
+
+
+# --- from the network -------------------------------------------------------------------------------------------------
+
+
+def _fetch(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> None:
+    """Bring what an unfinished file lacks."""
+    pieces = -(-wanted.size // PIECE)
+    if os.fstat(part).st_size != wanted.size + pieces:
+        _empty(part, wanted)
+    resumed = any(os.pread(part, pieces, wanted.size))
+    try:
+        if _fetch_pieces(part, wanted, reads, progress):
+            return
+    except NoRanges:
+        resumed = False
+        if _fetch_whole(part, wanted, reads, progress):
+            return
+    _empty(part, wanted)
+    # What an earlier process left may be damaged, and what storage has may be whole.
+    if not resumed or not _fetch_pieces(part, wanted, reads, progress):
+        _empty(part, wanted)
+        raise _damaged(wanted)
+
+
+def _empty(part: int, wanted: WantedBlob) -> None:
+    os.ftruncate(part, 0)
+    os.ftruncate(part, wanted.size - (-wanted.size // PIECE))
+
+
+def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
+    """Bring the pieces that are not there, and hash all in their order; return whether they are the blob."""
+    stop = threading.Event()
+    starts = range(0, wanted.size, PIECE)
+    there = os.pread(part, len(starts), wanted.size)
+
+    def bring(number: int) -> None:
+        start = at = starts[number]
+        end = min(start + PIECE, wanted.size)
+
+        def write(data: bytes) -> None:
+            nonlocal at
+            if stop.is_set():
+                raise _Stopped
+            if at + len(data) > end:
+                raise _damaged(wanted)
+            at += _write(part, data, at)
+
+        def once() -> None:
+            nonlocal at
+            at = start
+            reads(start, end, write)
+
+        retry(once)
+        if at != end:
+            raise _damaged(wanted)
+        os.pwrite(part, b"\1", wanted.size + number)
+
+    sha256 = hashlib.sha256()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        coming: dict[int, Future[None]] = {
+            number: threads.submit(bring, number) for number in range(len(starts)) if not there[number]
+        }
+        try:
+            for number, start in enumerate(starts):
+                if number in coming:
+                    coming.pop(number).result()
+                end = min(start + PIECE, wanted.size)
+                for at in range(start, end, _READ):
+                    sha256.update(os.pread(part, min(_READ, end - at), at))
+                progress(end, wanted.size)
+        finally:
+            stop.set()
+            threads.shutdown(wait=True, cancel_futures=True)
+    return sha256.hexdigest() == wanted.digest
+
+
+def _fetch_whole(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
+    """Bring a blob from a server that sends whole files only; return whether it is the blob."""
+    sha256, at = hashlib.sha256(), 0
+
+    def write(data: bytes) -> None:
+        nonlocal at
+        if at + len(data) > wanted.size:
+            raise _damaged(wanted)
+        sha256.update(data)
+        at += _write(part, data, at)
+        progress(at, wanted.size)
+
+    def once() -> None:
+        nonlocal sha256, at
+        os.ftruncate(part, 0)
+        sha256, at = hashlib.sha256(), 0
+        reads(0, wanted.size, write)
+
+    retry(once)
+    return (at, sha256.hexdigest()) == (wanted.size, wanted.digest)
+
+
+def _write(part: int, data: bytes, at: int) -> int:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.pwrite(part, view, at + len(data) - len(view)) :]
+    except OSError as error:
+        message = f"cannot write what is downloaded: {error.strerror or error}"
+        raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
+    return len(data)
+
+
+class _Stopped(Exception):
+    """Another piece has failed."""
+
+
+def _damaged(wanted: WantedBlob) -> ArtifactGone:
+    return gone(wanted.name, "is damaged in object storage: its bytes are not the published ones")
+
+
+def _silent(done: int, total: int) -> None:
+    pass

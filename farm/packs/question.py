@@ -1,0 +1,60 @@
+"""The question to ONNX Runtime's MIGraphX provider: under which name does it look for a model's program?"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm.compiling.child_process import ChildLimits, Seal, run_child
+from farm.compiling.failures import classify
+from farm.errors import UsageError
+from farm.runner.documents import CacheNamesRequest
+
+_LIMITS = ChildLimits(time=900.0, memory=32 << 30, hang=300.0, disk=4 << 30, processes=512)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """The provider's answer: the file of its cache, and which ONNX Runtime (its version) looks for it."""
+
+    name: str
+    version: str
+
+
+def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
+    """Return the name under which the provider of an interpreter (empty: this one) looks for a model's program.
+
+    `arch` is the card's, in full (`gfx942:sramecc+:xnack-`). The provider runs in a sealed child and reaches no GPU.
+
+    Raises UsageError if there is no provider, if it does not take the model as a whole, or does not find its own file.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-ask-") as name:
+        folder = Path(name)
+        written = folder / "written"
+        written.mkdir()
+        request: CacheNamesRequest = {
+            "action": "cache_names",
+            "model": str(model.resolve()),
+            "arch": arch,
+            "cache": str(written),
+        }
+        seal = Seal(read=[model.resolve().parent], write=[written])
+        try:
+            end = run_child(
+                request, log_path=folder / "log.txt", python=python, limits=_LIMITS, folder=folder, seal=seal
+            )
+        except OSError as error:
+            raise UsageError(f"the provider cannot be asked: {error}", hint="`--python` names an interpreter") from None
+    if not end.ok or end.result is None:
+        failure = classify(end)
+        detail = failure.detail.strip()[-300:] if failure else ""
+        raise UsageError(failure.message if failure else "interrupted", hint=detail)
+    names = end.result["names"]
+    if len(names) > 1:
+        message = f"ONNX Runtime {end.result['version']} cuts the model into {len(names)} parts"
+        raise UsageError(message, hint="a program of the farm is the whole model: serve it without ONNX Runtime")
+    if not end.result["found"]:
+        message = f"ONNX Runtime {end.result['version']} does not load {names[0]}, which it wrote itself"
+        raise UsageError(message, hint="fetch with `--layout onnxruntime`, for the plug-in")
+    return CacheFile(names[0], end.result["version"])

@@ -1,0 +1,197 @@
+"""A pack is written as a whole, into a folder of its own, with an index of its files: `pack.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
+
+from farm.artifacts.sidecar import Sidecar
+from farm.errors import UsageError
+from farm.files import read_plain, remove_tree
+from farm.packs import starters
+from farm.packs.layouts import CACHED, Layout, require_fit
+from farm.packs.question import CacheFile, ask_provider
+from farm.packs.wrapper import MODEL, wrapper
+
+PACK = "pack.json"
+SIDECAR = "artifact.json"
+_LARGEST_INDEX = 1 << 20
+
+BringModel = Callable[[Path], Path]
+"""Writes the model that a program was compiled from, with its external data, into a folder; returns the model."""
+
+
+class PackFile(TypedDict):
+    """One file of a pack; `path` is relative to the index, `size` in bytes."""
+
+    path: str
+    digest: str
+    size: int
+
+
+class PackIndex(TypedDict):
+    """`pack.json`: what a pack is and which files it has. `onnxruntime` is the version that finds the cache's file."""
+
+    schema: int
+    layout: str
+    identifier: str
+    key: str
+    onnxruntime: str
+    files: list[PackFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack that was written."""
+
+    folder: Path
+    index: PackIndex
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files, in the order of their names."""
+        return [self.folder / file["path"] for file in self.index["files"]]
+
+
+def write_pack(
+    layout: Layout,
+    sidecar: Sidecar,
+    program: Path,
+    folder: Path,
+    bring_model: BringModel,
+    *,
+    python: str = "",
+    force: bool = False,
+) -> Pack:
+    """Write a layout of a program into `folder`; `program` is its file, checked.
+
+    `python` is the interpreter with the ONNX Runtime that will serve (empty: this one); it names the cache's file.
+    Only with `force` it writes into a folder that holds something else than a pack.
+
+    Raises UsageError if the layout cannot take the program, or the folder holds something else.
+    """
+    require_fit(layout, sidecar)
+    _require_own(folder, force=force)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as scratch:
+        made = Path(scratch) / "pack"
+        made.mkdir()
+        version = _fill(made, layout, sidecar, program, bring_model, python)
+        (made / SIDECAR).write_text(sidecar.model_dump_json(by_alias=True, indent=2) + "\n")
+        index = PackIndex(
+            schema=1,
+            layout=str(layout),
+            identifier=sidecar.identifier,
+            key=sidecar.key,
+            onnxruntime=version,
+            files=list(_files(made)),
+        )
+        (made / PACK).write_text(json.dumps(index, indent=2) + "\n")
+        _place(made, folder)
+    return Pack(folder, index)
+
+
+def _fill(
+    made: Path, layout: Layout, sidecar: Sidecar, program: Path, bring_model: BringModel, python: str
+) -> str:  # fmt: skip
+    """Write all but the index; return the version of the ONNX Runtime that was asked, if one was."""
+    own_program = sidecar.spec["compiler"]["name"] != "migraphx"
+    name = sidecar.blobs.program.path
+    if layout is Layout.TRITON:
+        model = PurePosixPath(name).stem.replace("--", "_").replace(".", "_")
+        place = made / "models" / model
+        (place / "1").mkdir(parents=True)
+        (place / "config.pbtxt").write_text(starters.triton_config(sidecar, model))
+    if own_program:
+        shutil.copyfile(program, (place / "1" / "model.onnx") if layout is Layout.TRITON else made / name)
+        text = starters.PLAIN_START_SH if layout is Layout.TRITON else starters.for_own_program(sidecar)
+        _write_start(made, layout, text)
+        return ""
+    if layout not in CACHED:
+        shutil.copyfile(program, made / name)
+        (made / MODEL).write_bytes(wrapper(sidecar))
+        _write_start(made, layout, starters.for_plugin(sidecar))
+        return ""
+    found = _fixed_model(made, place / "1" if layout is Layout.TRITON else made, sidecar, bring_model, python)
+    (made / "cache").mkdir()
+    shutil.copyfile(program, made / "cache" / found.name)
+    text = starters.START_SH.format(version=found.version)
+    _write_start(
+        made, layout, text if layout is Layout.TRITON else starters.for_cache(sidecar, found.name, found.version)
+    )
+    return found.version
+
+
+def _fixed_model(made: Path, place: Path, sidecar: Sidecar, bring_model: BringModel, python: str) -> CacheFile:
+    """Write the model with the program's sizes as `model.onnx`, and ask the provider what it looks for then."""
+    import onnx
+
+    from farm.runner.onnx_graph import drop_overridable_constants, fix_shapes
+    from farm.runner.protocol import RequestFailed
+
+    source = bring_model(place)
+    model = onnx.load(str(source), load_external_data=False)
+    source.unlink()
+    drop_overridable_constants(model)
+    try:
+        fix_shapes(
+            model,
+            {
+                port.name: {"dtype": port.dtype, "shape": [size for size in port.shape if isinstance(size, int)]}
+                for port in sidecar.inputs
+            },
+        )
+    except RequestFailed as failure:
+        raise UsageError(f"the model does not have the program's sizes: {failure.message}") from None
+    # The provider hashes the file's name, so it is the same in every pack.
+    (place / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
+    return ask_provider(place / "model.onnx", sidecar.device.arch, python)
+
+
+def _write_start(made: Path, layout: Layout, text: str) -> None:
+    scripts = {"start.sh": text} if layout is Layout.TRITON else {"use.py": text, "use.sh": starters.USE_SH}
+    for name, content in scripts.items():
+        (made / name).write_text(content)
+        if name.endswith(".sh"):
+            (made / name).chmod(0o755)
+
+
+def _files(made: Path) -> Iterator[PackFile]:
+    for path in sorted(path for path in made.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        yield PackFile(path=path.relative_to(made).as_posix(), digest=digest, size=path.stat().st_size)
+
+
+def _require_own(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that holds something else than an earlier pack. Raises UsageError."""
+    if force or not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        index = json.loads(read_plain(folder / PACK, _LARGEST_INDEX))
+        if index["schema"] == 1 and isinstance(index["files"], list):
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{folder} holds something else than a pack", hint="choose another folder, or --force")
+
+
+def _place(made: Path, folder: Path) -> None:
+    """Let the finished pack take the place of what is there: entry by entry, the index last; no link is followed.
+
+    A cache is replaced as a whole, so that it never holds the programs of two packs.
+    """
+    for entry in sorted(made.iterdir(), key=lambda entry: (entry.name == PACK, entry.name)):
+        target = folder / entry.name
+        if target.is_dir() and not target.is_symlink():
+            going = made.parent / f"{entry.name}.old"
+            target.rename(going)
+            remove_tree(going)
+        entry.replace(target)

@@ -1,0 +1,154 @@
+"""How fast the client fetches: a large program for the first time against boto3, and a small one that it has kept.
+
+    python tests/benchmarks/fetching.py [--size 500] [--rounds 7]
+
+The client hashes every byte, keeps the program in its cache and writes it into a folder; boto3's `download_file` runs
+with its defaults and hashes nothing. Each measurement is a process of its own on the same embedded SeaweedFS; a pair is
+in either order. The interval is of the median ratio, 95 %, by bootstrap. Also: verifying a program of that size against
+hashing it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from farm.local import servers
+
+BUCKET = "farm"
+
+
+def main() -> None:
+    """Run all rounds and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=500, help="MB")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    os.environ |= {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+    keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        weed = servers.start_weed(folder / "s3", *keys, bucket=BUCKET)
+        try:
+            report(folder, weed.url, options)
+        finally:
+            weed.stop()
+
+
+def report(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
+    """Measure pairs, then what the cache has."""
+    large, small = (publish(folder, endpoint, size) for size in (options.size * 10**6, 5 * 10**6))
+    pairs = []
+    for number in range(options.rounds):
+        seconds = {}
+        for kind in ("farm", "boto3") if number % 2 else ("boto3", "farm"):
+            os.sync()  # Nobody pays for what another has left to write.
+            seconds[kind] = run(kind, folder, endpoint, large)
+            shutil.rmtree(folder / "cache", ignore_errors=True)
+        pairs.append((seconds["farm"], seconds["boto3"]))
+    low, middle, high = interval([theirs / ours for ours, theirs in pairs])
+    speeds = [options.size / statistics.median(each) for each in zip(*pairs, strict=True)]
+    print(
+        f"{os.cpu_count()} cores, {options.rounds} pairs of {options.size} MB: {speeds[0]:.0f} and {speeds[1]:.0f} MB/s"
+    )
+    print(f"  cold fetch, every byte hashed / boto3 download_file: {middle:.2f} of its speed ({low:.2f} to {high:.2f})")
+    run("farm", folder, endpoint, small)
+    kept = [run("farm", folder, endpoint, small) for _ in range(options.rounds)]
+    print(f"  5 MB that the client has kept: {1000 * statistics.median(kept):.1f} ms, after start-up")
+    run("farm", folder, endpoint, large)
+    verified = [run("farm", folder, endpoint, large) for _ in range(options.rounds)]
+    hashed = [run("hash", folder, endpoint, large) for _ in range(options.rounds)]
+    ratio = statistics.median(verified) / statistics.median(hashed)
+    print(f"  {options.size} MB from the cache, hashed and written: {ratio:.2f} of the time of hashing alone")
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Return the median with its 95 % interval, low and high at its sides."""
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], statistics.median(ratios), medians[1949]
+
+
+def publish(folder: Path, endpoint: str, size: int) -> str:
+    """Store random bytes, and return their digest with their size."""
+    from farm.artifacts.s3 import S3Store
+
+    source = folder / f"file-{size}"
+    with source.open("wb") as file:
+        for start in range(0, size, 10**6):
+            file.write(os.urandom(min(10**6, size - start)))
+    store = S3Store(bucket=BUCKET, endpoint=endpoint, **_keys())
+    digest, _ = store.put_blob_file(source)
+    return f"{digest}/{size}"
+
+
+def run(kind: str, folder: Path, endpoint: str, blob: str) -> float:
+    """Measure one download in a fresh process; return its seconds after its imports."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", kind, str(folder), endpoint, blob],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
+    """Bring the blob once, and print the seconds."""
+    digest, _, size = blob.partition("/")
+    target = folder / "target"
+    key = f"blobs/sha256/{digest[:2]}/{digest}"
+    import boto3
+    from botocore.config import Config
+
+    config = Config(signature_version="s3v4", s3={"addressing_style": "path"})
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+    s3.head_bucket(Bucket=BUCKET)
+    if kind == "farm":
+        from farm.client.downloads import Downloads, WantedBlob
+        from farm.client.transport import Transport
+
+        transport, downloads = Transport(endpoint, "", namespace="", timeout=30), Downloads(folder / "cache")
+        url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
+        wanted = WantedBlob(digest, int(size), "program")
+
+    start = time.perf_counter()
+    if kind == "farm":
+        downloads.bring(
+            wanted,
+            target,
+            lambda first, end, write: transport.read(
+                url, "program", first, end, write, whole=end - first == wanted.size
+            ),
+        )
+    elif kind == "hash":
+        with (folder / f"file-{size}").open("rb") as file:
+            assert hashlib.file_digest(file, "sha256").hexdigest() == digest
+    else:
+        s3.download_file(BUCKET, key, str(target))
+    seconds = time.perf_counter() - start
+    target.unlink(missing_ok=True)
+    print(json.dumps(seconds))
+
+
+def _keys() -> dict[str, str]:
+    return {"access_key": os.environ["AWS_ACCESS_KEY_ID"], "secret_key": os.environ["AWS_SECRET_ACCESS_KEY"]}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        kind, folder, endpoint, blob = sys.argv[2:]
+        one(kind, Path(folder), endpoint, blob)
+    else:
+        main()
