@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from farm.cli import output
 from farm.cli.render import plural
 from farm.errors import FarmError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.settings import Settings
@@ -63,6 +64,15 @@ def run_checks() -> list[Check]:
     }
     found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
     return [python, *found, *_node(settings)]
+
+
+def check_provider_cache(folder: Path) -> list[Check]:
+    """Compare the programs in a cache of ONNX Runtime's MIGraphX provider with their sidecars."""
+    from farm.client.provider_caches import wrong_files
+
+    fix = "remove the file, and fetch a pack for it: `farm fetch --layout onnxruntime-cache`"
+    found = [Check(one_line(name), "broken", one_line(why), fix) for name, why in wrong_files(folder)]
+    return found or [Check("cache", "ok", f"{folder}: every program is the one that its sidecar says")]
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:

@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from farm.jobs.rows import AuditLine
 
 
-def doctor(as_json: output.Json = False) -> None:
+def doctor(
+    ort_cache: Annotated[
+        Path | None,
+        typer.Option("--ort-cache", metavar="DIR", help="Check only this cache of ONNX Runtime's MIGraphX provider."),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
     """Check settings, servers, compilers and limits.
 
     Says how to fix what is broken, and then exits with 6.
     """
-    from farm.cli.check_commands import run_checks
+    from farm.cli.check_commands import check_provider_cache, run_checks
 
-    checks = run_checks()
+    checks = check_provider_cache(ort_cache) if ort_cache else run_checks()
     broken = [check for check in checks if check.state == "broken"]
     if as_json:
         output.emit({"ok": not broken, "checks": [check.as_dict() for check in checks]})
