@@ -19,12 +19,12 @@ from rich.console import Console
 
 from farm.cli import main, output, render
 from farm.cli.artifact_commands import describe_program
-from farm.cli.manifest_commands import github_lines
 from farm.cli.progress import Lines, Screen
 from farm.compiling import reproduction
 from farm.errors import FarmError, ManifestError, Problem, UsageError
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger
+from farm.results.annotations import github_commands, of_problems
 from farm.settings import load_settings
 from tests.support.places import ROOT
 
@@ -47,8 +47,8 @@ OBEYED = re.compile(
 
 def a_cell(text: str, state: str = "failed") -> dict[str, Any]:
     names = ("message", "detail", "advice", "kind", "waiting", "worker", "phase", "warning", "job", "log", "identifier")
-    names += ("model", "target", "precision", "shape")
-    return {"state": state, "attempt": 1, **dict.fromkeys(names, text)}
+    names += ("model", "target", "precision", "shape", "reason")
+    return {"state": state, "attempt": 1, "as_expected": False, "hit": False, **dict.fromkeys(names, text)}
 
 
 def drawn(text: str) -> None:
@@ -167,7 +167,7 @@ def test_json_says_the_same(text: str) -> None:
 @settings(max_examples=100)
 @given(text=HOSTILE)
 def test_a_command_of_ours_carries_no_other(text: str) -> None:
-    for line in github_lines([problem(text)]):
+    for line in github_commands(of_problems([problem(text)]), rest=text):
         with printed() as both:
             output.say(line, command=True)
         assert both.getvalue().startswith("::error ")

@@ -52,12 +52,14 @@ FULL = make(
     measurements={
         "load": 0.5,
         "latency": {"median": 0.002, "p99": 0.003, "repeats": 100},
+        "throughput": 500.0,
         "baseline": {"median": 0.004},
         "ratio": 2.0,
         "shared": True,
         "conditions": [{"processes": {"count": 1, "memory": 900}}, {"processes": None}],
     },
     peak_memory=500_000_000,
+    node="node-7",
     phases={"compiling": 12.5},
     seconds=20.0,
 )
@@ -102,6 +104,9 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "peak_memory": 500_000_000,
         "quantized": {"Conv": 53},
         "seconds": 20.0,
+        "compile_seconds": 12.5,
+        "throughput": 500.0,
+        "node": "node-7",
         "work": None,
         "created": "2026-11-21T00:00:00+00:00",
     }
