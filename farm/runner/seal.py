@@ -111,6 +111,19 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
         _allow_files(read, write, [path for pattern in patterns for path in glob.glob(pattern)])  # noqa: PTH207
     if NETWORK not in missing:
         _forbid_calls(local_sockets=maker == "nvidia")
+        os.utime = _no_utime
+
+
+def _no_utime(
+    path: int | str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    times: tuple[float, float] | None = None,
+    *,
+    ns: tuple[int, int] | None = None,
+    dir_fd: int | None = None,
+    follow_symlinks: bool = True,
+) -> None:
+    """Change no times, as the kernel does now, but raise FileNotFoundError: `Path.touch` makes a file only then."""
+    os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
 
 def _interpreter() -> Iterator[str]:

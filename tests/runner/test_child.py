@@ -38,7 +38,7 @@ def hostile(tmp_path: Path) -> Run:
             name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
         }
         return run_child(
-            {"do": do, **fields},
+            {"do": do, "action": "hostile", **fields},
             log_path=tmp_path / "log.txt",
             limits=limits,
             folder=tmp_path,
@@ -549,6 +549,14 @@ def test_a_sealed_child_reaches_nothing_but_its_own(hostile: Run, places: dict[s
     assert reached == ({"listen on a local socket"} if maker == "nvidia" else set())
     assert places["input"].read_bytes() == b"a model"
     assert places["other"].read_bytes() == b"a secret model"
+
+
+def test_a_sealed_child_makes_files_as_any_program(hostile: Run, places: dict[str, Path]) -> None:
+    """The seal changes no file's times and says that it did; `Path.touch` would then believe that its file is there."""
+    folder = places["output"].parent
+    end = hostile("make_files", seal=sealed(places), folder=str(folder))
+    assert end.result is not None, end.log_tail
+    assert {"touched", "copied"} <= set(end.result["made"])
 
 
 def test_without_a_seal_the_same_probes_succeed(hostile: Run, places: dict[str, Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -293,6 +294,15 @@ def ptrace(pid):
     attach = 16
     if libc.ptrace(attach, pid, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def do_make_files(request, messages):
+    """Make files in the ways of Python's library."""
+    folder = Path(request["folder"])
+    (folder / "touched").touch()
+    (folder / "touched").touch()
+    shutil.copy2(folder / "touched", folder / "copied")
+    return {"made": sorted(entry.name for entry in folder.iterdir())}
 
 
 def do_read(request, messages):
