@@ -254,7 +254,13 @@ def test_full_and_read_only(fault: Fault, rig: Rigs) -> None:
     for kind in ("full", "read-only"):
         farm.script({"": [{"seconds": half + 2}]})
         build_id = farm.submit(client, 2)
-        wait_until(lambda b=build_id: len(farm.running(b)) == 2 and len(farm.compilers()) >= 4, message="compilers run")
+        wait_until(
+            # Not the children that make references, which end by themselves.
+            lambda b=build_id: (
+                [one["phase"] for one in farm.running(b)] == ["compiling"] * 2 and len(farm.compilers()) >= 4
+            ),
+            message="compilers run",
+        )
         compilers, celery = farm.compilers(), worker.celery()
         farm.script({"": [{}]})
         frozen = farm.freeze(1)
