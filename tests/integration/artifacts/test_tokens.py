@@ -95,6 +95,7 @@ class Team:
             ("post", "/v1/tokens"): ("/v1/tokens", {"json": token}),
             ("delete", "/v1/tokens/{name}"): (f"/v1/tokens/spare-{namespace}", {}),
             ("post", "/v1/gc"): ("/v1/gc", {"params": {"dry_run": True}}),
+            ("post", "/v1/history/rebuild"): ("/v1/history/rebuild", {}),
             ("post", "/v1/pools/{name}/pause"): (f"/v1/pools/{POOL.name}/pause", {}),
             ("post", "/v1/pools/{name}/resume"): (f"/v1/pools/{POOL.name}/resume", {}),
             ("post", "/v1/workers/{name}/drain"): ("/v1/workers/w1/drain", {}),

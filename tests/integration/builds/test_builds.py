@@ -242,7 +242,8 @@ def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
     work(farm)
     put = farm.artifacts.put_object
     key = f"ns/main/builds/{build['id']}/report.json"
-    theirs = json.dumps({"build": {"id": build["id"], "verdict": {"exit_code": 1, "text": "theirs"}}, "cells": []})
+    verdict = {"exit_code": 1, "text": "theirs"}
+    theirs = json.dumps({"build": {"id": build["id"], "namespace": "main", "verdict": verdict}, "cells": []})
 
     def other_first(place: str, data: bytes, **options: Any) -> str:
         if place == key:
