@@ -123,8 +123,8 @@ class EmbeddedFarm:
         if not self._take("users", fcntl.LOCK_SH | fcntl.LOCK_NB):
             return False
         with contextlib.suppress(OSError, ValueError):
-            told = json.loads(read_private(self._folder / "farm.json", 1 << 20))
-            settings = _completed(self.settings, told)
+            shared = json.loads(read_private(self._folder / "farm.json", 1 << 20))
+            settings = _completed(self.settings, shared)
             if _asked(settings, "/v1/health") is not None:
                 self.settings, self.joined = settings, True
                 return True
@@ -137,28 +137,28 @@ class EmbeddedFarm:
         (self._folder / "farm.json").unlink(missing_ok=True)
         known = _credentials(self._folder)
         logs = self._folder / "logs"
-        told = {"api_token": self.settings.api_token.get_secret_value() or known["api_token"]}
+        shared = {"api_token": self.settings.api_token.get_secret_value() or known["api_token"]}
         if not self.settings.redis_url.get_secret_value():
             self._say("starting Valkey")
             valkey = self._add(start_valkey(self._folder / "valkey", known["redis_password"], log=logs / "valkey.log"))
-            told["redis_url"] = valkey.url
+            shared["redis_url"] = valkey.url
         if not (self.settings.s3_endpoint or self.settings.s3_bucket):
             self._say("starting SeaweedFS")
             keys = {name: known[name] for name in ("s3_access_key", "s3_secret_key")}
             weed = self._add(start_weed(self._folder / "s3", *keys.values(), bucket=BUCKET, log=logs / "weed.log"))
-            told |= {"s3_endpoint": weed.url, "s3_public_endpoint": "", "s3_bucket": BUCKET, **keys}
+            shared |= {"s3_endpoint": weed.url, "s3_public_endpoint": "", "s3_bucket": BUCKET, **keys}
         self._say("starting the farm's server and a worker")
-        worker = self._add(self._part(_completed(self.settings, told), "worker", []))
+        worker = self._add(self._part(_completed(self.settings, shared), "worker", []))
         worker.spawn()
-        server = self._add(started(lambda: self._server(told)))
+        server = self._add(started(lambda: self._server(shared)))
         if not server.alive:
             raise FarmFault("the farm's server did not start", hint=server.last_words())
-        told["api_url"] = server.url
-        self.settings = _completed(self.settings, told)
+        shared["api_url"] = server.url
+        self.settings = _completed(self.settings, shared)
         worker.ready = lambda: _is_registered(worker, self.settings)
         if not worker.wait_until_ready():
             raise FarmFault("the farm's worker did not start", hint=worker.last_words())
-        write_private(self._folder / "farm.json", json.dumps(told, indent=1))
+        write_private(self._folder / "farm.json", json.dumps(shared, indent=1))
         self._watcher = threading.Thread(target=self._watch, name="embedded-farm", daemon=True)
         self._watcher.start()
 
@@ -166,9 +166,9 @@ class EmbeddedFarm:
         self._servers.append(server)
         return server
 
-    def _server(self, told: Mapping[str, str]) -> Server:
+    def _server(self, shared: Mapping[str, str]) -> Server:
         (port,) = free_ports(1)
-        settings = _completed(self.settings, {**told, "api_url": f"http://{HOST}:{port}"})
+        settings = _completed(self.settings, {**shared, "api_url": f"http://{HOST}:{port}"})
         server = self._part(settings, "server", ["--host", HOST, "--port", str(port)])
         server.ready = lambda: _asked(settings, "/v1/health") is not None
         return server
@@ -282,9 +282,9 @@ def _credentials(folder: Path) -> dict[str, str]:
     return {name: known[name] for name in names}
 
 
-def _completed(settings: Settings, told: Mapping[str, str]) -> Settings:
+def _completed(settings: Settings, shared: Mapping[str, str]) -> Settings:
     """The settings with the addresses and credentials that an embedded farm has chosen."""
-    known = {name: value for name, value in told.items() if name in Settings.model_fields}
+    known = {name: value for name, value in shared.items() if name in Settings.model_fields}
     secret = {name for name, value in settings if isinstance(value, SecretStr)}
     return settings.model_copy(
         update={name: SecretStr(value) if name in secret else value for name, value in known.items()}

@@ -46,7 +46,7 @@ session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), options, provid
 if "MIGraphXExecutionProvider" not in session.get_providers():
     raise SystemExit("ONNX Runtime left the model to the CPU: it cannot use MIGraphX here")
 if others := sorted(file.name for file in CACHE.iterdir() if file.name != WANTED):
-    raise SystemExit(f"it compiled anew and did not take {{WANTED}}: {{', '.join(others)}}")
+    raise SystemExit(f"it compiled the model again and did not take {{WANTED}}: {{', '.join(others)}}")
 """
 
 _OWN = """

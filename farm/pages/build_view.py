@@ -13,7 +13,7 @@ from farm.jobs.state import FailureKind, State
 from farm.pages.quantities import duration, milliseconds, plural
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
-"""How a cell looks: its state, told apart once more by what people look for."""
+"""How a cell looks: its state, split further by what people look for."""
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),

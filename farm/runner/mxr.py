@@ -153,7 +153,7 @@ def read(path: str | os.PathLike[str]) -> ProgramSummary:
 def foreign_arches(code_objects: Sequence[CodeObjectCount], device: str) -> list[str]:
     """Return the architectures of those kernels that a device (`gfx90a`, `gfx90a:sramecc+:xnack-`) does not run.
 
-    A feature that either of the two does not name fits, and so do generic architectures and what cannot be told.
+    A feature that either of the two does not name fits, and so do generic architectures and what the file does not say.
     """
     foreign = [code["arches"] for code in code_objects if not any(_fits(arch, device) for arch in code["arches"])]
     return sorted({arch for arches in foreign for arch in arches})

@@ -96,16 +96,16 @@ _UNITS = re.compile(r"(?:_(?:no)?sramecc)?(?:_(?:no)?xnack)?(?:_(?P<decimal>\d+)
 
 
 def _chosen(offered: set[str], imported: set[str], miopen: str) -> set[str]:
-    told = ", ".join(sorted(offered))
+    listed = ", ".join(sorted(offered))
     if miopen:
         if offered and miopen not in offered:
             raise UsageError(
-                f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {told}"
+                f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {listed}"
             )
         return {miopen}
     if not imported and len(offered) > 1:
         raise UsageError(
-            f"the files are of several versions of MIOpen: choose one with --miopen, of {told}",
+            f"the files are of several versions of MIOpen: choose one with --miopen, of {listed}",
             hint="nothing was imported; a job that tunes in this pool shows which it has",
         )
     return imported or offered
