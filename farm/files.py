@@ -68,6 +68,7 @@ def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryI
         raise
     found = os.fstat(file.fileno())
     wrong = (errno.EINVAL, "not a regular file with one name") if not is_plain(found) else None
+    wrong = (errno.ENOENT, "removed or replaced meanwhile") if found.st_nlink == 0 else wrong
     wrong = wrong or ((errno.EFBIG, f"more than {limit} bytes") if found.st_size > limit else None)
     if wrong:
         file.close()

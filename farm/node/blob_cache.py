@@ -19,8 +19,8 @@ from farm.spec import FileReference
 
 log = get_logger(__name__)
 
-TRIES = 8
-"""How often the copy of a damaged or just removed file is tried."""
+TRIES = 30
+"""How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile."""
 
 LARGEST = 1 << 62
 """Bytes of a file in the cache; the limit of its kind was checked when it was put there."""
@@ -63,12 +63,14 @@ class NodeCache:
         for _ in range(TRIES):
             path = self.get(digest)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(NotPlain), replacing(target) as part:
-                if take(path, part, LARGEST)[0] != digest:
-                    raise NotPlain(errno.EIO, "not what its name says", str(path))
-            if target.exists():
+            try:
+                with replacing(target) as part:
+                    if take(path, part, LARGEST)[0] != digest:
+                        raise NotPlain(errno.EIO, "not what its name says", str(path))
                 return
-            # Damaged, or another slot trimmed the cache between the two steps.
+            except NotPlain as error:
+                if error.errno == errno.ENOENT:
+                    continue  # Another slot trimmed the cache, or downloaded the same file.
             with suppress(FileNotFoundError):
                 path.unlink()
                 log.error("a file of the node's cache was damaged, downloading it again", file=str(path))
@@ -103,8 +105,16 @@ class NodeCache:
         return path, digest, size
 
     def _trim(self, *, keep: Path) -> None:
-        files = [(path, path.stat()) for path in self._folder.glob("??/*") if path != keep]
-        excess = sum(stat.st_size for _, stat in files) + keep.stat().st_size - self._limit
+        files: list[tuple[Path, os.stat_result]] = []
+        for path in self._folder.glob("??/*"):
+            # What other slots download now ends in `.part`, and is renamed at any moment.
+            if path != keep and path.suffix != ".part":
+                with suppress(FileNotFoundError):
+                    files.append((path, path.stat()))
+        kept = 0
+        with suppress(FileNotFoundError):
+            kept = keep.stat().st_size
+        excess = sum(stat.st_size for _, stat in files) + kept - self._limit
         for path, stat in sorted(files, key=lambda file: file[1].st_mtime):
             if excess <= 0:
                 return

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from farm.errors import ArtifactGone
-from farm.files import NotPlain
+from farm.files import NotPlain, replacing
 from farm.node.blob_cache import NodeCache
 
 
@@ -77,6 +80,29 @@ def test_a_damaged_file_is_brought_anew_before_anybody_has_it(tmp_path: Path, da
     assert cache.place([file], tmp_path / "one")[0].read_bytes() == b"model"
     assert path.read_bytes() == b"model"
     assert len(source.brought) == 2
+
+
+def test_slots_that_need_the_same_new_file_at_once_all_get_it(tmp_path: Path) -> None:
+    """Each downloads it and replaces the file of the one before, which somebody else may be reading or counting."""
+    slots = 24
+    source = Source()
+
+    def download(digest: str, path: Path) -> None:
+        with replacing(path) as part:
+            part.write_bytes(source.blobs[digest])
+
+    for turn in range(20):
+        together = threading.Barrier(slots)
+        file = source.add(f"model {turn}".encode())
+
+        def copy(slot: int, file: dict[str, object] = file, together: threading.Barrier = together) -> bytes:
+            cache = NodeCache(tmp_path / "cache", limit=1000, download=download)
+            together.wait()
+            return cache.place([file], tmp_path / str(slot))[0].read_bytes()
+
+        with ThreadPoolExecutor(slots) as threads, capture_logs() as logs:
+            assert set(threads.map(copy, range(slots))) == {source.blobs[str(file["digest"])]}
+        assert logs == []
 
 
 def test_a_blob_that_stays_wrong_is_given_to_nobody(tmp_path: Path) -> None:
