@@ -12,9 +12,9 @@ demo: $(VENV)/.dev
 	@# One slot, so that every program is measured alone.
 	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In three processes, since many tests wait for others, the longest first; `make test PYTEST="-k name"` runs some, in one.
+# In three processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 3 --dist loadscope --no-loadscope-reorder)
+	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 3 --dist loadscope)
 
 # The pages in a real browser; skipped if there is no Chromium.
 test-pages: $(VENV)/.dev
