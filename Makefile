@@ -23,9 +23,11 @@ test-pages: $(VENV)/.dev
 # The pictures of README and docs/pages.md, from builds that tests make.
 pictures: $(VENV)/.dev
 	mkdir -p .farm/pictures
-	SCREENSHOTS=.farm/pictures $(RUN)/python -m pytest -q tests/pages -k every_page
+	SCREENSHOTS=.farm/pictures $(RUN)/python -m pytest -q tests/pages -k "every_page or state_of_a_build"
 	cp .farm/pictures/build-desktop-light.png docs/pictures/build.png
 	cp .farm/pictures/failed-cell-desktop-light.png docs/pictures/failed-cell.png
+	cp .farm/pictures/history-top-desktop-light.png docs/pictures/history.png
+	cp .farm/pictures/status.svg docs/pictures/status.svg
 
 # A slice of the faults, one after the other, since they have leases of 3 s; `make chaos` does all.
 test-faults: $(VENV)/.dev

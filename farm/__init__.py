@@ -21,6 +21,7 @@ below it (`tests/unit/test_imports.py` has the table).
     jobs/       states and failure kinds, and how long a compile takes
     results/    accuracy and speed, and what they mean for a build
 
+    metrics/    what processes count and time, for Prometheus
     store/      Redis: builds, jobs and workers as they are now
     artifacts/  object storage: programs, sidecars, refs, tokens
     tuning/     what tuning learnt, and the tuner that learns it

@@ -13,14 +13,22 @@ if TYPE_CHECKING:
 
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
+    from farm.builds.acknowledged import AcknowledgedFailures
     from farm.builds.cell_history import CellHistory
     from farm.builds.finishing import BuildFinisher
+    from farm.builds.firing import TriggerRounds
     from farm.builds.job_views import JobViews
     from farm.builds.known import KnownArtifacts
     from farm.builds.reading import BuildReader
     from farm.builds.service import BuildService
+    from farm.builds.stored_builds import StoredBuilds
+    from farm.builds.stored_manifests import StoredManifests
+    from farm.builds.toolchains import Toolchains
     from farm.node.executor import Executor
+    from farm.signing.notary import Notary, Promotions
     from farm.store import Store
+    from farm.webhooks.hooks import Webhooks
+    from farm.webhooks.sending import DeliveryRounds
 
 _current: Farm | None = None
 
@@ -72,6 +80,20 @@ class Farm:
         return Tokens(self.artifacts)
 
     @cached_property
+    def notary(self) -> Notary | None:
+        """Signs what this process says of programs; None if it has no key."""
+        from farm.signing.notary import Notary
+
+        return Notary.from_settings(self.settings)
+
+    @cached_property
+    def promotions(self) -> Promotions:
+        """Checks what refs are to name."""
+        from farm.signing.notary import Promotions
+
+        return Promotions.from_settings(self.artifacts, self.settings)
+
+    @cached_property
     def celery(self) -> Celery:
         """The Celery application that carries messages to workers."""
         from farm.broker import make_celery
@@ -90,7 +112,58 @@ class Farm:
             reader=self.build_reader,
             known=self._known_artifacts,
             history=self.cell_history,
+            acknowledged=self.acknowledged,
         )
+
+    @cached_property
+    def stored_manifests(self) -> StoredManifests:
+        """The manifests that are stored under a name."""
+        from farm.builds.stored_manifests import StoredManifests
+
+        return StoredManifests(self.artifacts, self.store.now)
+
+    @cached_property
+    def stored_builds(self) -> StoredBuilds:
+        """Builds stored manifests."""
+        from farm.builds.stored_builds import StoredBuilds
+
+        return StoredBuilds(self.stored_manifests, self.builds)
+
+    @cached_property
+    def webhooks(self) -> Webhooks:
+        """The webhooks of all namespaces."""
+        from farm.webhooks.hooks import Webhooks
+
+        return Webhooks(self.artifacts, self.store.now)
+
+    @cached_property
+    def delivery_rounds(self) -> DeliveryRounds:
+        """Sends what webhooks get."""
+        from farm.webhooks.sending import DeliveryRounds
+
+        return DeliveryRounds(self.webhooks, self.store.now, self.settings.webhook_networks)
+
+    @cached_property
+    def trigger_rounds(self) -> TriggerRounds:
+        """Builds stored manifests when their triggers say so."""
+        from farm.builds.firing import TriggerRounds
+
+        return TriggerRounds(
+            self.store,
+            self.artifacts,
+            self.settings,
+            manifests=self.stored_manifests,
+            builds=self.stored_builds,
+            tokens=self.tokens,
+            webhooks=self.webhooks,
+        )
+
+    @cached_property
+    def acknowledged(self) -> AcknowledgedFailures:
+        """What is known of failing cells."""
+        from farm.builds.acknowledged import AcknowledgedFailures
+
+        return AcknowledgedFailures(self.artifacts)
 
     @cached_property
     def build_reader(self) -> BuildReader:
@@ -111,6 +184,26 @@ class Farm:
             reader=self.build_reader,
             known=self._known_artifacts,
             history=self.cell_history,
+            webhooks=self.webhooks,
+            notary=self.notary,
+        )
+
+    @cached_property
+    def toolchains(self) -> Toolchains:
+        """Shadow builds, and which toolchain's programs refs give to readers."""
+        from farm.artifacts.refs import Refs
+        from farm.builds.baselines import Baselines
+        from farm.builds.toolchains import Toolchains
+
+        return Toolchains(
+            self.store,
+            self.artifacts,
+            builds=self.builds,
+            reader=self.build_reader,
+            finisher=self.build_finisher,
+            known=self._known_artifacts,
+            baselines=Baselines(Refs(self.artifacts), self._known_artifacts, self.cell_history),
+            promotions=self.promotions,
         )
 
     @cached_property

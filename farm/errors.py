@@ -10,7 +10,9 @@
     ├── NotFound            4   404   nothing matched
     ├── NotAllowed          5   403   this token may not do that
     │   └── QuotaExceeded   5   429   … until some of its cells have ended
+    ├── StillRunning        8   504   it was not done in time, and goes on
     ├── ArtifactGone       39   410   it existed; its bytes are gone or damaged
+    │   └── Untrusted      39   410   … or not signed by those whom this reader trusts
     └── FarmFault           6   503   the farm's fault: trying again helps
         ├── StoreUnavailable          Redis cannot be reached, or refuses
         └── StorageUnavailable        object storage cannot be reached, or refuses
@@ -191,11 +193,22 @@ class QuotaExceeded(NotAllowed):
     http_status = 429
 
 
+class StillRunning(FarmError):
+    """What was waited for was not done in time, and goes on."""
+
+    exit_code = ExitCode.INTERRUPTED
+    http_status = 504
+
+
 class ArtifactGone(FarmError):
     """The artifact existed; its bytes are gone or fail their digest."""
 
     exit_code = ExitCode.ARTIFACT_GONE
     http_status = 410
+
+
+class Untrusted(ArtifactGone):
+    """What is signed, or by whom, is not what this reader trusts."""
 
 
 class FarmFault(FarmError):

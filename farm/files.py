@@ -17,7 +17,7 @@ _PIECE = 1 << 20
 """Bytes of a file that are copied at once."""
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str | bytes) -> None:
     """Write a file in a folder in which others write, and replace whatever they left in its place, even a folder.
 
     No link is followed. A reader sees what was there before, or all of the new file. Raises OSError.
@@ -25,7 +25,7 @@ def write_new(path: Path, text: str) -> None:
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     with replacing(path) as part:
-        part.write_text(text)
+        part.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 @contextmanager
@@ -162,8 +162,8 @@ def tree_size(folder: Path) -> int:
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it, however deep; nothing that links in it point to is touched.
 
-    Goes on when something cannot be removed; whoever needs to know looks whether the folder is gone.
-    `shutil.rmtree` calls itself for each level, so a thousand nested folders end it, and with it whoever called.
+    Goes on if something cannot be removed; look whether the folder is gone if you need to know.
+    `shutil.rmtree` calls itself for each level, so a thousand nested folders end it, and its caller.
     """
     try:
         if not folder.is_symlink():

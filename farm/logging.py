@@ -106,9 +106,9 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-def bind_attempt(job_id: str, attempt: int, identifier: str) -> None:
-    """Name the attempt in every line that this thread logs from here on; `unbind` ends it."""
-    structlog.contextvars.bind_contextvars(job=job_id, attempt=attempt, cell=identifier)
+def bind_attempt(job_id: str, attempt: int, identifier: str, *, build: str, worker: str) -> None:
+    """Name the attempt, and its job's first build, in every line that this thread logs, until `unbind`."""
+    structlog.contextvars.bind_contextvars(job=job_id, attempt=attempt, cell=identifier, build=build, worker=worker)
 
 
 def unbind() -> None:

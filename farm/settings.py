@@ -9,6 +9,7 @@ addresses that get secrets, and no places where data is kept or deleted.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -18,11 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from farm.errors import UsageError
 
-_LISTS = ("api_hosts", "cross_targets", "s3_sources", "toolchains", "trusted_folders")
+_LISTS = (
+    "api_hosts",
+    "cross_targets",
+    "other_toolchains",
+    "s3_sources",
+    "toolchains",
+    "trusted_folders",
+    "webhook_networks",
+)
 """Settings that are lists; in the environment their items are separated by commas."""
 
 FOR_FOLDERS = frozenset(
@@ -36,6 +45,7 @@ FOR_FOLDERS = frozenset(
         "memory_limit",
         "hang_seconds",
         "toolchains",
+        "radar",
         "pool_timeout",
         "namespace_cells",
         "cpu_slots",
@@ -51,6 +61,7 @@ FOR_FOLDERS = frozenset(
 """What `./farm.toml` may set in a folder that the user does not trust; `api_url` only if no token goes there."""
 
 
+_API_ONLY = ("api_token", "proxy_secret")
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
 
@@ -75,6 +86,10 @@ class Settings(BaseModel):
     api_url: str
     api_hosts: tuple[str, ...]
     api_token: SecretStr
+    proxy_secret: SecretStr
+    signing_key: str
+    builder_id: str
+    trust_policy: str
     redis_url: SecretStr
     s3_endpoint: str
     s3_public_endpoint: str
@@ -92,8 +107,10 @@ class Settings(BaseModel):
     disk_limit: int = Field(ge=0)
     process_limit: int = Field(ge=0)
     toolchains: tuple[str, ...]
+    radar: str = Field(pattern=r"^$|^[a-z0-9][a-z0-9._-]{0,63}$")
     pool_timeout: float = Field(gt=0)
     namespace_cells: int = Field(ge=0)
+    webhook_networks: tuple[str, ...]
     keep_days: float = Field(gt=0)
     gc: bool
     cpu_slots: int = Field(ge=0)
@@ -101,6 +118,7 @@ class Settings(BaseModel):
     grace_seconds: float = Field(ge=0)
     migraphx_python: str
     migraphx_path: str
+    other_toolchains: tuple[str, ...]
     cross_targets: tuple[str, ...]
     torch_python: str
     tensorflow_python: str
@@ -113,6 +131,13 @@ class Settings(BaseModel):
     health_port: int = Field(ge=0, le=65535)
     log_level: str = Field(pattern="^(debug|info|warning|error)$")
     log_format: str = Field(pattern="^(json|console)$")
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
 
     @property
     def slots(self) -> int:
@@ -137,12 +162,12 @@ class Settings(BaseModel):
 def worker_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of these settings and of an environment that a worker process gets: it runs untrusted compilers.
 
-    No token of the API, which only clients show, whatever file has one; and none of the keys that boto3 would look for,
-    where the settings name some.
+    No token of the API, which only clients show, whatever file has one, and no secret of a proxy; and none of the keys
+    that boto3 would look for, where the settings name some.
     """
     named = bool(settings.s3_access_key.get_secret_value())
     kept = {name: value for name, value in environ.items() if not (named and name in _AWS_KEYS)}
-    return {**kept, **settings.model_copy(update={"api_token": SecretStr("")}).environment()}
+    return {**kept, **settings.model_copy(update=dict.fromkeys(_API_ONLY, SecretStr(""))).environment()}
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:

@@ -67,3 +67,8 @@ def duration(seconds: float | None) -> str:
 def rate(per_second: float | None) -> str:
     """Return a throughput for people: `1.24e+03/s`, `8.2/s`."""
     return "" if per_second is None else f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"
+
+
+def by_number(text: str) -> list[tuple[int, str]]:
+    """Return a key for sorting texts by the numbers in them: `b2` comes before `b10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

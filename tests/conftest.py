@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.session
+import httpx._transports.default as transports
 import hypothesis
 import pytest
 
@@ -44,6 +46,14 @@ def pytest_configure() -> None:
     compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
     # Each store in each test has a session of botocore, which would read the description of S3 again: 0.1 s.
     botocore.session.create_loader = cache(botocore.session.create_loader)
+    # Each request without a client makes one, which would read the certificates of all authorities again: 0.03 s.
+    transports.create_ssl_context = cache(transports.create_ssl_context)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python look for garbage in what the tests make, not in all that was imported and collected for them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,28 +72,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-STORIES = {
-    "tests/acceptance/test_guide.py",
-    "tests/acceptance/test_main_job.py",
-    "tests/integration/local/test_embedded_farm.py",
+TOGETHER = {
+    # Stories: each test goes on where the one before it ended.
+    "tests/acceptance/test_guide.py": "guide",
+    "tests/integration/local/test_embedded_farm.py": "embedded farm",
+    # One farm for all.
+    "tests/acceptance/test_faults.py": "quickstart",
+    "tests/acceptance/test_main_job.py": "quickstart",
+    "tests/acceptance/test_reproduce.py": "quickstart",
+    "tests/acceptance/test_tuning.py": "quickstart",
+    "tests/integration/local/test_rights.py": "rights",
 }
-"""Files whose tests run in order, in one process: each goes on where the one before it ended."""
+"""Files whose tests run in one process, in order: by file what they share."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Spread single tests over the processes, but for stories.
+    """Spread single tests over the processes, but for those that belong together.
 
     xdist's own groups (`--dist loadgroup`) are lost with pytest 9.2, which no longer reads the node ids that hold them.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class Stories(LoadScopeScheduling):  # type: ignore[misc]
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if file in STORIES else nodeid
+            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
-    return Stories(config, log)
+    return Groups(config, log)
 
 
 @pytest.fixture(autouse=True)

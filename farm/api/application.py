@@ -13,22 +13,30 @@ from starlette.responses import RedirectResponse
 
 import farm as package
 from farm.api import (
+    acknowledged_routes,
     artifact_routes,
     blob_routes,
     build_routes,
     history_routes,
     job_routes,
+    manifest_routes,
+    metrics_routes,
     page_answers,
     page_routes,
     problems,
     schemas,
     token_routes,
+    toolchain_routes,
     tuning_routes,
     upkeep_routes,
+    webhook_routes,
     worker_routes,
 )
 from farm.api.auth import LARGEST_BODY, LargeBodies, Turns
+from farm.api.change_log import ChangeLog
+from farm.api.entity_tags import EntityTags
 from farm.api.health_check import HealthCheck
+from farm.api.proxy_sign_in import ProxySignIn
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import UsageError
@@ -77,25 +85,35 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     for room in (
         router,
         build_routes.router,
+        manifest_routes.router,
         history_routes.router,
+        acknowledged_routes.router,
         job_routes.router,
         artifact_routes.router,
         blob_routes.router,
         worker_routes.router,
         upkeep_routes.router,
         token_routes.router,
+        toolchain_routes.router,
         tuning_routes.router,
+        webhook_routes.router,
     ):
         app.include_router(room, prefix="/v1")
+    app.include_router(metrics_routes.router)
     # Pages have the state of this app, which has the farm.
     app.state.hub, pages.state = pages.state.hub, app.state
     app.mount(page_answers.BASE, pages)
     app.add_route("/", lambda _: RedirectResponse(f"{page_answers.BASE}/", 303), include_in_schema=False)
+    app.add_middleware(metrics_routes.NotedRoutes)
+    app.add_middleware(EntityTags)
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
     app.add_middleware(LargeBodies, farm=lambda: app.state.farm)
+    app.add_middleware(ChangeLog, farm=lambda: app.state.farm)
     app.add_middleware(Turns)
+    app.add_middleware(ProxySignIn, farm=lambda: app.state.farm)
     hosts = farm.settings.api_hosts
     app.add_middleware(OwnSite, hosts=hosts, named=bool(hosts) or loopback)
+    app.add_middleware(metrics_routes.CountedRequests)
     return app
 
 

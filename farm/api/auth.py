@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,12 +14,14 @@ from fastapi import Depends, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from farm.api.problems import refusal
+from farm.api.proxy_sign_in import user_of
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import FarmError, FarmFault, NotAllowed
+from farm.errors import FarmError, FarmFault, NotAllowed, QuotaExceeded
 from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
@@ -36,6 +39,18 @@ BODIES_OF_ONE = 64 << 20
 BODIES_OF_ALL = 256 << 20
 """Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
 
+
+COOKIES = ("__Host-farm", "farm")
+"""Names of the cookie that holds a browser's token: with TLS, and on loopback without."""
+
+RATE = 100.0
+"""Requests a second that one token may send for long."""
+
+BURST = 3000.0
+"""Requests that a token may send at once after it was quiet: a client that fetches a large build sends thousands."""
+
+KNOWN = 4096
+"""Tokens whose rates are remembered."""
 
 TURNS = 8
 """Requests of one token that are answered at once, of the 40 that the server's threads answer."""
@@ -94,7 +109,9 @@ def authenticate(
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
         return Caller(namespace or farm.settings.namespace or "main", Role.ADMIN, "admin")
-    token = farm.tokens.find(shown) if shown else None
+    token = (
+        (user_of(shown, farm.settings.proxy_secret.get_secret_value()) or farm.tokens.find(shown)) if shown else None
+    )
     if token is None:
         raise Unauthenticated(
             "this farm does not know this token" if shown else "a token is needed",
@@ -108,8 +125,28 @@ def authenticate(
     return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
 
 
+class Rates:
+    """How many requests tokens may send: `BURST` at once, and `RATE` a second for long."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By token: how many requests it had left, and when."""
+
+    def takes(self, token: str) -> bool:
+        """Whether a token may send a request now."""
+        now = time.monotonic()
+        left, at = self._left.pop(token, (BURST, now))
+        left = min(BURST, left + (now - at) * RATE)
+        self._left[token] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > KNOWN:
+            self._left.popitem(last=False)
+        return left >= 1
+
+
 class Turns:
     """Middleware that lets one token have `TURNS` requests answered at once; its others wait.
+
+    A token that sends more than `Rates` allows is refused with 429.
 
     Requests are answered by a few threads, and some take long: hashing a large upload, planning thousands of cells.
     """
@@ -119,13 +156,18 @@ class Turns:
         self._turns: dict[str, anyio.Semaphore] = {}
         """By token; of those that have requests now."""
         self._present: Counter[str] = Counter()
+        self._rates = Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request when it is its turn."""
         if scope["type"] != "http" or scope["path"].endswith("/events"):  # These have a bound and threads of their own.
             await self._app(scope, receive, send)
             return
-        token = Headers(scope=scope).get("authorization", "").partition(" ")[2].strip()
+        token = _shown(Headers(scope=scope))
+        if token and not self._rates.takes(token):
+            error = QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
+            await refusal(error)(scope, receive, send)
+            return
         self._present[token] += 1
         try:
             async with self._turns.setdefault(token, anyio.Semaphore(TURNS)):
@@ -134,6 +176,13 @@ class Turns:
             self._present[token] -= 1
             if not self._present[token]:
                 del self._present[token], self._turns[token]
+
+
+def _shown(headers: Headers) -> str:
+    """Return the token that a request shows, in its header or a browser's cookie; empty if there is none."""
+    cookies = cookie_parser(headers.get("cookie", ""))
+    browser = next((cookies[name] for name in COOKIES if name in cookies), "")
+    return headers.get("authorization", "").partition(" ")[2].strip() or browser
 
 
 class LargeBodies:
@@ -185,15 +234,25 @@ def _size(headers: Headers) -> int:
     return min(int(length), LARGEST_BODY)
 
 
-def require(role: Role) -> Callable[[Caller], Caller]:
+def require(role: Role) -> Callable[[Request, Caller], Caller]:
     """Return a dependency that lets only callers of that role, or a higher one, through."""
 
-    def check(caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
+    def check(request: Request, caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
+        request.state.caller = caller  # The log of changes names him.
         if caller.role < role:
             raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
         return caller
 
     return check
+
+
+def may_monitor(caller: Annotated[Caller, Depends(authenticate)]) -> None:
+    """Let only callers through who may read what concerns all namespaces. Raises NotAllowed."""
+    if caller.role not in (Role.MONITOR, Role.ADMIN):
+        raise NotAllowed(
+            f"this needs the role monitor; the token has {caller.role.name.lower()}",
+            hint="metrics are of all namespaces: `farm token create --role monitor` makes a token for them",
+        )
 
 
 ReaderCaller = Annotated[Caller, Depends(require(Role.READER))]

@@ -9,7 +9,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from farm.api.auth import Caller, FarmDep, Unauthenticated, authenticate
+from farm.api.auth import COOKIES, Caller, FarmDep, Unauthenticated, authenticate
 from farm.api.sites import host_name, is_loopback
 from farm.app import Farm
 from farm.artifacts.tokens import Role
@@ -70,6 +70,11 @@ def token_of(request: Request) -> str:
     return shown if scheme.lower() == "bearer" else request.cookies.get(_cookie(_is_secure(request)), "")
 
 
+def has_cookie(request: Request) -> bool:
+    """Whether somebody signed in with a token, which signing out forgets."""
+    return _cookie(_is_secure(request)) in request.cookies
+
+
 def knows(farm: Farm, token: str) -> bool:
     """Whether the farm knows a token."""
     try:
@@ -83,7 +88,9 @@ def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Caller:
     """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace that is not his."""
     credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=token_of(request))
     caller = authenticate(farm, credentials, namespace or None)
-    assert caller.role >= Role.READER
+    if caller.role < Role.READER:
+        raise NotAllowed(f"pages need the role reader; the token has {caller.role.name.lower()}")
+    request.state.caller = caller  # The log of changes names him.
     return caller
 
 
@@ -104,7 +111,7 @@ OwnForm = Depends(own_form)
 
 def _cookie(secure: bool) -> str:
     # The prefix makes browsers refuse it from a neighbouring site, and without TLS.
-    return "__Host-farm" if secure else "farm"
+    return COOKIES[0 if secure else 1]
 
 
 def _is_secure(request: Request) -> bool:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, cast
-from urllib.parse import quote
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, NamedTuple, cast
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
+from farm.api.across_pages import news_of
 from farm.api.auth import Caller, FarmDep
 from farm.api.browser_sessions import Visitor
 from farm.api.event_hub import EventHub
 from farm.api.job_pages import cell_page, job_page, sidecar_of
-from farm.api.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, url_with
+from farm.api.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, same_page
 from farm.app import Farm
 from farm.errors import NotFound, QuotaExceeded
 from farm.jobs.state import State
-from farm.pages.build_view import PAGE, SIGNS, CellFilter, CellLine, Look, ShownBuild, matrix
+from farm.pages.build_view import PAGE, SIGNS, CellFilter, CellLine, ShownBuild, matrix
 from farm.pages.comparison import BAND
+from farm.results.radar import RadarCell
+from farm.results.report import BuildView
 from farm.spec import CompileSpec, SpecDocument, changes
 
 router = APIRouter()
@@ -38,19 +41,10 @@ STREAMS = 256
 """Builds that one token may look at live at once."""
 
 
-class News(NamedTuple):
-    """The single most important thing in a namespace now."""
-
-    look: Look
-    text: str
-    href: str = ""
-    link: str = ""
-
-
 class BuildLine(NamedTuple):
     """One build of the list."""
 
-    build: Mapping[str, Any]
+    build: BuildView
     total: int
     hits: int
     failed: int
@@ -74,10 +68,10 @@ class BuildFilter(NamedTuple):
         """Whether anything is filtered."""
         return any(self)
 
-    def takes(self, build: Mapping[str, Any]) -> bool:
+    def takes(self, build: BuildView) -> bool:
         """Whether a build passes."""
         key, _, value = self.label.partition("=")
-        exit_code = (build["verdict"] or {}).get("exit_code")
+        exit_code = _exit_code(build)
         return (
             (not self.name or self.name in build["name"])
             and (not self.by or build["created_by"] == self.by)
@@ -115,8 +109,8 @@ def builds(
         wanted=wanted,
         names=sorted({build["name"] for build in known})[:200],
         rows=[_build_line(build) for build in shown],
-        older=url_with(request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
-        news=None if wanted.is_set or after else _news(farm, caller, known),
+        older=same_page(request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
+        news=None if wanted.is_set or after else news_of(farm, caller, known),
     )
 
 
@@ -160,10 +154,11 @@ def build(
         first=first,
         cells_shown=len(shown),
         groups=view.groups if len(view.cells) > GROUPED and not model else [],
-        before=url_with(request, first=max(1, first - PAGE)) if first > 1 else "",
-        after=url_with(request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
+        before=same_page(request, first=max(1, first - PAGE)) if first > 1 else "",
+        after=same_page(request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
         page_size=PAGE,
         shown_failures=FAILURES,
+        known={entry["cell"]: entry for entry in farm.acknowledged.list(caller.namespace)} if view.failed else {},
         shown_running=RUNNING,
     )
 
@@ -196,6 +191,26 @@ async def events(
     return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
+@router.get("/ns/{namespace}/builds/{build_id}/radar")
+def radar(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName) -> Response:
+    """Show what a shadow build found: what breaks, gets worse and gets better under another toolchain."""
+    found = farm.toolchains.radar(caller.namespace, build_id)
+    by_effect: dict[str, list[RadarCell]] = {effect: [] for effect in found["counts"]}
+    for cell in found["cells"]:
+        by_effect[cell["effect"]].append(cell)
+    return page_of(
+        request,
+        caller,
+        "radar",
+        section="builds",
+        id=found["build"],
+        build=farm.build_reader.get(caller.namespace, found["build"]),
+        radar=found,
+        by_effect=by_effect,
+        limit=COMPARED,
+    )
+
+
 @router.get("/ns/{namespace}/builds/{build_id}/cells/{identifier:path}")
 def cell(
     request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName, identifier: str
@@ -205,12 +220,15 @@ def cell(
     line = view.by_identifier.get(identifier)
     if line is None:
         raise NotFound(f"no cell {identifier[:300]} in build {view.build['id']}")
-    return job_page(request, caller, cell_page(farm, caller, view, line))
+    return job_page(request, caller, farm, cell_page(farm, caller, view, line))
 
 
 @router.get("/ns/{namespace}/compare")
-def chosen(caller: Visitor, namespace: Namespace, left: Text, right: Text) -> Response:
-    """Lead from the form to the URL of a comparison."""
+def chosen(caller: Visitor, namespace: Namespace, left: Text, right: Text, third: Text = "") -> Response:
+    """Lead from the form to the URL of a comparison of two builds, or of three."""
+    if third:
+        query = urlencode([("build", each) for each in (third, left, right)])
+        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/across?{query}", 303)
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/compare/{quote(left)}/{quote(right)}", 303)
 
 
@@ -238,7 +256,7 @@ def compared(
     )
 
 
-def _build_line(build: Mapping[str, Any]) -> BuildLine:
+def _build_line(build: BuildView) -> BuildLine:
     counts = build["counts"]
     hits = counts.get("hits", 0)
     parts: list[tuple[str, int]] = [
@@ -257,39 +275,19 @@ def _build_line(build: Mapping[str, Any]) -> BuildLine:
         counts["failed"],
         parts,
         said,
-        (build["verdict"] or {}).get("text") or said,
+        build["verdict"]["text"] if build["verdict"] else said,
         build["ended_at"] - build["created_at"] if build["ended_at"] else None,
     )
-
-
-def _news(farm: Farm, caller: Caller, builds: Sequence[Mapping[str, Any]]) -> News | None:
-    """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
-    home = f"{BASE}/ns/{caller.namespace}"
-    stuck = [
-        pool for pool in farm.store.workers.pools() if pool["waiting"] and not pool["slots"] and not pool["paused"]
-    ]
-    if stuck:
-        return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
-    newest: dict[str, Mapping[str, Any]] = {}
-    for build in builds:
-        if build["state"] == "reported" and not build.get("follows"):
-            newest.setdefault(build["name"], build)
-    red = [build for build in newest.values() if (build["verdict"] or {}).get("exit_code")]
-    if red:
-        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
-        text = f"{red[0]['name']}{more}: {red[0]['verdict']['text']}."
-        return News("failed", text, f"{home}/builds/{red[0]['id']}", "Look at it")
-    running = [build for build in builds if build["state"] != "reported"]
-    if running:
-        text = f"{len(running)} builds are under way." if len(running) > 1 else f"{running[0]['name']} is under way."
-        return News("running", text, f"{home}/builds/{running[0]['id']}", "Watch it")
-    return News("compiled", "The newest build of every name passed.") if newest else None
 
 
 def _verdict_look(view: ShownBuild) -> str:
     if view.is_open:
         return "failed" if view.looks.get("failed") else "running"
-    return "failed" if (view.build["verdict"] or {}).get("exit_code") else "compiled"
+    return "failed" if _exit_code(view.build) else "compiled"
+
+
+def _exit_code(build: BuildView) -> int:
+    return build["verdict"]["exit_code"] if build["verdict"] else 0
 
 
 def _why_other_key(farm: Farm, caller: Caller, before: CellLine, after: CellLine) -> str:

@@ -14,10 +14,11 @@ from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
+from farm.api.paging import NO_END, Paged, page_of_rows
 from farm.app import Farm
 from farm.builds.watching import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
-from farm.jobs.rows import BuildEvent, CancelledCells, Listed, ReproductionDocument
+from farm.jobs.rows import BuildEvent, CancelledCells, ReproductionDocument
 from farm.jobs.state import State
 from farm.matrix.planned import ShownPlan
 from farm.results.report import AcceptedBuild, BuildChange, BuildView, JudgedCell, Report
@@ -72,9 +73,10 @@ def list_builds(
     label: Annotated[
         str, Query(max_length=400, description="Only builds with it: KEY=VALUE; of a commit its start is enough.")
     ] = "",
-) -> Listed[BuildView]:
-    """List the newest builds of the namespace."""
-    return {"items": farm.build_reader.list(caller.namespace, limit, label=label)}
+    after: Annotated[str, Query(max_length=64, description="Go on after this: `next` of the answer before.")] = "",
+) -> Paged[BuildView]:
+    """List the newest builds of the namespace, the newest first."""
+    return page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), "id", after, limit)
 
 
 @router.get("/builds/{build_id}", response_model=schemas.Build)
@@ -89,10 +91,13 @@ def cells(
     caller: ReaderCaller,
     farm: FarmDep,
     state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
-) -> Listed[JudgedCell]:
+    limit: Annotated[int | None, Query(ge=1, le=10_000, description="At most so many; else all.")] = None,
+    after: Annotated[str, Query(max_length=500, description="Go on after this: `next` of the answer before.")] = "",
+) -> Paged[JudgedCell]:
     """Return a build's cells, judged, in the order of its manifest."""
     found = farm.build_reader.cells(caller.namespace, build_id)
-    return {"items": [cell for cell in found if state is None or cell["state"] in state]}
+    wanted = [cell for cell in found if state is None or cell["state"] in state]
+    return page_of_rows(wanted, "identifier", after, limit or NO_END)
 
 
 @router.post("/builds/{build_id}/cancel", response_model=schemas.Cancelled)

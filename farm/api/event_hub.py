@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import anyio
 
-from farm.api.page_reading import BuildPages
+from farm.api.page_reading import BuildPages, order_of
 from farm.app import Farm
 from farm.errors import FarmError
 from farm.inert import one_line
@@ -45,6 +45,9 @@ RUNNING = 50
 
 LOOK_EVERY = 8
 """Reads without an event between two looks at the build: its stream may be gone while its report is there."""
+
+READING = "reading"
+"""The place of those who wait until a build has been read for the first time."""
 
 RETRY = 1000
 """Milliseconds after which a browser connects again."""
@@ -76,7 +79,7 @@ class EventHub:
         channel.readers += 1
         try:
             yield f"retry: {RETRY}\n\n"
-            async for text in channel.follow(position):
+            async for text in channel.until_read() if position == READING else channel.follow(position):
                 yield text
         except FarmError as error:
             # The answer has begun, so it can only end; browsers connect again.
@@ -104,6 +107,8 @@ class _Channel:
         self._start = ""
         """The position from which the messages are without a gap."""
         self._news = asyncio.Event()
+        self._missed: dict[str, asyncio.Task[Message | None]] = {}
+        """What is being read for those who are behind, by their position."""
         self._task = asyncio.create_task(self._read())
 
     @property
@@ -115,13 +120,20 @@ class _Channel:
         """Read no more."""
         self._task.cancel()
 
+    async def until_read(self) -> AsyncIterator[str]:
+        """Say when the build has been read, so that its page can be shown."""
+        reading = asyncio.ensure_future(self._in_thread(partial(self._pages.newest, *self._key)))
+        while not (await asyncio.wait({reading}, timeout=KEEP_ALIVE))[0]:
+            yield ":\n\n"
+        reading.result()
+        yield "event: reset\ndata: {}\n\n"
+
     async def follow(self, position: str) -> AsyncIterator[str]:
         """Yield the messages after a position."""
         while True:
             news, known = self._news, self._since(position)
             if known is None:
-                # Whoever is behind the messages reads for himself until he has caught up.
-                found = await self._in_thread(partial(self._message, position, 0.0))
+                found = await self._catch_up(position)
                 known = [found] if found else []
             for message in known:
                 position = message.position
@@ -136,12 +148,21 @@ class _Channel:
                 except TimeoutError:
                     yield ":\n\n"
 
+    async def _catch_up(self, position: str) -> Message | None:
+        """Read what came before the messages; those who are behind at the same place wait for one reading."""
+        task = self._missed.get(position)
+        if task is None:
+            reading = self._in_thread(partial(self._message, position, 0.0))
+            task = self._missed[position] = asyncio.ensure_future(reading)
+            task.add_done_callback(lambda _: self._missed.pop(position, None))
+        return await asyncio.shield(task)
+
     def _since(self, position: str) -> list[Message] | None:
         """Return the messages after a position; None if some may be missing."""
-        start, place = _order(self._start), _order(position)
+        start, place = order_of(self._start), order_of(position)
         if start[0] != place[0] or place < start:
             return None
-        return [message for message in self._messages if _order(message.position) > _order(position)]
+        return [message for message in self._messages if order_of(message.position) > order_of(position)]
 
     async def _read(self) -> None:
         position = self._start = await self._in_thread(partial(self._pages.position, *self._key))
@@ -187,7 +208,7 @@ class _Channel:
             return None
         if ended:
             return Message(after, f"event: end\nid: {after}\ndata: {{}}\n\n", last=True)
-        data = news(self._pages.view(*self._key, newest=True), changed)
+        data = news(self._pages.newest(*self._key), changed)
         return Message(after, f"event: news\nid: {after}\ndata: {data}\n\n", last=False)
 
     def _reported(self, position: str) -> Message | None:
@@ -211,10 +232,3 @@ def news(view: ShownBuild, changed: set[str]) -> str:
         },
         ensure_ascii=False,
     )
-
-
-def _order(position: str) -> tuple[str, int, int]:
-    """Return what orders the ids of one epoch; those of another are unknown to the store, which then says so."""
-    epoch, _, rest = position.partition(".")
-    moment, _, count = rest.partition("-")
-    return epoch, int(moment or 0) if moment.isdecimal() else 0, int(count) if count.isdecimal() else 0

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from farm.api.auth import Caller, FarmDep
 from farm.api.browser_sessions import Visitor
+from farm.api.change_log import read_changes
 from farm.api.page_answers import Namespace, Text, page_of, reading_of
+from farm.api.page_reading import BuildPages, StillReading
 from farm.app import Farm
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role
+from farm.builds.acknowledged import today
 from farm.errors import ArtifactGone, NotFound
+from farm.jobs.rows import PoolView, WorkerView
+from farm.pages.build_view import ShownBuild
+from farm.results.report import BuildView
 from farm.tuning.database import databases
 
 router = APIRouter()
 
 MODELS = 1000
+NAMESPACES = 100
+CHANGES_SHOWN = 50
 
 
 class NamedProgram(NamedTuple):
@@ -57,6 +66,14 @@ class DatabaseLine(NamedTuple):
     waiting: int
     moved: str
     damaged: str
+
+
+class NamespaceLine(NamedTuple):
+    """What a namespace keeps, and how many unfinished cells it has."""
+
+    name: str
+    artifacts: int
+    live: int
 
 
 class GarbageFound(NamedTuple):
@@ -95,7 +112,7 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
     live = farm.store.workers.list("" if caller.role is Role.ADMIN else caller.namespace)
     pools = sorted(farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
     builds = [build for build in farm.build_reader.list(caller.namespace, 1000) if build["state"] == "open"]
-    views = [reading_of(farm, request).view(caller.namespace, build["id"]) for build in builds[:10]]
+    views = list(_views(reading_of(farm, request), caller, builds[:10]))
     takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
     return page_of(
         request,
@@ -131,8 +148,22 @@ def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
         tokens=farm.tokens.list() if is_admin else None,
         is_admin=is_admin,
         gc=farm.settings.gc,
+        namespaces=list(_namespaces(farm)) if is_admin else [],
+        changes=list(read_changes(farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
         garbage=_garbage(farm) if is_admin and garbage else None,
     )
+
+
+def _views(reading: BuildPages, caller: Caller, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
+    for build in builds:
+        with suppress(StillReading):  # Its own page says why it waits.
+            yield reading.view(caller.namespace, build["id"])
+
+
+def _namespaces(farm: Farm) -> Iterator[NamespaceLine]:
+    for name in sorted(farm.artifacts.list_folders("ns/"))[:NAMESPACES]:
+        live = sum(farm.store.builds.live_cells(name).values())
+        yield NamespaceLine(name, len(farm.store.index.keys(name)), live)
 
 
 def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
@@ -190,7 +221,7 @@ def _models_page(
     )
 
 
-def _worst(workers: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]) -> str:
+def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
     """Return what keeps most jobs from running; empty if nothing does."""
     stuck = [pool for pool in pools if pool["waiting"] and not pool["slots"] and not pool["paused"]]
     if stuck:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from datetime import timedelta
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from farm.api.auth import Caller, FarmDep
@@ -15,23 +16,36 @@ from farm.api.browser_sessions import Visitor
 from farm.api.page_answers import BASE, JobName, KeyName, Namespace, Text, page_of
 from farm.app import Farm
 from farm.artifacts.sidecar import Sidecar, validate
+from farm.artifacts.tokens import Role
+from farm.builds.acknowledged import LONGEST, today
+from farm.builds.cell_history import KEPT
 from farm.errors import FarmError, NotFound
+from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind, State
-from farm.pages import drawing, job_view, log_view, usage
+from farm.pages import drawing, history_view, job_view, log_view, usage
 from farm.pages.build_view import CellLine, Look, ShownBuild
 from farm.pages.job_view import JobPage
+from farm.signing import bundles, statements
+from farm.signing.notary import stored
+from farm.signing.statements import NoStatement
 
 router = APIRouter()
 
 PLANNED = 5000
 """A plan of more cells is not read to say why one of them was a miss."""
 LOG_LIMIT = 64 << 20
+FORTNIGHT = timedelta(days=14)
+"""For how long the form suggests to know of a failure."""
+
+
+AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]
+"""0: the last one."""
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}")
 def job(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName) -> Response:
     """Show a job."""
-    return job_page(request, caller, _page_of_job(farm, caller, farm.jobs.get(caller.namespace, job_id)))
+    return job_page(request, caller, farm, _page_of_job(farm, caller, farm.jobs.get(caller.namespace, job_id)))
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}/log")
@@ -43,19 +57,59 @@ def job_log(
     job_id: JobName,
     start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
     q: Text = "",
+    attempt: AttemptNumber = 0,
 ) -> Response:
     """Show a job's log, around its first error or from a line on, or the lines with a text."""
     found = farm.jobs.get(caller.namespace, job_id)
-    text = farm.jobs.log(caller.namespace, job_id).decode(errors="replace")
-    here = f"{BASE}/ns/{caller.namespace}/jobs/{job_id}"
-    title = str(found["order"].get("identifier") or job_id)
-    return _log_page(request, caller, text, title, here, start=start, search=q, known=found["detail"])
+    text = farm.jobs.log(caller.namespace, job_id, attempt).decode(errors="replace")
+    ended = next((one for one in found["attempts"] if one["number"] == attempt), None)
+    return _log_page(
+        request,
+        caller,
+        text,
+        found["order"].get("identifier") or job_id,
+        f"{BASE}/ns/{caller.namespace}/jobs/{job_id}",
+        start=start,
+        search=q,
+        known=ended["detail"] if ended else found["detail"],
+        attempts=[one["number"] for one in found["attempts"] if one["log"]],
+        attempt=attempt,
+    )
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}/log/raw")
-def raw_job_log(caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName) -> Response:
+def raw_job_log(
+    caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName, attempt: AttemptNumber = 0
+) -> Response:
     """Return a job's log as text."""
-    return _raw(farm.jobs.log(caller.namespace, job_id))
+    return _raw(farm.jobs.log(caller.namespace, job_id, attempt))
+
+
+@router.get("/ns/{namespace}/history/{identifier:path}")
+def past(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    identifier: Annotated[str, Path(max_length=500)],
+    days: Annotated[int, Query(ge=1, le=3650)] = 365,
+) -> Response:
+    """Show how a cell did in the builds of some time."""
+    since = time.time() - days * 86_400
+    rows = [row for row in farm.cell_history.of(caller.namespace, identifier, KEPT) if row["ended"] >= since]
+    found = history_view.past_of(rows)
+    return page_of(
+        request,
+        caller,
+        "history",
+        section="builds",
+        identifier=identifier,
+        past=found,
+        drawn=drawing.past(found),
+        days=days,
+        looked_at=history_view.LOOKED_AT,
+        learnt=history_view.LEARNT,
+    )
 
 
 @router.get("/ns/{namespace}/artifacts/{key}")
@@ -68,6 +122,7 @@ def artifact(request: Request, caller: Visitor, farm: FarmDep, namespace: Namesp
         "artifact",
         section="models",
         made=made,
+        signed=list(_signed(farm, caller, made)),
         ways=usage.ways(made, str(request.base_url).removesuffix("/").removesuffix(BASE)),
         ingredients=job_view.ingredients_of(made.spec),
     )
@@ -96,10 +151,39 @@ def raw_artifact_log(caller: Visitor, farm: FarmDep, namespace: Namespace, key: 
     return _raw(_artifact_log(farm, known_sidecar(farm, caller, key)))
 
 
+class SignedLine(NamedTuple):
+    """A statement about an artifact: its kind, whose key signed it as it says, and when. A page checks none of it."""
+
+    kind: str
+    keyid: str
+    when: str
+
+
+def _signed(farm: Farm, caller: Caller, made: Sidecar) -> Iterator[SignedLine]:
+    namespaces = dict.fromkeys((made.namespace, caller.namespace))
+    for data in stored(farm.artifacts, namespaces, made.key)[: bundles.MOST]:
+        with suppress(bundles.Malformed, NoStatement):  # `farm verify` names what is wrong with it.
+            bundle = bundles.read(data)
+            statement = statements.read(bundle.payload)
+            when = f"{statement.signed_on:%Y-%m-%d %H:%M}" if statement.signed_on else ""
+            yield SignedLine(statement.kind or statement.predicate_type, bundle.keyid, when)
+
+
 def _log_page(
-    request: Request, caller: Caller, text: str, title: str, back: str, *, start: int, search: str, known: str = ""
+    request: Request,
+    caller: Caller,
+    text: str,
+    title: str,
+    back: str,
+    *,
+    start: int,
+    search: str,
+    known: str = "",
+    attempts: Sequence[int] = (),
+    attempt: int = 0,
 ) -> Response:
     shown = log_view.page(text, start=start, search=search, known=known)
+    which = f"attempt={attempt}" if attempt else ""
     return page_of(
         request,
         caller,
@@ -107,10 +191,13 @@ def _log_page(
         section="builds",
         title=title,
         page=shown,
+        stages=log_view.stages(shown),
         search=search,
         back=back,
-        here=f"{back}/log",
-        raw=f"{back}/log/raw",
+        here=f"{back}/log?{which}",
+        raw=f"{back}/log/raw{'?' if which else ''}{which}",
+        attempts=attempts,
+        attempt=attempt or (attempts[-1] if attempts else 0),
     )
 
 
@@ -118,7 +205,7 @@ def _raw(text: bytes) -> Response:
     return Response(text, media_type="text/plain; charset=utf-8")
 
 
-def _page_of_job(farm: Farm, caller: Caller, job: Mapping[str, Any]) -> JobPage:
+def _page_of_job(farm: Farm, caller: Caller, job: JobView) -> JobPage:
     order = job["order"]
     sidecar = sidecar_of(farm, caller, job["key"]) if job["state"] == State.SUCCEEDED else None
     return JobPage(
@@ -139,7 +226,7 @@ def _page_of_job(farm: Farm, caller: Caller, job: Mapping[str, Any]) -> JobPage:
         ended_at=job["ended_at"],
         attempts=job_view.attempts_of(job),
         cells=[(cell["build"], cell["identifier"]) for cell in job["cells"]],
-        ingredients=job_view.ingredients_of(order.get("spec") or {}),
+        ingredients=job_view.ingredients_of(order["spec"]),
         sidecar=sidecar,
         reason="",
     )
@@ -147,7 +234,7 @@ def _page_of_job(farm: Farm, caller: Caller, job: Mapping[str, Any]) -> JobPage:
 
 def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> JobPage:
     """Return what the page of a cell shows."""
-    job: Mapping[str, Any] | None = None
+    job: JobView | None = None
     if cell.job:
         with suppress(NotFound):  # The store forgets jobs before reports.
             job = farm.jobs.get(caller.namespace, cell.job)
@@ -187,14 +274,18 @@ def _reason(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> str
     return ""
 
 
-def job_page(request: Request, caller: Caller, page: JobPage) -> Response:
+def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Response:
     """Return the page of a job, or of a cell."""
     looks: Mapping[str, Look] = {"succeeded": "compiled"}
     sidecar = page.sidecar
+    known = {entry["cell"]: entry for entry in farm.acknowledged.list(caller.namespace)} if page.identifier else {}
     return page_of(
         request,
         caller,
         "job",
+        acknowledged=known.get(page.identifier),
+        may_acknowledge=bool(page.identifier and page.kind) and caller.role >= Role.SUBMITTER,
+        until=(str(today() + FORTNIGHT), str(today()), str(today() + timedelta(days=LONGEST))),
         section="builds",
         page=page,
         verdict_look=looks.get(page.state, page.state),

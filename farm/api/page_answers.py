@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from farm.api import schemas
 from farm.api.auth import Caller
-from farm.api.browser_sessions import token_of
+from farm.api.browser_sessions import has_cookie
 from farm.api.page_reading import BuildPages
 from farm.app import Farm
 from farm.pages import rendering
@@ -20,11 +21,27 @@ from farm.settings import NAMESPACE
 BASE = "/ui"
 """Where the pages are."""
 
+FORM_LIMIT = 16 << 10
+"""Bytes of a form."""
+
 Namespace = Annotated[str, Path(pattern=NAMESPACE)]
 BuildName = Annotated[str, Path(pattern=schemas.BUILD_REFERENCE)]
 JobName = Annotated[str, Path(pattern=schemas.JOB_ID)]
 KeyName = Annotated[str, Path(pattern=schemas.DIGEST)]
 Text = Annotated[str, Query(max_length=300)]
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form that a page sent. Raises HTTPException if it is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_LIMIT:
+            raise HTTPException(413, "Too large")
+    return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+
+
+Form = Annotated[dict[str, str], Depends(form_of)]
 
 
 def page_of(
@@ -37,7 +54,7 @@ def page_of(
         "namespace": namespace,
         "home": f"{BASE}/ns/{namespace}",
         "who": caller.name if caller else "",
-        "signed_in": bool(caller and token_of(request)),
+        "signed_in": bool(caller and has_cookie(request)),
         "section": "",
         "now": time.time(),
         "id": "",
@@ -53,7 +70,12 @@ def reading_of(farm: Farm, request: Request) -> BuildPages:
     return kept[1]
 
 
-def url_with(request: Request, **changes: str | int) -> str:
+def same_page(request: Request, **changes: str | int) -> str:
     """Return this page's URL with other parameters; an empty one is left out."""
-    query = {**request.query_params, **{name: str(value) for name, value in changes.items()}}
-    return f"?{urlencode({name: value for name, value in query.items() if value})}"
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes]
+    return url_with([*kept, *((name, str(value)) for name, value in changes.items())])
+
+
+def url_with(parameters: Sequence[tuple[str, str]]) -> str:
+    """Return this page's URL with these parameters; an empty one is left out."""
+    return f"?{urlencode([(name, value) for name, value in parameters if value])}"

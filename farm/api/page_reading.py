@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 from farm.app import Farm
+from farm.builds.reading import is_aside
 from farm.errors import FarmError
-from farm.pages.build_view import ShownBuild
+from farm.pages.build_view import CellLine, ShownBuild
 from farm.pages.comparison import ComparedBuilds, compare
 
 KEPT_CELLS = 400_000
@@ -23,7 +25,33 @@ STALE = 2.0
 UNCHANGED = 1.0
 """Seconds for which a build without new events counts as unchanged; why it waits may change without one."""
 
-LOCKS = 64
+PATIENCE = 1.0
+"""Seconds that a page waits for a build that was never read."""
+
+IMPATIENCE = 0.3
+"""Seconds that a page waits for a build of which it has an older state, before it shows that."""
+
+WHOLE = 10.0
+"""An open build is read whole once in so many times what that takes; between, only the cells that changed are read."""
+
+FEW = 2000
+"""Changed cells from which on a build is read whole."""
+
+SMALL = 1000
+"""A build with fewer cells is always read whole: that also says newly why its cells wait."""
+
+READERS = 4
+"""Builds that are read at once."""
+
+
+class StillReading(FarmError):
+    """A build of so many cells that it is not in memory yet."""
+
+    http_status = 503
+
+    def __init__(self, namespace: str, build_id: str) -> None:
+        super().__init__(f"build {build_id} is being read", hint="reload the page in a few seconds")
+        self.key = (namespace, build_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +59,8 @@ class _Kept:
     view: ShownBuild
     read_at: float
     cost: float
+    whole_at: float
+    whole_cost: float
 
 
 class BuildPages:
@@ -40,20 +70,37 @@ class BuildPages:
         self._farm = farm
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = threading.Lock()
-        self._reading = [threading.Lock() for _ in range(LOCKS)]
+        self._under_way: dict[tuple[str, str], Future[ShownBuild]] = {}
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="pages")
         self._compared = lru_cache(maxsize=8)(_Comparison)
 
-    def view(self, namespace: str, reference: str, *, newest: bool = False) -> ShownBuild:
-        """Return a build with its cells; with `newest` after all of its events so far. Raises NotFound."""
+    def view(self, namespace: str, reference: str) -> ShownBuild:
+        """Return a build with its cells, as it was a short time ago. Raises NotFound, StillReading."""
         key = (namespace, self._farm.build_reader.resolve(namespace, reference))
-        # Whoever asks for a build that is being read waits for it.
-        with self._reading[hash(key) % LOCKS]:
-            return self._view(key, newest)
+        kept = self._find(key)
+        if kept and self._is_current(key, kept):
+            return kept.view
+        # All who ask for a build that is being read wait for the same reading.
+        reading = self._begin(key)
+        try:
+            return reading.result(IMPATIENCE if kept else PATIENCE)
+        except TimeoutError:
+            if kept:
+                return kept.view
+            raise StillReading(*key) from None
+
+    def newest(self, namespace: str, build_id: str) -> ShownBuild:
+        """Return a build after all of its events so far, however long it takes. Raises NotFound."""
+        key = (namespace, build_id)
+        position = self.position(*key)
+        while True:
+            view = self._begin(key).result()
+            if not view.is_open or not _is_before(view.position, position):
+                return view
 
     def cost(self, namespace: str, build_id: str) -> float:
         """Return the seconds that reading a build took last."""
-        with self._lock:
-            kept = self._kept.get((namespace, build_id))
+        kept = self._find((namespace, build_id))
         return kept.cost if kept else 0.0
 
     def position(self, namespace: str, build_id: str) -> str:
@@ -61,26 +108,29 @@ class BuildPages:
         # An unknown id is answered with the place to go on from.
         return str(self._farm.build_reader.events(namespace, build_id, "newest", 0)["items"][-1]["id"])
 
-    def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
-        """Return how a build differs from the one of its name before it that ended; None if there is none."""
+    def before(self, namespace: str, after: ShownBuild) -> str:
+        """Return the id of the build of the same name before that ended; empty if there is none."""
         build = after.build
-        if build.get("follows"):
-            return None
-        before = next(
+        if is_aside(build):
+            return ""
+        return next(
             (
-                str(row["id"])
+                row["id"]
                 for row in self._farm.build_reader.list(namespace, 1000)
                 if row["name"] == build["name"]
                 and row["state"] == "reported"
-                and not row.get("follows")
+                and not is_aside(row)
                 and row["created_at"] < build["created_at"]
             ),
-            None,
+            "",
         )
-        if before is None:
-            return None
-        with suppress(FarmError):  # Its report may be gone: then there is nothing to compare with.
-            return self.compared(self.view(namespace, before), after)
+
+    def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
+        """Return how a build differs from the one of its name before it that ended; None if that is not known."""
+        before = self.before(namespace, after)
+        if before:
+            with suppress(FarmError):  # Its report may be gone, or take long to read.
+                return self.compared(self.view(namespace, before), after)
         return None
 
     def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
@@ -89,25 +139,86 @@ class BuildPages:
             return compare(before, after)
         return self._compared(_Same(before), _Same(after)).changes
 
-    def _view(self, key: tuple[str, str], newest: bool) -> ShownBuild:
+    def _find(self, key: tuple[str, str]) -> _Kept | None:
         with self._lock:
-            kept = self._kept.get(key)
+            return self._kept.get(key)
+
+    def _is_current(self, key: tuple[str, str], kept: _Kept) -> bool:
+        if not kept.view.is_open:
+            return True
+        age = time.monotonic() - kept.read_at
+        return age < (UNCHANGED if kept.view.position == self.position(*key) else STALE * kept.cost)
+
+    def _begin(self, key: tuple[str, str]) -> Future[ShownBuild]:
+        """Return the reading of a build that is under way, else begin one."""
+        with self._lock:
+            reading = self._under_way.get(key)
+            if reading is None:
+                reading = self._under_way[key] = self._threads.submit(self._read, key)
+            return reading
+
+    def _read(self, key: tuple[str, str]) -> ShownBuild:
+        try:
+            return self._keep(key)
+        finally:
+            with self._lock:
+                del self._under_way[key]
+
+    def _keep(self, key: tuple[str, str]) -> ShownBuild:
+        kept = self._find(key)
         if kept and not kept.view.is_open:
             return kept.view
-        position = self.position(*key)
-        age = time.monotonic() - kept.read_at if kept else 0.0
-        unchanged = kept is not None and kept.view.position == position
-        if kept and age < (UNCHANGED if unchanged else 0.0 if newest else STALE * kept.cost):
-            return kept.view
         began = time.monotonic()
-        view = ShownBuild.of(self._farm.build_reader.report(*key), position)
+        view = self._updated(key, kept) if kept else None
+        whole = view is None
+        if view is None:
+            position = self.position(*key)
+            view = ShownBuild.of(self._farm.build_reader.report(*key), position)
         ended = time.monotonic()
+        cost = ended - began
         with self._lock:
-            self._kept[key] = _Kept(view, ended, ended - began)
+            known = kept if kept and not whole else None
+            self._kept[key] = _Kept(
+                view, ended, cost, known.whole_at if known else ended, known.whole_cost if known else cost
+            )
             self._kept.move_to_end(key)
             while len(self._kept) > 1 and sum(len(each.view.cells) for each in self._kept.values()) > KEPT_CELLS:
                 self._kept.popitem(last=False)
         return view
+
+    def _updated(self, key: tuple[str, str], kept: _Kept) -> ShownBuild | None:
+        """Return a large open build with the cells that changed; None if it has to be read whole."""
+        if len(kept.view.cells) < SMALL or time.monotonic() - kept.whole_at > WHOLE * kept.whole_cost:
+            return None
+        changed: set[str] = set()
+        position, more = kept.view.position, True
+        while more:
+            read = self._farm.build_reader.events(*key, position, 0)
+            for item in read["items"]:
+                if (
+                    "identifier" not in item
+                ):  # Cells were accepted, the build was paused or ended, the place is unknown.
+                    return None
+                position = str(item["id"])
+                changed.add(item["identifier"])
+            more = bool(read["items"])
+        if len(changed) > FEW:
+            return None
+        cells = self._farm.build_reader.some_cells(*key, sorted(changed))
+        return kept.view.updated(map(CellLine.of, cells), position)
+
+
+def _is_before(position: str, other: str) -> bool:
+    """Whether a position is before another one of the same epoch."""
+    (epoch, *place), (other_epoch, *other_place) = order_of(position), order_of(other)
+    return epoch == other_epoch and place < other_place
+
+
+def order_of(position: str) -> tuple[str, int, int]:
+    """Return what orders the ids of one epoch; those of another are unknown to the store, which then says so."""
+    epoch, _, rest = position.partition(".")
+    moment, _, count = rest.partition("-")
+    return epoch, int(moment or 0) if moment.isdecimal() else 0, int(count) if count.isdecimal() else 0
 
 
 class _Same:

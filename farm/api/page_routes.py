@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 import anyio
 from fastapi import FastAPI, Request
@@ -12,22 +12,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from farm.api import build_pages, farm_pages, job_pages
+from farm.api import acknowledged_pages, across_pages, build_pages, farm_pages, job_pages
 from farm.api.auth import FarmDep, Unauthenticated, get_farm
 from farm.api.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
 from farm.api.event_hub import EventHub
-from farm.api.page_answers import BASE, Namespace, Text, page_of
+from farm.api.page_answers import BASE, Form, Text, page_of
+from farm.api.page_reading import StillReading
 from farm.errors import FarmError, NotFound
 from farm.logging import get_logger
 from farm.pages import rendering
-
-FORM_LIMIT = 16 << 10
 
 log = get_logger(__name__)
 
 
 def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
-    """Return the app of the pages; whoever mounts it shares its state, which has the farm.
+    """Return the app of the pages. The app that mounts it shares its state, which has the farm.
 
     `limiter` bounds the threads in which builds are followed.
     """
@@ -36,7 +35,13 @@ def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
     pages.state.hub = EventHub(limiter)
     _add_errors(pages)
     _add_entrance(pages)
-    for room in (build_pages.router, job_pages.router, farm_pages.router):
+    for room in (
+        build_pages.router,
+        job_pages.router,
+        farm_pages.router,
+        acknowledged_pages.router,
+        across_pages.router,
+    ):
         pages.include_router(room)
     return pages
 
@@ -50,6 +55,16 @@ def _add_errors(pages: FastAPI) -> None:
         with suppress(FarmError):
             caller = visitor(get_farm(request), request)
         return page_of(request, caller, "problem", status=status, title=title, detail=detail, hint=hint)
+
+    def still_reading(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StillReading)
+        namespace, build_id = error.key
+        farm = get_farm(request)
+        caller = visitor(farm, request, namespace)
+        build = farm.build_reader.get(namespace, build_id)
+        answer = page_of(request, caller, "reading", status=503, section="builds", id=build_id, build=build)
+        answer.headers["Retry-After"] = "2"
+        return answer
 
     def farm_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FarmError)
@@ -88,6 +103,7 @@ def _add_errors(pages: FastAPI) -> None:
             hint="the server's log has the details",
         )
 
+    pages.add_exception_handler(StillReading, still_reading)
     pages.add_exception_handler(FarmError, farm_error)
     pages.add_exception_handler(RequestValidationError, invalid)
     pages.add_exception_handler(HTTPException, http)
@@ -100,21 +116,15 @@ def _add_errors(pages: FastAPI) -> None:
 def _add_entrance(pages: FastAPI) -> None:
     @pages.get("/")
     def entrance(caller: Visitor) -> Response:
-        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/builds", 303)
-
-    @pages.get("/ns/{namespace}")
-    @pages.get("/ns/{namespace}/")
-    def home(namespace: Namespace, caller: Visitor) -> Response:
-        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/builds", 303)
+        return RedirectResponse(f"{BASE}/ns/{caller.namespace}", 303)
 
     @pages.get("/sign-in")
     def sign_in(request: Request, next: Text = "") -> Response:
         return page_of(request, None, "sign_in", next=_own_path(next), wrong="")
 
     @pages.post("/sign-in", dependencies=[OwnForm])
-    async def signed_in(request: Request, farm: FarmDep) -> Response:
-        form = parse_qs((await _body(request)).decode(errors="replace"))
-        token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
+    async def signed_in(request: Request, farm: FarmDep, form: Form) -> Response:
+        token, after = (form.get(name, "").strip() for name in ("token", "next"))
         if not token or not await run_in_threadpool(knows, farm, token):
             wrong = "This farm does not know this token."
             return page_of(request, None, "sign_in", status=401, next=_own_path(after), wrong=wrong)
@@ -128,7 +138,7 @@ def _add_entrance(pages: FastAPI) -> None:
         forget(request, response)
         return response
 
-    @pages.get("/static/{name}")
+    @pages.get("/static/{name:path}")
     def static(name: str, v: Text = "") -> Response:
         try:
             body = rendering.static(name)
@@ -136,15 +146,6 @@ def _add_entrance(pages: FastAPI) -> None:
             raise NotFound(f"no file {name}") from None
         kept = "public, max-age=31536000, immutable" if v == rendering.version_of(name) else "no-cache"
         return Response(body, media_type=rendering.STATIC[name], headers={"Cache-Control": kept})
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_LIMIT:
-            raise HTTPException(413, "Too large")
-    return body
 
 
 def _own_path(path: str) -> str:

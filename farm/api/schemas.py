@@ -19,7 +19,9 @@ FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 NODE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,255}$"
 POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TUNING_PART = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
+MESSAGE = r"^msg_[0-9a-f]{32}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+MANIFEST = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 
 Item = TypeVar("Item")
 Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]
@@ -134,12 +136,11 @@ class GatesView(BaseModel):
     budgets: dict[GateName, Annotated[float, Field(gt=0, le=1e18)]] = {}
 
 
-class Submission(BaseModel):
-    """A manifest with everything it names frozen to digests. Repeating it with the same `build_id` changes nothing."""
+class FrozenManifest(BaseModel):
+    """A manifest with everything it names frozen to digests."""
 
     model_config = ConfigDict(extra="forbid")
 
-    build_id: Annotated[str, Field(pattern=BUILD_ID)]
     manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
     file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages")] = "manifest.yaml"
     models: dict[str, FrozenModelView]
@@ -148,9 +149,25 @@ class Submission(BaseModel):
     labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
     gates: GatesView | None = None
 
+
+class Submission(FrozenManifest):
+    """A manifest with everything it names frozen to digests. Repeating it with the same `build_id` changes nothing."""
+
+    build_id: Annotated[str, Field(pattern=BUILD_ID)]
+
     def document(self) -> SubmissionDocument:
         """Return the checked submission as plain JSON."""
         return cast(SubmissionDocument, self.model_dump())
+
+
+class StoredBuild(BaseModel):
+    """What to build of a stored manifest: a version (default: the newest), labels, and gates laid over its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int | None, Field(ge=1)] = None
+    labels: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=64)] = {}
+    gates: GatesView | None = None
 
 
 class Retry(BaseModel):
@@ -160,6 +177,65 @@ class Retry(BaseModel):
 
     build_id: Annotated[str, Field(pattern=BUILD_ID)]
     failed: bool = False
+
+
+class KnownFailure(BaseModel):
+    """What is known of a cell's failure: its kind, why, and the last day on which it is expected."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Annotated[str, Field(max_length=64)]
+    reason: Annotated[str, Field(min_length=1, max_length=1000)]
+    until: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    link: Annotated[str, Field(pattern=r"^(https?://[^\s<>\"']{1,500})?$")] = ""
+
+
+Toolchain = Annotated[str, Field(pattern=r"^$|^[a-z][a-z0-9._-]{0,99}$", description="the start of its id")]
+
+
+class ShadowBuild(BaseModel):
+    """A build of what a ref names under another toolchain; `toolchain` empty: the newest that has a worker.
+
+    `cells` are patterns of identifiers, none means all. `against`: an ended build to compare with in place of the ref.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    build_id: Annotated[str, Field(pattern=BUILD_ID)]
+    ref: Annotated[str, Field(pattern=TAG)] = "prod"
+    toolchain: Toolchain = ""
+    cells: Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=1000)] = []
+    gates: GatesView | None = None
+    against: Annotated[str, Field(pattern=rf"^$|{BUILD_ID}")] = ""
+    defaults: Annotated[bool, Field(description="also the limits of the manifest and the usual ones")] = True
+
+
+class Promotion(BaseModel):
+    """The shadow build whose programs readers get; `force`: those that passed, although others did not."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    build_id: Annotated[str, Field(pattern=BUILD_ID)]
+    force: bool = False
+
+
+class ToolchainChoice(BaseModel):
+    """The toolchain whose programs a ref gives to readers again; empty: the one that was superseded last."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ref: Annotated[str, Field(pattern=TAG)] = "prod"
+    toolchain: Toolchain = ""
+
+
+class ToolchainLineView(_Open):
+    """A toolchain of a target: its live workers, and how many cells of a ref readers get of it, or may still name."""
+
+    target: str
+    toolchain: str
+    live_workers: int
+    named: int
+    superseded: int
 
 
 class Pointing(BaseModel):
@@ -280,9 +356,21 @@ class NewToken(BaseModel):
     """A token to be made. `max_cells`: how many unfinished cells its builds may have; 0 is no bound."""
 
     name: Annotated[str, Field(pattern=TAG)]
-    role: Literal["reader", "submitter", "admin"]
+    role: Literal["monitor", "reader", "submitter", "admin"]
     namespace: Annotated[str, Field(pattern=NAMESPACE)]
     max_cells: Annotated[int, Field(ge=0, le=10**9)] = 0
+
+
+class NewWebhook(BaseModel):
+    """A webhook to be made, and what it gets."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=TAG)]
+    url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,1000}$")]
+    events: Annotated[list[Literal["build.finished", "trigger.failed"]], Field(min_length=1, max_length=2)] = [
+        "build.finished"
+    ]
 
 
 class TokenView(NewToken):
@@ -307,7 +395,7 @@ class PastCellView(_Open):
     device: str
     node: str
     error: float | None
-    values: dict[str, bool | float | str | None]
+    values: dict[str, bool | int | float | str | None]
 
 
 class Rebuilt(BaseModel):
@@ -326,9 +414,10 @@ class HealthView(BaseModel):
 
 
 class Items(BaseModel, Generic[Item]):
-    """A list of documents."""
+    """A list of documents, or a part of one: then `next` is where the next part goes on."""
 
     items: list[Item]
+    next: str | None = None
 
 
 Document = dict[str, Any]

@@ -61,8 +61,8 @@ class Listening(NamedTuple):
 def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> None:
     """Serve the API and run the control loops until SIGINT or SIGTERM; `ready` gets the URL once it answers.
 
-    Port 0 takes a free one. Raises UsageError if the address is taken or would be open to everybody, FarmFault if
-    the store or object storage is not fit for the farm.
+    Port 0 takes a free one. Raises UsageError if the address is taken or would be open to everybody, or the signing key
+    or the trust policy is wrong, FarmFault if the store or object storage is not fit for the farm.
     """
     configure(farm.settings)
     # A proxy passes on requests from anywhere, under its own name.
@@ -71,6 +71,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     config = server_config(app, bounded(), listening)
     _ = farm.store
     farm.artifacts.check()
+    _ = farm.promotions  # A wrong key or trust policy ends the start.
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     listener = _bind(listening.host, listening.port)
     url = f"{'https' if config.is_ssl else 'http'}://{host}:{listener.getsockname()[1]}"

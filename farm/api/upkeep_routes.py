@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
+from farm.api import schemas
 from farm.api.auth import Admin, FarmDep
+from farm.api.change_log import Change, read_changes
 from farm.artifacts.ownership import Collected, collect
 from farm.control.audit import Auditor
+from farm.jobs.rows import Listed
 
 router = APIRouter(tags=["upkeep"])
 
@@ -34,6 +37,19 @@ def audit(
         yield json.dumps({"counts": auditor.counts}) + "\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+@router.get("/changes", response_model=schemas.Items[Change])
+def changes(
+    _: Admin,
+    farm: FarmDep,
+    day: Annotated[
+        str, Query(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$", description="A day, UTC; empty: today.")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Listed[Change]:
+    """List who changed what on a day, the newest change first."""
+    return {"items": list(read_changes(farm.artifacts, day or str(datetime.now(UTC).date()), limit))}
 
 
 @router.post("/gc", response_model=Collected)

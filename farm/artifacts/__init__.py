@@ -9,12 +9,14 @@ from farm.artifacts.keys import (
     BLOBS,
     MAIN,
     QUARANTINE,
+    REVOCATIONS,
     UPLOADS,
     artifacts_prefix,
     blob_key,
     readable,
     reference_key,
     sidecar_key,
+    statements_key,
     upload_key,
 )
 from farm.artifacts.storage import Artifact, ArtifactStore, ListedObject, Object, PresignedPut, Published
@@ -23,6 +25,7 @@ __all__ = [
     "BLOBS",
     "MAIN",
     "QUARANTINE",
+    "REVOCATIONS",
     "UPLOADS",
     "Artifact",
     "ArtifactStore",
@@ -35,5 +38,6 @@ __all__ = [
     "readable",
     "reference_key",
     "sidecar_key",
+    "statements_key",
     "upload_key",
 ]

@@ -18,6 +18,10 @@ QUARANTINE = "quarantine/sha256/"
 """Prefix of blobs whose bytes did not match their name."""
 
 
+REVOCATIONS = f"ns/{MAIN}/revocations.json"
+"""The newest revocation document, signed; where everybody who reads artifacts may read it."""
+
+
 def blob_key(digest: str) -> str:
     """Object key of a blob. Raises ValueError for anything but 64 lower-case hex digits."""
     if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
@@ -43,6 +47,11 @@ def artifacts_prefix(namespace: str) -> str:
 def sidecar_key(namespace: str, key: str) -> str:
     """Object key of the sidecar of a cache key in a namespace."""
     return f"{artifacts_prefix(namespace)}{key[:2]}/{key}.json"
+
+
+def statements_key(namespace: str, key: str) -> str:
+    """Object key of what is signed about the artifacts of a cache key in a namespace."""
+    return f"ns/{namespace}/statements/{key[:2]}/{key}.sigstore.jsonl"
 
 
 def reference_key(namespace: str, recipe: str) -> str:

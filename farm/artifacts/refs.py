@@ -11,24 +11,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NotRequired
+from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
 from farm.artifacts import ArtifactStore, Object, sidecar_key
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
-from farm.logging import get_logger
 from farm.spec import FileReference, PlainSize
 
-log = get_logger(__name__)
+if TYPE_CHECKING:
+    from farm.logging import Logger
 
 
 class SnapshotCell(TypedDict):
     """A cell that a ref names. `device` is an arch, `submitted` is in Unix seconds, `manifest` a manifest's name.
 
-    `sidecar` is an object key; without it the artifact is of the ref's namespace. Older farms did not record
-    `submitted`, `manifest` and `seconds`.
+    `sidecar` is an object key; without it the artifact is of the ref's namespace. `superseded` (Unix seconds): since
+    then another toolchain's program has its place, and only who names this toolchain gets it. Older farms did not
+    record `submitted`, `manifest` and `seconds`.
     """
 
     manifest: NotRequired[str]
@@ -45,6 +46,7 @@ class SnapshotCell(TypedDict):
     program: FileReference
     sidecar: NotRequired[str]
     seconds: NotRequired[float]
+    superseded: NotRequired[float]
 
 
 class SnapshotContent(TypedDict):
@@ -70,7 +72,9 @@ class RefView(TypedDict):
 
 
 class ShownRef(RefView, SnapshotDocument):
-    """A ref with the cells that it names."""
+    """A ref with the cells that it names, and the namespace that has it."""
+
+    namespace: NotRequired[str]
 
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -113,7 +117,7 @@ class Refs:
 
     def find(self, namespace: str, tag: str) -> Ref | None:
         """Return where a tag points; None if there is no such ref."""
-        found = self._artifacts.get_object(_ref_key(namespace, tag))
+        found = self._artifacts.get_object(ref_key(namespace, tag))
         return _parse_ref(tag, found) if found else None
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
@@ -137,7 +141,7 @@ class Refs:
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
         """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
-        ref = self._readable_ref(tag, self._artifacts.get_object(_ref_key(namespace, tag)))
+        ref = self._readable_ref(tag, self._artifacts.get_object(ref_key(namespace, tag)))
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
 
@@ -146,7 +150,7 @@ class Refs:
         try:
             return _parse_ref(tag, found) if found else None
         except ArtifactGone as error:
-            log.warning("ref unreadable, treated as absent", tag=tag, error=error.message)
+            _log().warning("ref unreadable, treated as absent", tag=tag, error=error.message)
             return None
 
     def _readable_snapshot(self, ref: Ref) -> tuple[str, SnapshotDocument] | tuple[None, None]:
@@ -155,7 +159,7 @@ class Refs:
             try:
                 return digest, self.snapshot(digest)
             except ArtifactGone as error:
-                log.warning("snapshot unreadable, the previous one counts", tag=ref.tag, error=error.message)
+                _log().warning("snapshot unreadable, the previous one counts", tag=ref.tag, error=error.message)
         return None, None
 
     def move(
@@ -174,7 +178,7 @@ class Refs:
 
         Raises Conflict if the ref has another generation, StorageUnavailable if others never stop moving it.
         """
-        key = _ref_key(namespace, tag)
+        key = ref_key(namespace, tag)
 
         def attempt() -> Ref | None:
             there = self._artifacts.get_object(key)
@@ -198,7 +202,7 @@ class Refs:
                 etag = self._artifacts.put_object(
                     key, _json(document), create=there is None, if_match=there.etag if there else ""
                 )
-                log.info("ref moved", ref=key, generation=number, snapshot=digest)
+                _log().info("ref moved", ref=key, generation=number, snapshot=digest)
                 return Ref(tag, number, digest, previous, moved, etag)
             return None
 
@@ -257,12 +261,20 @@ class Refs:
         return self.move(namespace, tag, lambda _: {"cells": named}, generation=generation)
 
     def point(
-        self, namespace: str, tag: str, source: str, *, previous: bool = False, generation: int | None = None
+        self,
+        namespace: str,
+        tag: str,
+        source: str,
+        *,
+        previous: bool = False,
+        generation: int | None = None,
+        check: Callable[[Iterable[SnapshotCell]], object] = lambda cells: None,
     ) -> Ref:
         """Point a tag to what another tag points to now: this promotes `prod`.
 
         With `previous`, to what that tag pointed to before its last move: this rolls `prod` back. `generation` as in
-        `move`. A tag can only point to what a ref has named, so that only cells that passed their gates get a name.
+        `move`. A tag can only point to what a ref has named, so that only cells that passed their gates get a name;
+        `check` raises if it may not name these.
 
         Raises NotFound without such a source, ArtifactGone when its snapshot is missing, Conflict.
         """
@@ -273,6 +285,7 @@ class Refs:
         if digest is None:
             raise NotFound(f"{source} was never moved: it has no previous snapshot")
         wanted = self.snapshot(digest)
+        check(wanted["cells"].values())
         return self.move(namespace, tag, lambda now: wanted, generation=generation)
 
     def delete(self, namespace: str, tag: str, *, generation: int | None = None) -> None:
@@ -280,13 +293,13 @@ class Refs:
 
         Raises NotFound, Conflict if it has moved meanwhile.
         """
-        found = self._artifacts.get_object(_ref_key(namespace, tag))
+        found = self._artifacts.get_object(ref_key(namespace, tag))
         if found is None:
             raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
         if generation is not None:
             _require_generation(tag, self.find(namespace, tag), generation)
         self._artifacts.delete_object(found.key, if_match=found.etag)
-        log.info("ref deleted", ref=found.key)
+        _log().info("ref deleted", ref=found.key)
 
 
 def _require_generation(tag: str, now: Ref | None, generation: int | None) -> None:
@@ -327,7 +340,8 @@ def _submitted(cell: SnapshotCell) -> float:
     return cell.get("submitted", 0.0)  # An older farm did not record it.
 
 
-def _ref_key(namespace: str, tag: str) -> str:
+def ref_key(namespace: str, tag: str) -> str:
+    """Return the object key of a ref. Raises UsageError for what cannot be a tag."""
     if not TAG.fullmatch(tag):
         raise UsageError(f"{tag!r} cannot name a ref", hint="lower-case letters, digits, dot, dash and underscore")
     return f"ns/{namespace}/refs/{tag}.json"
@@ -336,3 +350,10 @@ def _ref_key(namespace: str, tag: str) -> str:
 def _json(value: object) -> bytes:
     """One spelling for one value, so that equal snapshots are one blob."""
     return json.dumps(value, sort_keys=True, indent=1).encode()
+
+
+def _log() -> Logger:
+    """Return the logger; clients import this module for its types, and need none."""
+    from farm.logging import get_logger
+
+    return get_logger(__name__)

@@ -39,9 +39,11 @@ from farm.artifacts import (
 )
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.moves import until_moved
+from farm.artifacts.storage import Sign
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 from farm.files import replacing
 from farm.logging import get_logger
+from farm.metrics.instruments import STORAGE_BYTES, STORAGE_ERRORS, STORAGE_SECONDS, timed
 from farm.settings import Settings
 
 if TYPE_CHECKING:
@@ -212,6 +214,7 @@ class S3Store:
             key,
             lambda: self._s3.put_object(Bucket=self._bucket, Key=key, Body=data, ChecksumSHA256=checksum),
         )
+        STORAGE_BYTES.labels("written").inc(len(data))
 
     def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
         # Not with boto3's own transfers: they do not repeat for long enough, nor handle a lost last answer.
@@ -225,6 +228,7 @@ class S3Store:
 
                 def put_part(number: int) -> str:
                     data = os.pread(file.fileno(), part_size, (number - 1) * part_size)
+                    STORAGE_BYTES.labels("written").inc(len(data))
                     return self._ask(
                         "write",
                         key,
@@ -351,7 +355,9 @@ class S3Store:
             return take(answer["Body"])
 
         try:
-            return self._ask("read", entry.key, read, final={404, 412})
+            taken = self._ask("read", entry.key, read, final={404, 412})
+            STORAGE_BYTES.labels("read").inc(end - start)
+            return taken
         except ClientError as error:
             # Overwritten or deleted since the transfer began: the object cannot be read completely any more.
             raise self._unavailable("read", entry.key, error) from None
@@ -368,10 +374,11 @@ class S3Store:
 
     # --- artifacts ------------------------------------------------------------------------------------------
 
-    def publish(self, namespace: str, sidecar: Mapping[str, Any]) -> Published:
+    def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: Sign | None = None) -> Published:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
-        Replaces a broken sidecar (unreadable, or with missing blobs).
+        Replaces a broken sidecar (unreadable, or with missing blobs). `sign` keeps statements about the new one before
+        it is there.
         Raises UsageError if this sidecar is not valid or its own blobs are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
@@ -380,6 +387,8 @@ class S3Store:
             raise UsageError(f"{self._place(key)} cannot be published: {self._place(blob_key(absent))} is not there")
         data = sidecars.text(ours)
         document = sidecars.document(ours)
+        if sign:
+            sign(self, ours, data)
 
         def attempt() -> Published | None:
             with suppress(Conflict):
@@ -441,6 +450,7 @@ class S3Store:
         when the condition does not hold; a repetition that finds its own bytes already there has succeeded.
         """
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {"IfMatch": if_match} if if_match else {}
+        STORAGE_BYTES.labels("written").inc(len(data))
         with suppress(ClientError):
             return self._ask(
                 "write",
@@ -461,7 +471,9 @@ class S3Store:
 
         def read() -> Object:
             answer = self._s3.get_object(Bucket=self._bucket, Key=key)
-            return Object(key, answer["Body"].read(), answer["ETag"])
+            data = answer["Body"].read()
+            STORAGE_BYTES.labels("read").inc(len(data))
+            return Object(key, data, answer["ETag"])
 
         return self._unless_absent("read", key, read)
 
@@ -694,6 +706,10 @@ class S3Store:
         Raises ClientError for the statuses in `final`, which mean something to the caller, StorageAway (or what our
         `wait` raises) for what may pass and did not in time, and StorageUnavailable for every other failure.
         """
+        with timed(STORAGE_SECONDS, action):
+            return self._ask_again(action, key, request, final)
+
+    def _ask_again(self, action: str, key: str, request: Callable[[], T], final: Collection[int]) -> T:
         began, pause = time.monotonic(), 0.05
         while True:
             patience = self._patience
@@ -710,6 +726,7 @@ class S3Store:
             except BotoCoreError as error:
                 failure = error
                 may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
+            STORAGE_ERRORS.labels(action).inc()
             if not may_pass:
                 raise self._unavailable(action, key, failure) from None
             if time.monotonic() + pause > began + patience:

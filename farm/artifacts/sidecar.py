@@ -75,6 +75,9 @@ class SessionSettings(TypedDict):
     spinning: bool
     cudnn_conv_algo_search: NotRequired[str]
     prefer_nhwc: NotRequired[str]
+    enable_cuda_graph: NotRequired[str]
+    trt_builder_optimization_level: NotRequired[str]
+    trt_cuda_graph_enable: NotRequired[str]
 
 
 class SessionDocument(TypedDict):
@@ -437,6 +440,11 @@ def beside(program: Path) -> Path:
     return program.with_name(f"{program.name}.artifact.json")
 
 
+def statements_path(sidecar: Path) -> Path:
+    """Return where a sidecar is signed: `net.mxr.artifact.sigstore.jsonl` for `net.mxr.artifact.json`."""
+    return sidecar.with_suffix(".sigstore.jsonl")
+
+
 def schema() -> JsonSchema:
     """Return the sidecar's JSON Schema (draft 2020-12)."""
     published = json.dumps(Sidecar.model_json_schema(by_alias=True)).replace("TuningFacts", "Tuning")
@@ -517,6 +525,7 @@ def facts(document: SidecarDocument | Sidecar) -> ArtifactFacts:
         "program": {"path": program.path, "digest": program.digest, "size": program.size},
         "toolchain": sidecar.toolchain,
         "device": sidecar.device.arch,
+        "driver": sidecar.device.driver or "",
         "verified": sidecar.verification is not None
         and bool(not unverified or verification.errors or verification.equal),
         "unverified": unverified,

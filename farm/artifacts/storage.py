@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import SidecarDocument
+    from farm.artifacts.sidecar import Sidecar, SidecarDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,10 @@ class Missing(TypedDict):
     """The blobs that the farm does not have yet."""
 
     missing: list[Upload]
+
+
+Sign = Callable[["ArtifactStore", "Sidecar", bytes], None]
+"""Keeps signed statements about a sidecar that is about to be stored as these bytes."""
 
 
 class ArtifactStore(Protocol):

@@ -43,8 +43,12 @@ class TokenDocument(TypedDict):
 
 
 class Role(IntEnum):
-    """What a token may do; a higher role includes the lower ones."""
+    """What a token may do; a higher role includes the lower ones, except that only `ADMIN` includes `MONITOR`.
 
+    `MONITOR` reads the metrics, which are of all namespaces, and nothing else.
+    """
+
+    MONITOR = 0
     READER = 1
     SUBMITTER = 2
     ADMIN = 3

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.builds.cell_history import CellHistory
 from farm.builds.known import KnownArtifacts
+from farm.builds.shadow import newest
 from farm.errors import FarmFault
 from farm.jobs.facts import ArtifactFacts
+from farm.jobs.order import ChosenGates
 from farm.logging import get_logger
-from farm.manifest.choice import ChosenGates
 from farm.matrix.planned import Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, values_of
 
@@ -28,9 +29,18 @@ class Baselines:
         self._known = known
         self._history = history
 
-    def attach(self, namespace: str, manifest: str, cells: Sequence[CellPlan], chosen: ChosenGates | None) -> list[str]:
+    def attach(
+        self,
+        namespace: str,
+        manifest: str,
+        cells: Sequence[CellPlan],
+        chosen: ChosenGates | None,
+        *,
+        instead: Mapping[str, SnapshotCell] | None = None,
+    ) -> list[str]:
         """Write into planned cells what they are compared with; return warnings about tags that name nothing.
 
+        `instead` has the cells to compare with, by identifier, in place of those that their tags name.
         Where a gate on speed asks for it, the work order names the baseline's program, for turns with the new one.
         """
         for cell in cells:
@@ -39,7 +49,7 @@ class Baselines:
         before = self._before(namespace, manifest, [cell["identifier"] for cell in cells])
         limited = [cell for cell in cells if cell["gates"].get("limits")]
         tags = sorted({cell["gates"]["baseline"] for cell in limited})
-        named = {tag: self._named(namespace, tag) for tag in tags}
+        named = {tag: instead or self._named(namespace, tag) for tag in tags}
         entries = {cell["identifier"]: named[cell["gates"]["baseline"]].get(cell["identifier"]) for cell in limited}
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
         by_node = self._by_node(
@@ -56,9 +66,8 @@ class Baselines:
         return [f"the tag {tag} names no cell yet: nothing can be compared with it" for tag in tags if not named[tag]]
 
     def _named(self, namespace: str, tag: str) -> dict[str, SnapshotCell]:
-        """Return the cells that a tag names, by identifier: of several toolchains the newest submission's."""
-        cells = self._refs.read_or_empty(namespace, tag)["cells"].values()
-        return {cell["identifier"]: cell for cell in sorted(cells, key=lambda cell: cell.get("submitted", 0.0))}
+        """Return the cells that a tag names, by identifier: of several toolchains the one that readers get."""
+        return newest(self._refs.read_or_empty(namespace, tag)["cells"].values())
 
     def _before(self, namespace: str, manifest: str, identifiers: Sequence[str]) -> dict[str, PastState]:
         try:

@@ -183,8 +183,8 @@ def _rows(report: Report) -> Iterator[tuple[object, ...]]:
             cell["identifier"],
             ended,
             build["id"],
-            # A follow-up says nothing of how the manifest does.
-            "" if build.get("follows") else build["name"],
+            # A follow-up and a shadow build say nothing of how the manifest does.
+            "" if build.get("follows") or build.get("shadows") else build["name"],
             cell["state"],
             cell["kind"] or "",
             bool(cell.get("as_expected")),

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from farm.matrix import Cell
+from farm.matrix.cells import Cell
 
 KEPT = 4
 """Matrices; one of 10,000 cells takes some 50 MB."""

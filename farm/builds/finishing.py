@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
@@ -14,14 +15,16 @@ from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
-from farm.jobs.facts import ArtifactFacts
-from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
+from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
 from farm.results import junit
+from farm.results.naming import has_passed, named_cell, named_cells
 from farm.results.report import JudgedCell, Report
 from farm.results.sweep import draw
+from farm.signing.notary import THREADS, GatesFound, Notary
 from farm.store import Store
+from farm.webhooks.hooks import Webhooks
 
 log = get_logger(__name__)
 
@@ -38,6 +41,8 @@ class BuildFinisher:
         reader: BuildReader,
         known: KnownArtifacts,
         history: CellHistory,
+        webhooks: Webhooks,
+        notary: Notary | None = None,
     ) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -45,7 +50,9 @@ class BuildFinisher:
         self._reader = reader
         self._known = known
         self._history = history
+        self._webhooks = webhooks
         self._refs = Refs(artifacts)
+        self._notary = notary
 
     def finish(self, build_id: str) -> None:
         """Write an ended build's report, move `latest` to the cells that passed, and mark the build reported.
@@ -64,6 +71,7 @@ class BuildFinisher:
             self._history.add(report)
         except FarmFault as error:
             log.warning("a report is not in the history yet", build=build_id, error=error.message)
+        self._webhooks.tell(namespace, "build.finished", build_id, _told(report))
         self._builds.let_go(namespace, build_id, report)
         verdict = report["build"]["verdict"]
         log.info("build finished", build=build_id, verdict=verdict["text"] if verdict else "")
@@ -80,8 +88,11 @@ class BuildFinisher:
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
         self._draw(folder, report)
-        passed = [cell for cell in report["cells"] if _passed(cell)]
-        if passed and report["build"]["follows"]:
+        passed = [cell for cell in report["cells"] if has_passed(cell)]
+        self._sign(namespace, build_id, passed)
+        if report["build"].get("shadows"):
+            pass  # Only `promote` names what it made.
+        elif passed and report["build"]["follows"]:
             self._replace_slower(namespace, build_id, passed)
         elif passed:
             self._name_latest(namespace, build_id, passed)
@@ -93,7 +104,22 @@ class BuildFinisher:
             if first := self._reader.read_report(namespace, build_id):  # Another control plane was faster.
                 return first
             self._artifacts.put_object(key, data)
+        _count(report)
         return report
+
+    def _sign(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
+        """Sign what the build's gates made of the cells that passed them, if this server has a key."""
+        notary = self._notary
+        if notary is None:
+            return
+
+        def sign(cell: JudgedCell) -> None:
+            if facts := cell["facts"]:
+                gates = GatesFound(cell["gate"]["tolerance"], cell.get("compared", []))
+                notary.attest_gates(self._artifacts, namespace, build_id, facts, gates)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(sign, passed))
 
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Move `latest` to the cells that passed, or that a follow-up has shown to be faster; submit the follow-up."""
@@ -106,7 +132,7 @@ class BuildFinisher:
             if cell["key"] in known and cell["order"] and is_proven(known[cell["key"]], cell["order"]["against"])
         }
         named = [
-            _snapshot_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
+            named_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
             for cell in passed
             if (facts := proven.get(cell["identifier"], cell["facts"]))
         ]
@@ -138,7 +164,7 @@ class BuildFinisher:
         """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
         faster = [
-            (against["key"], _snapshot_cell(build["name"], submitted(build), cell, facts))
+            (against["key"], named_cell(build["name"], submitted(build), cell, facts))
             for cell in passed
             if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"])
         ]
@@ -164,36 +190,23 @@ class BuildFinisher:
         build = report["build"]
         if build["state"] != "reported":
             raise Conflict(f"build {build['id']} has not ended", hint="wait with `farm watch`")
-        named = [
-            _snapshot_cell(build["name"], build["created_at"], cell, cell["facts"])
-            for cell in report["cells"]
-            if _passed(cell) and cell["facts"]
-        ]
+        named = named_cells(report)
         if not named:
             why = build["verdict"]["text"] if build["verdict"] else "it has none"
             raise NotFound(f"no cell of build {build['id']} passed: {why}")
         return named
 
 
-def _passed(cell: JudgedCell) -> bool:
-    return cell["state"] == State.SUCCEEDED and not cell["warning"] and cell["facts"] is not None
+def _count(report: Report) -> None:
+    for cell in report["cells"]:
+        CELLS_ENDED.labels(cell["state"], cell["kind"] or "").inc()
+    verdict = report["build"]["verdict"]
+    BUILDS_ENDED.labels(str(verdict["exit_code"] if verdict else 0)).inc()
 
 
-def _snapshot_cell(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
-    return {
-        "manifest": manifest,
-        "submitted": when,
-        "identifier": cell["identifier"],
-        "model": cell["model"],
-        "target": cell["target"],
-        "precision": cell["precision"],
-        "shape": cell["shape"],
-        "sizes": cell["sizes"],
-        # The artifact's key: if the tuning was cut short, it differs from the cell's.
-        "key": facts["key"],
-        "device": facts["device"],
-        "toolchain": facts["toolchain"],
-        "program": facts["program"],
-        "sidecar": facts["sidecar"],
-        "seconds": facts["seconds"],
-    }
+def _told(report: Report) -> dict[str, object]:
+    """Return what webhooks get of a build: what a list of builds has, and the path of its page."""
+    build = report["build"]
+    hidden = ("state", "paused", "outlook")
+    told: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
+    return {**told, "page": f"/ui/ns/{build['namespace']}/builds/{build['id']}"}

@@ -84,6 +84,8 @@ def plan_follow_up(planned: PlanDocument, cells: Sequence[CellPlan], now: float)
         "retries": None,
         "warnings": [],
     }
+    build.pop("request", None)
+    build.pop("concurrency", None)
     return {"schema": 1, "build": build, "cells": list(cells)}
 
 

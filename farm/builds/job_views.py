@@ -37,11 +37,18 @@ class JobViews:
             raise NotFound(f"no job {job_id} in namespace {namespace}")
         return job
 
-    def log(self, namespace: str, job_id: str) -> bytes:
-        """Return a job's log: its last part while it runs, then the last attempt's, at most `SHOWN_LOG` bytes."""
+    def log(self, namespace: str, job_id: str, attempt: int = 0) -> bytes:
+        """Return a job's log: its last part while it runs, then the last attempt's, at most `SHOWN_LOG` bytes.
+
+        With `attempt` that of an attempt that ended. Raises NotFound if it has none.
+        """
         job = self.get(namespace, job_id)
         digest = job["log"]
-        if not digest or job["state"] == State.RUNNING:
+        if attempt:
+            digest = next((one["log"] for one in job["attempts"] if one["number"] == attempt), None)
+            if not digest:
+                raise NotFound(f"attempt {attempt} of job {job_id} has no log")
+        elif not digest or job["state"] == State.RUNNING:
             return self._store.jobs.log_tail(job_id) or b""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "log.txt"

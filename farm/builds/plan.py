@@ -12,8 +12,9 @@ from farm.artifacts.refs import SnapshotCell
 from farm.jobs.estimate import Estimate, Sample, comparable, estimate
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import ConversionRecord, WorkOrder, job_key
-from farm.matrix import Cell
+from farm.matrix.cells import Cell
 from farm.matrix.planned import ShownCell
+from farm.results.accuracy import judge_fallback
 from farm.spec import FileReference, SpecDocument, changes
 
 EXPLAINED = 50
@@ -135,7 +136,7 @@ def make_plan(
                 None if facts else estimated(cell, before),
             )
         )
-    return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned)))
+    return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned)))
 
 
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:
@@ -170,6 +171,17 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
             f"`debug` shows nothing for {len(idle)} cells that are compiled already or just now, "
             f"such as {idle[0]}; another `salt` compiles them again"
         )
+
+
+def _left(planned: Sequence[PlannedCell]) -> Iterable[str]:
+    """Name the nodes of known programs for which a GPU's provider has no kernel; not if the manifest allows them."""
+    warned: dict[str, list[str]] = {}
+    for each in planned:
+        found = judge_fallback(each.facts) if each.facts else None
+        if found and each.cell.gates.get("fallback", "allow") != "allow":
+            warned.setdefault(found.message, []).append(each.cell.identifier)
+    for text, names in warned.items():
+        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
 
 def plan_digest(cells: Iterable[tuple[str, str, str]]) -> str:

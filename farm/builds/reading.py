@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from farm.artifacts.s3 import S3Store
 from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
+from farm.builds.large_documents import loads_in_turns
 from farm.builds.outlook import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
 from farm.errors import NotFound, StoreUnavailable, UsageError
@@ -48,13 +48,13 @@ class BuildReader:
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
 
-        `@latest` is the newest submitted build, never a follow-up, because nobody waits for its verdict.
+        `@latest` is the newest submitted build, never a follow-up or a shadow build, which no manifest submitted.
         """
         if self._live(namespace, build_id):
             return build_id
         known = self._store.builds.list(namespace)
         if build_id == "@latest":
-            newest = next((str(row["id"]) for row in known if not row.get("follows")), None)
+            newest = next((str(row["id"]) for row in known if not is_aside(row)), None)
             if newest is None:
                 raise NotFound(f"no build in namespace {namespace}", hint="`farm submit MANIFEST` makes one")
             return newest
@@ -98,12 +98,12 @@ class BuildReader:
     def list(self, namespace: str, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds of a namespace that the store still knows; with `label` those that have it.
 
-        A label is KEY=VALUE; of `commit`, the start of its value is enough. Follow-ups have the labels of their builds,
-        and are left out.
+        A label is KEY=VALUE; of `commit`, the start of its value is enough. Follow-ups have the labels of their builds;
+        they and shadow builds are left out.
         """
         rows = self._store.builds.list(namespace)
         if label:
-            rows = [row for row in rows if not row.get("follows") and _has(row, label)]
+            rows = [row for row in rows if not is_aside(row) and _has(row, label)]
         return [_build_document(row) for row in rows[:limit]]
 
     def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> EventBatch:
@@ -160,7 +160,16 @@ class BuildReader:
         build = _build_document(row, self.follower(build_id))
         build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
-        return {"schema": 1, "build": build, "cells": cells, "sweeps": sweeps_of(cells), "changes": changes_of(cells)}
+        report: Report = {
+            "schema": 1,
+            "build": build,
+            "cells": cells,
+            "sweeps": sweeps_of(cells),
+            "changes": changes_of(cells),
+        }
+        if shadow := planned.get("shadow"):
+            report["shadow"] = shadow
+        return report
 
     def running(self, namespace: str, build_id: str) -> Identifiers:
         """Return the identifiers of a build's running cells."""
@@ -193,7 +202,7 @@ class BuildReader:
         if found is None:
             return None
         try:
-            read = json.loads(found.data)
+            read = loads_in_turns(found.data)
             read["build"]["verdict"]["exit_code"]
             report: Report = read
         except (ValueError, KeyError, TypeError) as error:
@@ -234,7 +243,7 @@ class BuildReader:
         if found is None:
             hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
             raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
-        document: PlanDocument = json.loads(found.data)
+        document: PlanDocument = loads_in_turns(found.data)
         return document
 
     def _explain(self, cells: Iterable[JudgedCell]) -> None:
@@ -267,6 +276,11 @@ class BuildReader:
         return next(reason for holds, reason in reasons if holds) + _after(facts["before"])
 
 
+def is_aside(build: Mapping[str, object]) -> bool:
+    """Whether a build is none of a manifest's own: it follows another build, or is the shadow of a ref."""
+    return bool(build.get("follows") or build.get("shadows"))
+
+
 def _has(row: BuildRow, label: str) -> bool:
     key, _, value = label.partition("=")
     found = str((row.get("labels") or {}).get(key, ""))
@@ -291,7 +305,7 @@ def _after(attempt: AttemptView | None) -> str:
 def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
     """Return a build as people and scripts see it; once it has a verdict, with the verdict's counts."""
     verdict = row["verdict"]
-    return {
+    view: BuildView = {
         "id": row["id"],
         "namespace": row["namespace"],
         "name": row["name"],
@@ -308,3 +322,6 @@ def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
         "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
         "warnings": row.get("warnings") or [],
     }
+    if ref := row.get("shadows"):
+        view["shadows"] = ref
+    return view

@@ -72,4 +72,8 @@ def plan_retry(
         "id": build_id,
         "retries": before["id"],
     }
-    return {"schema": 1, "build": build, "cells": again}
+    build.pop("concurrency", None)  # It is for what somebody asks for again, not for what is newer.
+    document: PlanDocument = {"schema": 1, "build": build, "cells": again}
+    if shadow := planned.get("shadow"):
+        document["shadow"] = shadow
+    return document

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from farm.artifacts import readable
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
+from farm.builds.acknowledged import AcknowledgedFailures
 from farm.builds.baselines import Baselines
 from farm.builds.bucket_models import BucketModels
 from farm.builds.cell_history import CellHistory
 from farm.builds.expansions import Expansions
 from farm.builds.known import KnownArtifacts
-from farm.builds.latest import LATEST
+from farm.builds.latest import LATEST, PROD
 from farm.builds.plan import Plan, PlannedCell, make_plan, needed_blobs
 from farm.builds.reading import BuildReader
 from farm.builds.retry import plan_retry, unsuccessful
@@ -31,17 +32,19 @@ from farm.errors import (
 )
 from farm.jobs.estimate import comparable
 from farm.jobs.order import job_key, keys_of
-from farm.jobs.rows import CancelledCells, NewCell, OpenMark
+from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.logging import get_logger
-from farm.manifest import Manifest, parse_manifest
-from farm.matrix import expand
+from farm.manifest import Concurrency, Manifest, parse_manifest
+from farm.matrix.cells import expand
 from farm.matrix.planned import CellPlan, PlanDocument, ShownPlan, SubmissionDocument
+from farm.metrics.instruments import CELLS_PLANNED, miss_reason
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.results.report import AcceptedBuild, BuildView, Report
 from farm.results.verdict import expected_failure
 from farm.settings import Settings
+from farm.spec import Device, digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
 
@@ -66,6 +69,7 @@ class BuildService:
         reader: BuildReader,
         known: KnownArtifacts,
         history: CellHistory,
+        acknowledged: AcknowledgedFailures,
     ) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -76,6 +80,7 @@ class BuildService:
         self._baselines = Baselines(self._refs, known, history)
         self._bucket_models = BucketModels(artifacts, settings.s3_sources)
         self._expansions = Expansions()
+        self._acknowledged = acknowledged
 
     # --- before a build -----------------------------------------------------------------------------------------
 
@@ -104,6 +109,7 @@ class BuildService:
         pools = self._store.workers.pools()
         known = [Pool.from_dict(pool["pool"]) for pool in pools]
         used = in_use(zip(known, (pool["live_workers"] for pool in pools), strict=True), self._settings.toolchains)
+        used = self._as_named(namespace, used)
         slots, files = {pool["name"]: pool["slots"] for pool in pools}, submission.get("files") or {}
         limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         inputs = {
@@ -152,6 +158,36 @@ class BuildService:
         )
         return plan, manifest
 
+    def _as_named(self, namespace: str, pools: Sequence[Pool]) -> list[Pool]:
+        """Return the pools to plan for, without those of toolchains that readers do not get yet.
+
+        If several toolchains of a target are in use, it is the one of which `prod` (else `latest`) gives programs to
+        readers: a new toolchain on some workers changes no build until it is promoted.
+        """
+        groups: dict[tuple[str, Device], set[str]] = {}
+        for pool in pools:
+            groups.setdefault((str(pool.target), pool.device), set()).add(pool.toolchain)
+        open_ones = {place: toolchains for place, toolchains in groups.items() if len(toolchains) > 1}
+        chosen: dict[tuple[str, Device], str] = {}
+        for tag in (PROD, LATEST) if open_ones else ():
+            named = sorted(self._given(namespace, tag), key=lambda cell: cell.get("submitted", 0.0))
+            for place, toolchains in open_ones.items():
+                fitting = [
+                    cell["toolchain"]
+                    for cell in named
+                    if cell["target"] == place[0]
+                    and cell["toolchain"] in toolchains
+                    and cell["device"].partition(":")[0] == place[1].arch.partition(":")[0]
+                ]
+                if fitting:
+                    chosen.setdefault(place, fitting[-1])
+        return [pool for pool in pools if chosen.get((str(pool.target), pool.device), pool.toolchain) == pool.toolchain]
+
+    def _given(self, namespace: str, tag: str) -> list[SnapshotCell]:
+        """Return what readers get of a tag."""
+        cells = self._refs.read_or_empty(namespace, tag)["cells"].values()
+        return [cell for cell in cells if not cell.get("superseded")]
+
     def _in_buckets(self, manifest: Manifest) -> dict[str, FrozenModel]:
         """Read the models that the manifest leaves to the farm. Raises ManifestError with every problem found."""
         models: dict[str, FrozenModel] = {}
@@ -174,17 +210,31 @@ class BuildService:
 
     # --- a build's life -----------------------------------------------------------------------------------------
 
-    def submit(self, namespace: str, submission: SubmissionDocument, *, by: str, max_cells: int = 0) -> AcceptedBuild:
+    def submit(
+        self,
+        namespace: str,
+        submission: SubmissionDocument,
+        *,
+        by: str,
+        max_cells: int = 0,
+        request: str = "",
+        warnings: Sequence[str] = (),
+    ) -> AcceptedBuild:
         """Accept a build. It is acknowledged when object storage and the store have it; repeating is harmless.
 
-        `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound).
+        `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound). `request` is the
+        digest of what asked for the build, by default of the submission. The build has the `warnings`, too.
 
-        Raises ManifestError for what is wrong in the manifest, InputsMissing for what was not uploaded, QuotaExceeded.
+        Raises ManifestError for what is wrong in the manifest, InputsMissing for what was not uploaded, QuotaExceeded,
+        Conflict if the build's id was used for another request.
         """
         build_id = submission["build_id"]
         text = submission["manifest"].encode()
-        if self._is_accepted(namespace, build_id, text):
-            return self._accepted(namespace, build_id)
+        request = request or digest_of_request(submission)
+        if self.is_accepted(namespace, build_id, text, request):
+            if known := self._store.builds.get(build_id):
+                self._replace_older(known)
+            return self.accepted(namespace, build_id)
         plan, manifest = self._plan(namespace, submission)
         if absent := lacking(self._artifacts, plan.needed_blobs):
             raise InputsMissing(
@@ -192,9 +242,10 @@ class BuildService:
                 absent,
                 hint="upload the missing inputs, then submit again",
             )
-        self._check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
+        self.check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         cells = [_planned_document(planned) for planned in plan.cells]
-        warnings = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
+        self._acknowledged.attach(namespace, cells)
+        found = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
         document: PlanDocument = {
             "schema": 1,
             "build": {
@@ -208,16 +259,19 @@ class BuildService:
                 "hits": sum(planned.state == "hit" for planned in plan.cells),
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast,
-                "warnings": [*plan.warnings, *warnings],
+                "warnings": [*warnings, *plan.warnings, *found],
                 "plan": plan.digest,
+                "request": request,
             },
             "cells": cells,
         }
+        if manifest.concurrency:
+            document["build"]["concurrency"] = _group(manifest.concurrency, document["build"]["labels"])
         self.accept(document, text)
         log.info("build submitted", build=build_id, cells=len(plan.cells), by=by)
-        return self._accepted(namespace, build_id)
+        return self.accepted(namespace, build_id)
 
-    def _accepted(self, namespace: str, build_id: str) -> AcceptedBuild:
+    def accepted(self, namespace: str, build_id: str) -> AcceptedBuild:
         """Return a submitted build with the digest of its plan: the submitter may have seen another plan."""
         planned = self._reader.read_plan(namespace, build_id)
         return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}
@@ -248,11 +302,13 @@ class BuildService:
             f"ns/{namespace}/builds/{self._reader.resolve(namespace, build_id)}/manifest.yaml"
         )
         text = manifest.data if manifest else b""
-        if not self._is_accepted(namespace, new_id, text):
+        request = digest_of({"retry": True, "failed": failed})
+        if not self.is_accepted(namespace, new_id, text, request):
             document = self._plan_retry(namespace, build_id, new_id, failed=failed)
-            document["build"] |= {"created_by": by, "created_at": self._store.now()}
+            self._acknowledged.attach(namespace, document["cells"])
+            document["build"] |= {"created_by": by, "created_at": self._store.now(), "request": request}
             unfinished = document["build"]["cells"] - document["build"]["hits"]
-            self._check_quotas(namespace, by, unfinished, max_cells)
+            self.check_quotas(namespace, by, unfinished, max_cells)
             self.accept(document, text)
             log.info("build retried", build=new_id, retries=document["build"]["retries"], by=by)
         return self._reader.get(namespace, new_id)
@@ -288,19 +344,25 @@ class BuildService:
             )
         return document
 
-    def _is_accepted(self, namespace: str, build_id: str, manifest: bytes) -> bool:
-        """Whether a build was submitted before. Raises Conflict if another build has its id."""
+    def is_known(self, namespace: str, build_id: str, request: str) -> bool:
+        """Whether a build was accepted. Raises Conflict if another request made it, as far as that is known."""
         row = self._store.builds.get(build_id)
         if row and row["namespace"] != namespace:
             raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
+        if row and row.get("request", request) != request:
+            raise Conflict(
+                f"build {build_id} was made by another request", hint="choose another build id or Idempotency-Key"
+            )
+        return self.is_whole(build_id) or self._reader.read_report(namespace, build_id) is not None
+
+    def is_accepted(self, namespace: str, build_id: str, manifest: bytes, request: str) -> bool:
+        """Whether a build was submitted before. Raises Conflict if another build has its id."""
         known = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
         if known and known.data != manifest:
             raise Conflict(
                 f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
             )
-        return known is not None and (
-            self.is_whole(build_id) or self._reader.read_report(namespace, build_id) is not None
-        )
+        return self.is_known(namespace, build_id, request) and known is not None
 
     def accept(self, document: PlanDocument, manifest: bytes) -> None:
         """Record a planned build in object storage, then accept it into the store."""
@@ -309,10 +371,14 @@ class BuildService:
         self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
         self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
         self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
+        for cell in document["cells"]:
+            CELLS_PLANNED.labels(cell["state"], miss_reason(cell["reason"]) if cell["state"] == "miss" else "").inc()
         self._create(document)
 
-    def _check_quotas(self, namespace: str, by: str, cells: int, max_cells: int) -> None:
-        """Check the quotas. Two builds submitted at once may exceed one together: it limits load, not trust."""
+    def check_quotas(self, namespace: str, by: str, cells: int, max_cells: int) -> None:
+        """Check that a caller may have so many more unfinished cells. Raises QuotaExceeded.
+
+        Two builds submitted at once may exceed one together: it limits load, not trust."""
         quotas = {"": self._settings.namespace_cells, by: max_cells}
         if not cells or not any(quotas.values()):
             return
@@ -330,6 +396,20 @@ class BuildService:
     def _create(self, document: PlanDocument) -> None:
         namespace = document["build"]["namespace"]
         self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
+        self._replace_older(document["build"])
+
+    def _replace_older(self, build: PlannedBuild) -> None:
+        """Cancel what waits in the older builds of a build's group, or in itself if a newer one is there already."""
+        if not (concurrency := build.get("concurrency")):
+            return
+        group = concurrency["group"]
+        newest, older = self._store.builds.join_group(
+            build["id"], build["namespace"], group, at=build["created_at"], cancels=concurrency["cancels"]
+        )
+        for old in older:
+            reason = f"replaced by build {newest}, a newer one of the group {group}"
+            if count := self._store.builds.cancel_queued(old, reason):
+                log.info("cells replaced by a newer build", build=old, newer=newest, group=group, cells=count)
 
     def resume(self) -> None:
         """Restore unfinished builds that the store has lost, and end reported builds that are open in it.
@@ -423,6 +503,26 @@ class BuildService:
             self._artifacts.delete_object(f"{PAUSED_POOLS}{pool}")
         self._store.workers.pause_pool(pool, paused=paused)
         self._store.wakeups.wake_pool(pool)
+
+
+def _group(concurrency: Concurrency, labels: Mapping[str, str]) -> ConcurrencyGroup:
+    per = concurrency.per
+    name = f"{concurrency.group} {per}={labels.get(per, '')}" if per else concurrency.group
+    return {"group": name, "cancels": concurrency.cancel_in_progress}
+
+
+def digest_of_request(submission: SubmissionDocument) -> str:
+    """Return the digest of what a submission asks for, whatever release its client is of."""
+    return digest_of(
+        {
+            "manifest": submission["manifest"],
+            "models": {name: model["digest"] for name, model in submission["models"].items()},
+            "data": {name: data["digest"] for name, data in submission["data"].items()},
+            "files": {path: file["digest"] for path, file in (submission.get("files") or {}).items()},
+            "labels": submission.get("labels") or {},
+            "gates": submission.get("gates"),
+        }
+    )
 
 
 def _planned_document(planned: PlannedCell) -> CellPlan:

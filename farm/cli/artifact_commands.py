@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import output, render
-from farm.cli.connection import connect
+from farm.cli import completion, output, render
+from farm.cli.connection import connect_or_start
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
 from farm.packs.layouts import Layout
@@ -47,13 +48,31 @@ class Listing(StrEnum):
 
 def fetch(
     name: Annotated[
-        str, typer.Argument(metavar="NAME[@REF]", help="A model's name; REF is a tag or a build, by default `latest`.")
+        str,
+        typer.Argument(
+            metavar="NAME[@REF]",
+            help="A model, or a cell as builds print it; REF: a tag or a build.",
+            autocompletion=completion.artifacts,
+        ),
     ],
     target: Annotated[
-        str, typer.Option("--target", "-t", help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.")
-    ],
-    precision: Annotated[str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.")],
-    shape: Annotated[str | None, typer.Option("--shape", "-s", help="Such as b8; needed if there are several.")] = None,
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
+            autocompletion=completion.targets,
+        ),
+    ] = "",
+    precision: Annotated[
+        str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=completion.precisions)
+    ] = "",
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=completion.shapes
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
     toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")] = "",
     log: Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
@@ -70,14 +89,24 @@ def fetch(
     python: Annotated[
         str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
     ] = "",
+    source: Annotated[
+        str, typer.Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
 
-    Writes the program and its sidecar, artifact.json, which says what it is. With --layout it writes a pack: the files
-    that ONNX Runtime or Triton loads, and what starts it.
+    Writes the program and its sidecar, <program>.artifact.json, which says what it is; models and shapes may share a
+    folder. With --layout it writes a pack: the files that ONNX Runtime or Triton loads, and what starts it.
     """
-    model, _, named = name.partition("@")
+    from farm.client.fetching import split_name
+
+    cell, _, named = name.partition("@")
+    model, *rest = split_name(cell)
+    target, precision, shape = target or rest[0], precision or rest[1], shape or rest[2] or None
+    for option, value in (("--target", target), ("--precision", precision)):
+        if not value:
+            raise UsageError(f"which {option.strip('-')}? add {option}", hint=f"or a whole name: `farm ls {model}`")
     if layout is not Layout.PLAIN and (family or log or with_kernels or sample):
         raise UsageError(f"--layout {layout} is one program: leave out --family, --log, --with-kernels and --sample")
     if batch is not None and (target != AUTO or shape or family):
@@ -85,14 +114,14 @@ def fetch(
     if family:
         if shape or with_kernels or sample:
             raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
-        with connect() as client:
+        with _connected(source) as client:
             ref = _ref(client, named)
             made = client.fetch_family(
                 model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
             )
         _say_family(made, as_json=as_json)
         return
-    with connect() as client:
+    with output.if_interrupted(KEPT), _connected(source) as client:
         client.on_download = _Downloading()
         ref = _ref(client, named)
         if target == AUTO:
@@ -133,6 +162,15 @@ def fetch(
         output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
 
 
+def _connected(source: str) -> AbstractContextManager[FarmClient]:
+    if not source:
+        return connect_or_start()
+    from farm.cli.connection import connect_to_storage
+
+    return connect_to_storage(source)
+
+
+KEPT = "no file is half written; what was downloaded is kept, and the next fetch goes on from there"
 AUTO = "auto"
 """Stands for the target that fits this machine best."""
 
@@ -187,26 +225,51 @@ def _say_fetched(found: Fetched) -> None:
 
 
 def ls(
-    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
-    ref: Annotated[str, typer.Option("--ref", help="List the artifacts of this ref.")] = "latest",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT|TEXT", help="artifacts, refs, builds, workers or pools; or part of a name.")
+    ] = "artifacts",
+    ref: Annotated[
+        str, typer.Option("--ref", help="List the artifacts of this ref.", autocompletion=completion.refs)
+    ] = "latest",
     as_json: output.Json = False,
 ) -> None:
-    """List artifacts, refs, builds, workers or pools."""
-    with connect() as client:
-        items = _SOURCES[what](client, ref)
+    """List artifacts, refs, builds, workers or pools.
+
+    Any other word lists the artifacts with it in their names.
+    """
+    listing = Listing(what) if what in {each.value for each in Listing} else Listing.ARTIFACTS
+    with connect_or_start() as client:
+        if listing is Listing.ARTIFACTS and (ref.startswith("@") or "=" in ref):
+            ref = client.find_build(ref)
+        items = _SOURCES[listing](client, ref)
+    if what != listing:
+        names = sorted({str(cell["model"]) for cell in items})
+        items = [cell for cell in items if what in cell["identifier"]]
+        if not items:
+            near = difflib.get_close_matches(what, [*Listing, *names], 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
+            raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
     if as_json:
         output.emit({"items": items})
+    elif items and listing is Listing.BUILDS:
+        for line in render.builds(items, output.width()):
+            output.say(line)
     elif items:
-        rows = [_ROWS[what](item) for item in items]
-        for line in render.align(rows):
+        rows = [_HEADERS[listing], *(_ROWS[listing](item) for item in items)]
+        for line in render.align(rows, columns=output.width()):
             output.say(line)
     else:
-        output.note(f"no {what} yet")
+        output.note(f"no {listing} yet")
 
 
 def tag(
-    name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.")],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Point REF to what this ref or build names.")] = "",
+    name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.", autocompletion=completion.refs)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Point REF to what this ref or build names.", autocompletion=completion.refs
+        ),
+    ] = "",
     previous: Annotated[bool, typer.Option("--previous", help="Point REF to what it named before.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
     generation: Annotated[
@@ -225,7 +288,7 @@ def tag(
         raise UsageError("choose one of SOURCE, --previous and --delete")
     if generation is not None and not (source or previous or delete):
         raise UsageError("--generation works only together with a move", hint="add SOURCE, --previous or --delete")
-    with connect() as client:
+    with connect_or_start() as client:
         if delete:
             client.delete_tag(name, generation=generation)
             output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is deleted")
@@ -258,7 +321,7 @@ def inspect(
 ) -> None:
     """Show what a compiled program is; its compiler is not needed.
 
-    A file (.mxr, MIGraphX's .json, .onnx) is compared with the artifact.json next to it; any disagreement
+    A file (.mxr, MIGraphX's .json, .onnx) is compared with the <program>.artifact.json next to it; any disagreement
     ends with exit code 39. An artifact.json, a cache key (or its start) or a cell of a ref (`net/migraphx-cpu/fp16/b8`,
     `…@prod`) shows what the farm recorded about the artifact.
     """
@@ -268,8 +331,8 @@ def inspect(
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
-    with connect() as client:
-        sidecar = client.artifact(_key_of(client, what))
+    with connect_or_start() as client:
+        sidecar = client.artifact(key_of(client, what))
         if not program:
             _show_inspected(sidecar, None, as_json=as_json)
             return
@@ -282,7 +345,7 @@ def inspect(
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _key_of(client: FarmClient, what: str) -> str:
+def key_of(client: FarmClient, what: str) -> str:
     """Return the cache key for a key, the start of a key, or a cell of a ref."""
     if re.fullmatch(r"[0-9a-f]{64}", what):
         return what
@@ -305,13 +368,15 @@ _LARGEST_SIDECAR = 16 << 20
 def beside(path: Path) -> tuple[SidecarDocument | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
     if path.is_dir() or path.name.endswith(_SIDECAR):
-        return _read_sidecar(path / _SIDECAR if path.is_dir() else path), None
+        return _read_sidecar(_only_sidecar(path) if path.is_dir() else path), None
     if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
-    own = path.with_name(f"{path.name}.{_SIDECAR}")  # `farm optimize` puts it here: programs share that folder
-    document = own if own.exists() else path.with_name(_SIDECAR)
+    from farm.artifacts import sidecar as sidecars
+
+    own = sidecars.beside(path)
+    document = own if own.exists() else path.with_name(_SIDECAR)  # An older client wrote it so.
     if not document.exists():
         return None, path
     sidecar = _read_sidecar(document)
@@ -322,6 +387,19 @@ def beside(path: Path) -> tuple[SidecarDocument | None, Path | None]:
 
 
 _SIDECAR = "artifact.json"
+"""How the names of sidecars end; an older client gave them this name alone."""
+
+
+def sidecars_in(folder: Path) -> list[Path]:
+    """Return the sidecars in a folder and in the folders below it, as `fetch` writes families."""
+    return sorted([*folder.glob(f"*{_SIDECAR}"), *folder.glob(f"*/*{_SIDECAR}")])
+
+
+def _only_sidecar(folder: Path) -> Path:
+    found = sorted(folder.glob(f"*{_SIDECAR}"))
+    if len(found) > 1:
+        raise UsageError(f"{folder} holds {len(found)} programs", hint=f"name one of them: {found[0]}")
+    return found[0] if found else folder / _SIDECAR
 
 
 def _read_sidecar(path: Path) -> SidecarDocument:
@@ -537,6 +615,13 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
     Listing.POOLS: lambda client, _: client.pools(),
 }
 
+_HEADERS: dict[Listing, tuple[str, ...]] = {
+    Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "TOOLCHAIN", "KEY"),
+    Listing.REFS: ("REF",),
+    Listing.WORKERS: ("WORKER", "SLOTS", "JOBS", "POOLS", ""),
+    Listing.POOLS: ("POOL", "WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
+}
+
 _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.ARTIFACTS: lambda cell: (
         str(cell["identifier"]),
@@ -545,12 +630,6 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         str(cell["key"])[:12],
     ),
     Listing.REFS: lambda tag: (str(tag),),
-    Listing.BUILDS: lambda build: (
-        str(build["id"]),
-        str(build["name"]),
-        f"{build['state']}, paused" if build.get("paused") else str(build["state"]),
-        str((build["verdict"] or {}).get("text", "")),
-    ),
     Listing.WORKERS: lambda worker: (
         str(worker["id"]),
         render.plural(int(worker["slots"]), "slot"),

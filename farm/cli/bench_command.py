@@ -170,12 +170,12 @@ def _cache(sidecar: SidecarDocument) -> Path:
 
 
 def _local(path: Path) -> list[BenchedProgram]:
-    from farm.cli.artifact_commands import beside
+    from farm.cli.artifact_commands import beside, sidecars_in
 
     if path.is_dir():
-        documents = sorted([*path.glob("artifact.json"), *path.glob("*/artifact.json")])
+        documents = sidecars_in(path)
         if not documents:
-            raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it next to the program")
+            raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it next to each program")
         found = [artifact for document in documents for artifact in _local(document)]
         return sorted(found, key=lambda artifact: _batch(artifact.sidecar))
     sidecar, program = beside(path)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import completion, output, render
 from farm.cli.ci_servers import WantedReports, publish
 from farm.cli.ci_servers import labels as ci_labels
-from farm.cli.connection import connect
-from farm.errors import ExitCode, NotFound, UsageError
+from farm.cli.connection import connect, connect_or_start
+from farm.errors import ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import inert
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen
+    from farm.client.submitted import SubmittedBuild
     from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildView, JudgedCell, Report
     from farm.settings import Settings
@@ -32,9 +33,16 @@ SECOND_THOUGHT = 1.0
 
 ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[
-    str, typer.Argument(metavar="BUILD", help="A build's id or its unique start, @latest, a label K=V, a git commit.")
+    str,
+    typer.Argument(
+        metavar="BUILD",
+        help="A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit.",
+        autocompletion=completion.builds,
+    ),
 ]
-BuildOrPool = Annotated[str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.")]
+BuildOrPool = Annotated[
+    str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=completion.pools)
+]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not follow it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
@@ -65,6 +73,9 @@ def run(
     gate: Limits = None,
     budget: MostOf = None,
     baseline: BaselineTag = "",
+    folder: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the programs of cells that passed.")
+    ] = None,
     junit: Junit = None,
     summary: Summary = None,
     as_json: output.Json = False,
@@ -75,10 +86,15 @@ def run(
     settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run
     continues it.
     """
-    _check_folder(junit)
-    _check_folder(summary)
+    check_folder(junit)
+    check_folder(summary)
     frozen = _freeze(manifest, label, gate, budget, baseline)
-    with _own_farm() as settings, connect(settings) as client:
+    with (
+        output.if_interrupted("the farm is down again, nothing runs"),
+        _own_farm() as settings,
+        connect(settings) as client,
+    ):
+        _say_unfinished(client)
         build_id = _submit(client, frozen, quiet=as_json)
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
@@ -91,6 +107,7 @@ def run(
         if code == ExitCode.INTERRUPTED:
             # So that the farm stops now, even if other processes use it.
             raise KeyboardInterrupt
+        _bring_programs(client, build_id, folder)
     raise typer.Exit(code)
 
 
@@ -99,6 +116,7 @@ def up(as_json: output.Json = False) -> None:
 
     Other commands find it by the data folder.
     """
+    left: list[BuildView] = []
     with suppress(KeyboardInterrupt), _own_farm() as settings:
         if as_json:
             output.emit({"api_url": settings.api_url, "data_dir": str(settings.data_dir)})
@@ -108,7 +126,12 @@ def up(as_json: output.Json = False) -> None:
                 f"look at it: {settings.api_url}/ui/ (to sign in: `api_token` in {settings.data_dir}/farm.json)"
             )
             output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
-        threading.Event().wait()
+        try:
+            threading.Event().wait()
+        finally:
+            with suppress(FarmError), connect(settings) as client:
+                left = _open_builds(client)
+    output.note(f"the farm is down{_unfinished(left)}")
 
 
 def submit(
@@ -128,8 +151,8 @@ def submit(
 
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
-    _check_folder(junit)
-    _check_folder(summary)
+    check_folder(junit)
+    check_folder(summary)
     frozen = _freeze(manifest, label, gate, budget, baseline, untrusted=untrusted)
     with connect() as client:
         if dry_run:
@@ -137,7 +160,7 @@ def submit(
             return
         build_id = _submit(client, frozen, quiet=as_json or detach)
         wanted = WantedReports(junit, summary, manifest)
-        code = _follow(client, build_id, wanted, detach=detach, as_json=as_json)
+        code = follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -158,8 +181,8 @@ def retry(
     """
     from farm.client.client import new_build_id
 
-    _check_folder(junit)
-    _check_folder(summary)
+    check_folder(junit)
+    check_folder(summary)
     with connect() as client:
         before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, new_id=new_id)
@@ -170,8 +193,8 @@ def retry(
         if sys.stdin.isatty() and not yes:
             typer.confirm("go on?", abort=True, err=True)
         client.retry(before, failed=failed, new_id=new_id)
-        _say_build(new_id, quiet=as_json or detach)
-        code = _follow(client, new_id, WantedReports(junit, summary), detach=detach, as_json=as_json)
+        say_build(new_id, quiet=as_json or detach)
+        code = follow_to_verdict(client, new_id, WantedReports(junit, summary), detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -181,7 +204,7 @@ def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
     Lists hits, misses and what changed. Creates nothing.
     """
     frozen = _freeze(manifest)
-    with connect() as client:
+    with connect_or_start() as client:
         _show_plan(client.plan(frozen), as_json=as_json)
 
 
@@ -189,8 +212,8 @@ def watch(
     build: BuildId = "@latest", junit: Junit = None, summary: Summary = None, as_json: output.Json = False
 ) -> None:
     """Follow a build to its verdict, and exit with it."""
-    _check_folder(junit)
-    _check_folder(summary)
+    check_folder(junit)
+    check_folder(summary)
     with connect() as client:
         build_id = client.find_build(build)
         code = _watch(client, build_id, _goes_on(build_id), WantedReports(junit, summary), as_json=as_json)
@@ -198,7 +221,14 @@ def watch(
 
 
 def status(
-    build: Annotated[str, typer.Argument(metavar="BUILD", help="A build; default: list the newest builds.")] = "",
+    build: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=completion.builds
+        ),
+    ] = "",
+    label: Annotated[str, typer.Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Builds to list.")] = 50,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
     ] = None,
@@ -207,14 +237,16 @@ def status(
     """Show a build's state and why it waits, or list the newest."""
     if picture and not build:
         raise UsageError("--picture draws one build's sweeps: name the build", hint="@latest is the newest")
-    _check_folder(picture)
-    with connect() as client:
+    check_folder(picture)
+    with connect_or_start() as client:
         if not build:
-            builds = client.builds()
+            builds = client.builds(limit, label=label)
             if as_json:
                 output.emit({"items": builds})
+            elif builds:
+                _say_all(render.builds(builds, output.width()))
             else:
-                _say_all(_build_lines(builds) if builds else ["no builds yet: farm submit MANIFEST"])
+                output.note(f"no build has the label {label}" if label else "no builds yet: farm submit MANIFEST")
             return
         found = client.report(client.find_build(build))
     if picture:
@@ -224,7 +256,7 @@ def status(
         return
     cells, page = found["cells"], client.page_of(found["build"])
     if found["build"]["state"] == "reported":
-        _say_all(render.outcome(found["build"], cells, page))
+        _say_all(render.outcome(found["build"], cells, page, output.width()))
         return
     _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
     _say_all(render.outlook(found["build"].get("outlook")))
@@ -233,8 +265,10 @@ def status(
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.")],
-    right: Annotated[str, typer.Argument(metavar="OTHER", help="The build to compare it with.")] = "@latest",
+    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.", autocompletion=completion.builds)],
+    right: Annotated[
+        str, typer.Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=completion.builds)
+    ] = "@latest",
     as_json: output.Json = False,
 ) -> None:
     """Show in which cells two builds differ, and why.
@@ -242,39 +276,79 @@ def diff(
     Shows latencies side by side without a verdict: the builds may have run on different nodes, at different times.
     `farm bench` measures two programs in turns.
     """
-    with connect() as client:
+    with connect_or_start() as client:
         found = client.diff(client.find_build(left), client.find_build(right))
     output.emit(found) if as_json else _say_all(render.differences(found))
 
 
 def logs(
-    what: Annotated[str, typer.Argument(metavar="BUILD|JOB", help="A build (with a cell), or a job's id.")],
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.")] = "",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=completion.builds
+        ),
+    ],
+    cell: Annotated[
+        str,
+        typer.Argument(
+            metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
+        ),
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Print a job's log.
 
-    While the job runs, prints the log's last part; after that, all of it.
+    While the job runs, prints the log's last part; after that, all of it. With --follow it prints what is added, and
+    ends with the job.
     """
-    with connect() as client:
-        if what.startswith("b-") or what == "@latest" or cell:
-            row = _one_cell(client.cells(what), cell)
-            identifier = str(row["identifier"])
-            if job := row.get("job"):
-                text = client.log(job)
-            elif facts := row.get("facts"):
-                text = client.artifact_log(facts["key"])
-            else:
-                raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
+    if follow and as_json:
+        raise UsageError("--follow prints lines as they come: leave out --json")
+    with connect_or_start() as client:
+        if not (what.startswith("b-") or what == "@latest" or cell):
+            _say_log(client, what, what, follow=follow, as_json=as_json)
+            return
+        row = _one_cell(client.cells(what), cell)
+        identifier = str(row["identifier"])
+        if job := row.get("job"):
+            _say_log(client, job, identifier, follow=follow, as_json=as_json)
+        elif facts := row.get("facts"):
+            _print_log(identifier, client.artifact_log(facts["key"]), as_json=as_json)
         else:
-            identifier, text = what, client.log(what)
+            raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
+
+
+def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: bool) -> None:
+    if follow:
+        from farm.cli.log_following import follow_log
+
+        for added in follow_log(client, job):
+            output.say(inert(added))
+        return
+    text = client.log(job)
+    if not text and (found := client.job(job))["state"] == "queued":
+        raise NotFound(f"{name} waits, and has no log yet", hint=f"`farm logs --follow {found['id']}` waits for it")
+    _print_log(name, text, as_json=as_json)
+
+
+def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
     decoded = text.decode(errors="replace")
-    output.emit({"of": identifier, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
+    output.emit({"of": name, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.")],
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.")] = "",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=completion.builds
+        ),
+    ],
+    cell: Annotated[
+        str,
+        typer.Argument(
+            metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
+        ),
+    ] = "",
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
     ),
@@ -288,7 +362,7 @@ def reproduce(
     from farm.settings import load_settings
 
     settings = load_settings()
-    with connect(settings) as client:
+    with connect_or_start() as client:
         if what.startswith("b-") or what == "@latest" or cell:
             what = str(client.build(what)["id"])  # `@latest` may be another build a moment later.
             row = _one_cell(client.cells(what), cell)
@@ -302,7 +376,7 @@ def reproduce(
 
 def cancel(build: BuildId, as_json: output.Json = False) -> None:
     """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""
-    with connect() as client:
+    with connect_or_start() as client:
         build_id = client.find_build(build)
         count = client.cancel(build_id)
     if as_json:
@@ -340,9 +414,58 @@ def _own_farm() -> Iterator[Settings]:
         yield found
 
 
+def _bring_programs(client: FarmClient, build_id: str, folder: Path | None) -> None:
+    """Write the programs of the cells that passed, one folder for each; without a folder, say how to get them."""
+    passed = [cell for cell in client.cells(build_id) if cell["state"] == "succeeded" and cell["facts"]]
+    if not passed:
+        return
+    if folder is None:
+        first, more = passed[0]["identifier"], f"; {len(passed)} programs" if len(passed) > 1 else ""
+        output.note(f"fetch:  farm fetch {first}@{build_id} -o DIR{more}, with or without a running farm")
+        return
+    for cell in passed:
+        place = folder.joinpath(*cell["identifier"].split("/"))
+        client.fetch(
+            cell["model"], cell["target"], cell["precision"], cell["shape"], ref=build_id, folder=place,
+            toolchain=cell["facts"]["toolchain"] if cell["facts"] else "",
+        )  # fmt: skip
+    output.note(f"{render.plural(len(passed), 'program')} in {folder}, each next to its artifact.json")
+
+
+def _open_builds(client: FarmClient) -> list[BuildView]:
+    return [build for build in client.builds() if build["state"] == "open" and not build.get("follows")]
+
+
+def _unfinished(builds: Sequence[BuildView]) -> str:
+    if not builds:
+        return ""
+    names = ", ".join(build["id"] for build in builds[:3]) + (", …" if len(builds) > 3 else "")
+    return f"; {render.plural(len(builds), 'build')} unfinished: {names} (the next farm here goes on with it)"
+
+
+def _say_unfinished(client: FarmClient) -> None:
+    """Name earlier builds that go on during this one: they take slots, and make its measurements rough."""
+    for build in _open_builds(client)[:5]:
+        state = ", ".join(f"{count} {name}" for name, count in build["counts"].items() if count and name != "hits")
+        output.note(f"an earlier build goes on, too: {build['id']} {build['name']} ({state})")
+        output.note(f"  cancel:  farm cancel {build['id']}")
+
+
 def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
+    with output.if_interrupted("nothing was submitted; what was uploaded is not sent again"):
+        build, planned = _upload(client, frozen, quiet=quiet)
+    if build.get("plan") != planned.get("digest"):
+        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
+            output.note(line)
+    say_build(build.id, quiet=quiet)
+    output.note(f"page: {build.url}")
+    return build.id
+
+
+def _upload(client: FarmClient, frozen: Frozen, *, quiet: bool) -> tuple[SubmittedBuild, ShownPlan]:
+    """Show the plan, bring what the farm lacks, and create the build."""
     planned = client.plan(frozen)
-    _say_plan(planned, quiet=quiet)
+    _say_plan(planned, quiet=quiet, starting=_starting(client, planned))
 
     said = 0
 
@@ -352,26 +475,31 @@ def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
             said = sent * 10 // total
             output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
 
-    build = client.submit(frozen, plan=planned, progress=uploaded)
-    if build.get("plan") != planned.get("digest"):
-        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
-            output.note(line)
-    _say_build(str(build["id"]), quiet=quiet)
-    output.note(f"page: {client.page_of(build)}")
-    return str(build["id"])
+    return client.submit(frozen, plan=planned, progress=uploaded), planned
 
 
-def _say_plan(planned: ShownPlan, *, quiet: bool) -> None:
+def _starting(client: FarmClient, planned: ShownPlan) -> set[str]:
+    """Return the pools of a plan without a worker that takes jobs, but with one that has just started."""
+    outlook = planned.get("outlook")
+    unserved = set(outlook["unserved"]) if outlook else set()
+    workers = client.workers() if unserved else []
+    return {
+        pool for worker in workers if "first health probe" in worker["resting"] for pool in worker["pools"]
+    } & unserved
+
+
+def _say_plan(planned: ShownPlan, *, quiet: bool, starting: Collection[str] = ()) -> None:
     """Print a plan before its build is made: on standard error if the result is a document, or the build's id alone."""
-    for line in render.plan(planned):
+    for line in render.plan(planned, starting):
         output.note(line) if quiet else output.say(line)
 
 
-def _say_build(build_id: str, *, quiet: bool) -> None:
+def say_build(build_id: str, *, quiet: bool) -> None:
+    """Print a new build's id: on standard error if the result is a document, or the build's id alone."""
     output.note(f"build {build_id}") if quiet else output.say(f"build {build_id}")
 
 
-def _follow(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool, as_json: bool) -> int:
+def follow_to_verdict(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool, as_json: bool) -> int:
     """Follow a build to its verdict, or leave it at once; return the exit code."""
     if detach:
         _detached(client.build(build_id), as_json=as_json)
@@ -398,10 +526,14 @@ def _watch(
         build, cells = follow(client, build_id)
     except KeyboardInterrupt:
         return _leave(client, build_id, gone_on)
+    except FarmFault:
+        if pages:  # Else it is a farm of this command's own.
+            output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
+        raise
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
-        _say_all(["", *render.outcome(build, cells, client.page_of(build) if pages else "")])
+        _say_all(["", *render.outcome(build, cells, client.page_of(build) if pages else "", output.width())])
     publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
@@ -449,7 +581,7 @@ def _freeze(
     from farm.settings import load_settings
 
     gates = read_gates(limits or (), budgets or (), baseline)
-    known = {**ci_labels(os.environ), **_labels(labels)}
+    known = {**ci_labels(os.environ), **read_labels(labels)}
     return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
 
@@ -458,18 +590,6 @@ def _show_plan(planned: ShownPlan, *, as_json: bool) -> None:
         output.emit(planned)
     else:
         _say_all(render.plan(planned))
-
-
-def _build_lines(builds: Sequence[BuildView]) -> list[str]:
-    rows = []
-    for build in builds:
-        counts = build["counts"]
-        ended = build["verdict"]["text"] if build["verdict"] else ""
-        open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
-        others = {"follows": build.get("follows"), "retries": build.get("retries")}
-        follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
-        rows.append((build["id"], build["name"], build["state"], (ended or open_text) + follows))
-    return render.align(rows)
 
 
 def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
@@ -483,8 +603,12 @@ def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
     return found[0]
 
 
-def _check_folder(file: Path | None) -> None:
+def check_folder(file: Path | None) -> None:
     """Refuse a file that cannot be written before hours of work, not after."""
+    if file and file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
+    if file and file.parent.is_dir() and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
     if file and not file.parent.is_dir():
         raise UsageError(
             f"cannot write {file}: there is no folder {file.parent}", hint="make the folder, or choose another"
@@ -521,7 +645,8 @@ def _draw(report: Report, file: Path) -> None:
         file.write_bytes(drawn)
 
 
-def _labels(given: Sequence[str] | None) -> dict[str, str]:
+def read_labels(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the labels of a command line. Raises UsageError for one that is not KEY=VALUE."""
     labels = {}
     for text in given or ():
         key, equals, value = text.partition("=")

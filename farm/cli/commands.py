@@ -2,77 +2,138 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from farm.cli import (
-    artifact_commands,
-    bench_command,
-    build_commands,
-    history_command,
-    manifest_commands,
-    operator_commands,
-    optimize_command,
-    output,
-    token_commands,
-    tuning_commands,
-)
+from farm.cli import output
 from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
+
+# Each class that pydantic prepares would otherwise look through every installed package for plug-ins.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+
+GROUPS = {
+    "Builds": {
+        "run": "build_commands",
+        "submit": "build_commands",
+        "plan": "build_commands",
+        "retry": "build_commands",
+        "watch": "build_commands",
+        "status": "build_commands",
+        "diff": "build_commands",
+        "history": "history_command",
+        "logs": "build_commands",
+        "reproduce": "build_commands",
+        "cancel": "build_commands",
+        "pause": "build_commands",
+        "resume": "build_commands",
+    },
+    "Programs": {
+        "fetch": "artifact_commands",
+        "ls": "artifact_commands",
+        "tag": "artifact_commands",
+        "inspect": "artifact_commands",
+        "verify": "signing_commands",
+        "bisect": "toolchain_commands",
+    },
+    "Manifests": {
+        "init": "manifest_commands",
+        "lint": "manifest_commands",
+        "schema": "manifest_commands",
+        "manifest": "stored_commands",
+    },
+    "Without a farm": {"optimize": "optimize_command", "bench": "bench_command"},
+    "The farm": {
+        "up": "build_commands",
+        "serve": "operator_commands",
+        "worker": "operator_commands",
+        "doctor": "operator_commands",
+        "audit": "operator_commands",
+        "gc": "operator_commands",
+        "drain": "operator_commands",
+        "unfence": "operator_commands",
+        "token": "token_commands",
+        "key": "signing_commands",
+        "webhook": "webhook_commands",
+        "tuning": "tuning_commands",
+        "toolchain": "toolchain_commands",
+    },
+}
+"""The commands as `farm --help` lists them, and the module of each: a command line imports only the one it names."""
+
+MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
+
+
+class Commands(TyperGroup):
+    """All commands; each is made from its function, or its group of functions, when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of the help."""
+        return [*MODULES, *self.commands.keys() - MODULES.keys()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of that name."""
+        if cmd_name not in self.commands and cmd_name in MODULES:
+            self.commands[cmd_name] = _made(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is meant. Raises UsageError with commands of similar names."""
+        if args[0] not in self.list_commands(ctx):
+            for name in MODULES:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in groups, each with the first sentence about it."""
+        others = {"help": ""} | dict.fromkeys(self.commands.keys() - MODULES.keys(), "")
+        for title, names in {**GROUPS, "Help": others}.items():
+            rows = [(name, self._about(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=12)
+
+    def _about(self, ctx: Any, name: str) -> str:
+        function = getattr(import_module(f"farm.cli.{MODULES[name]}"), name, None) if name in MODULES else None
+        text = function.__doc__ if function else self.get_command(ctx, name).help
+        return str(text or "").strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+
+
+def _made(name: str) -> Any:
+    module = import_module(f"farm.cli.{MODULES[name]}")
+    if function := getattr(module, name, None):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+        single.command(name)(function)
+        return typer.main.get_command(single)
+    group = typer.main.get_command(module.commands)
+    group.name = name
+    return group
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 app = typer.Typer(
     name="farm",
     help="Compile models for AMD GPUs and CPUs: once, for everybody.",
     no_args_is_help=True,
+    cls=Commands,
     # Rich help costs 70 ms at every start, and its boxes do not survive a pipe.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings=CONTEXT,
 )
-
-for command in (
-    build_commands.run,
-    build_commands.up,
-    build_commands.submit,
-    build_commands.plan,
-    build_commands.retry,
-    build_commands.watch,
-    build_commands.status,
-    build_commands.diff,
-    history_command.history,
-    build_commands.logs,
-    build_commands.reproduce,
-    build_commands.cancel,
-    build_commands.pause,
-    build_commands.resume,
-    artifact_commands.fetch,
-    artifact_commands.ls,
-    artifact_commands.tag,
-    artifact_commands.inspect,
-    optimize_command.optimize,
-    bench_command.bench,
-    manifest_commands.init,
-    manifest_commands.lint,
-    manifest_commands.schema,
-    operator_commands.doctor,
-    operator_commands.audit,
-    operator_commands.gc,
-    operator_commands.drain,
-    operator_commands.unfence,
-    operator_commands.worker,
-    operator_commands.serve,
-):
-    app.command()(command)
-app.add_typer(token_commands.commands, name="token")
-app.add_typer(tuning_commands.commands, name="tuning")
 
 
 @app.callback(invoke_without_command=True)
 def farm(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Compile models for AMD GPUs and CPUs: once, for everybody."""
@@ -124,37 +185,56 @@ def run(arguments: Sequence[str]) -> int:
         output.complain(error, as_json="--json" in arguments)
         code = error.exit_code
     except TyperException as error:
-        code = _wrong_usage(error, as_json="--json" in arguments)
+        code = _wrong_usage(error, arguments, as_json="--json" in arguments)
     except ModuleNotFoundError as error:
-        missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{_extra(arguments)}]'")
+        extra = "signing" if error.name in _SIGNING else _extra(arguments)
+        missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{extra}]'")
         output.complain(missing, as_json="--json" in arguments)
         code = missing.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = ExitCode.INTERRUPTED
     except SystemExit as end:
-        code = end.code
+        # The framework's answer to a reader that went away, as `head` does, would say that a cell failed.
+        code = ExitCode.INTERRUPTED if isinstance(end.__context__, OSError) else end.code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            return _own_fault()
+        full = UsageError(f"cannot write: {error.strerror}", hint="is the disk full?")
+        output.complain(full, as_json=False)
+        code = full.exit_code
     except Exception:
-        # An exit code of 1 would say that a cell failed.
-        import traceback
-
-        output.note(traceback.format_exc().rstrip())
-        output.note("error: this is a bug in the farm: please report it with the lines above")
-        code = ExitCode.FARM_FAULT
+        return _own_fault()
     # The framework exits with 130 on Ctrl-C; the farm has its own code for it.
     return int(ExitCode.INTERRUPTED if code == 130 else code or ExitCode.OK)
 
 
-def _wrong_usage(error: TyperException, *, as_json: bool) -> ExitCode:
+def _own_fault() -> int:
+    """Print the error that is being handled; an exit code of 1 would say that a cell failed."""
+    import traceback
+
+    output.note(traceback.format_exc().rstrip())
+    output.note("error: this is a bug in the farm: please report it with the lines above")
+    return int(ExitCode.FARM_FAULT)
+
+
+def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bool) -> ExitCode:
     """Let the framework print the error with the command's usage; with --json, also print it as a document."""
     import io
 
     shown = io.StringIO()
     show = getattr(error, "show", None)
     show(shown) if show else shown.write(error.format_message())
-    output.note(shown.getvalue().rstrip())
+    output.note(re.sub(r"^Error: ", "error: ", shown.getvalue().rstrip(), flags=re.M).replace(VALUE_ERROR, ""))
+    if arguments[0] == "optimize" and "-o" in arguments and "extra argument" in error.format_message():
+        output.note("  here -o is --offload-copy-off, as in migraphx-driver; --output-path (-p) names the file")
     if as_json:
-        output.emit({"error": output.document(UsageError(error.format_message()))})
+        output.emit({"error": output.document(UsageError(error.format_message().replace(VALUE_ERROR, "")))})
     return ExitCode.USAGE
+
+
+_SIGNING = ("cryptography", "securesystemslib")
+VALUE_ERROR = "Value error, "
+"""What pydantic writes before a sentence of ours."""
 
 
 def _extra(arguments: Sequence[str]) -> str:

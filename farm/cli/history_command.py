@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farm.cli import output, render
-from farm.cli.connection import connect
+from farm.cli.connection import connect_or_start
 from farm.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def history(
     """
     if bool(cell) is rebuild:
         raise UsageError("name a cell, or say --rebuild", hint="`farm status BUILD` lists a build's cells")
-    with connect() as client:
+    with connect_or_start() as client:
         if rebuild:
             count = client.rebuild_history()
             output.emit({"reports": count}) if as_json else output.say(f"made of {render.plural(count, 'report')}")

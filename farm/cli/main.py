@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
+
+GARBAGE = 50_000
+"""So many new objects are made before Python looks for garbage; with its own 700, a start takes a tenth longer."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `farm` and return its exit code (`farm help exit-codes` lists them)."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments == ["--version"]:
+    if arguments is None:
+        arguments = sys.argv[1:]
+        gc.set_threshold(GARBAGE)
+        # At the end of a process Python looks through all that was imported once more; the kernel frees it anyway.
+        atexit.register(gc.freeze)
+    if arguments in (["--version"], ["-V"]):
         from farm import __version__
 
         sys.stdout.write(f"farm {__version__}\n")

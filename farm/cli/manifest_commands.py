@@ -22,6 +22,10 @@ class Format(StrEnum):
     SARIF = "sarif"
 
 
+MOST_SHOWN = 50
+"""Problems of one manifest that people read."""
+
+
 def lint(
     manifest: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="Manifests, YAML files; - is stdin.")],
     form: Annotated[Format, typer.Option("--format", "-f", help="The output format.")] = Format.TEXT,
@@ -51,8 +55,10 @@ def lint(
                 output.say(line, command=True)
         case Format.TEXT:
             for file, each in found.items():
-                for problem in each:
+                for problem in each[:MOST_SHOWN]:
                     output.say(inert(str(problem)))
+                if len(each) > MOST_SHOWN:
+                    output.say(f"and {len(each) - MOST_SHOWN} more: --json lists all")
                 output.say(f"{file}: {render.plural(len(each), 'error') if each else 'ok'}")
     if problems:
         raise typer.Exit(int(ExitCode.USAGE))

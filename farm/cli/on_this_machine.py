@@ -33,7 +33,7 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings(cpu_slots=1)
     output.quiet_logs(settings)
-    with tempfile.TemporaryDirectory(prefix="farm-") as work:
+    with output.if_interrupted("no file was written"), tempfile.TemporaryDirectory(prefix="farm-") as work:
         try:
             yield settings, Path(work), _teller()
         except StepEnded as ended:
@@ -47,13 +47,12 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
 
 
 def _teller() -> OnPhase:
-    said = ""
+    said: set[str] = set()
 
     def say_phase(phase: Phase, _progress: float | None, detail: str) -> None:
-        nonlocal said
         words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
-        if words != said:
-            said = words
+        if words not in said and f"{phase}: {detail}" not in said:
+            said.add(words)
             output.note(f"  {words}")
 
     return say_phase

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output
+from farm.cli import completion, output
 from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
 from farm.inert import one_line
@@ -103,7 +103,9 @@ def gc(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=completion.workers)
+    ],
     as_json: output.Json = False,
 ) -> None:
     """Stop a worker when its running attempts have ended."""
@@ -141,7 +143,7 @@ def worker(
     from farm.node.machine import Machine
     from farm.node.slot_shares import share_out
     from farm.node.supervisor import run_worker
-    from farm.node.survey import survey
+    from farm.node.survey import survey, with_other_toolchains
     from farm.settings import load_settings
 
     if only not in ("", "gpu", "cpu"):
@@ -152,6 +154,7 @@ def worker(
     own_data_folder(settings.data_dir)
     machine = Machine()
     found = survey(settings, machine)
+    settings = with_other_toolchains(settings, found)
     kinds = share_out(found.pools, found.gpus, settings, machine)
     kinds = [kind for kind in kinds if not only or (kind.name == "cpu") == (only == "cpu")]
     if found.rocm:

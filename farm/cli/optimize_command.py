@@ -11,7 +11,7 @@ import typer
 
 from farm.cli import output, render
 from farm.cli.on_this_machine import compared, here, latency, say_all
-from farm.errors import GateFailed, UsageError
+from farm.errors import FarmError, GateFailed, UsageError
 from farm.inert import one_line
 
 
@@ -32,6 +32,7 @@ def optimize(
         typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
     ] = False,
     fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
     fp16: Annotated[
         bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")
     ] = False,
@@ -74,8 +75,11 @@ def optimize(
             "--gpu-memory-limit",
             "--gpu_memory_limit",
             metavar="SIZE",
-            help="Memory limit of the GPU, checked at the end.",
+            help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
         ),
+    ] = "",
+    workspace: Annotated[
+        str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")
     ] = "",
     json_program: Annotated[
         bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
@@ -97,12 +101,13 @@ def optimize(
     from farm.local.optimize import destination, make, report, store
     from farm.local.single_cell import Wanted, plan
 
-    flags = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
-    options: dict[str, bool | str] = {}
+    flags = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
+    options: dict[str, bool | int | str] = {}
     options |= {"fast_math": False} if disable_fast_math else {}
     options |= {"offload_copy": False} if offload_copy_off else {}
     options |= {"nhwc": False} if nchw else {}
     options |= {"format": "json"} if json_program else {}
+    options |= {"trt_max_workspace_size": _size("--workspace", workspace)} if workspace else {}
     read = [_input(text) for text in inputs or ()]
     wanted = Wanted(
         model=model,
@@ -125,6 +130,8 @@ def optimize(
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
+        if place.exists():
+            output.note(f"{place} will be replaced{_what_it_is(place)}; --output-path names another file")
         if exhaustive_tune and planned.cell.spec.tuning["mode"] == "off":
             output.note(f"{planned.cell.target} has nothing to tune: --exhaustive-tune changes nothing here")
         made = make(wanted, planned, settings, work, say_phase)
@@ -140,6 +147,17 @@ def optimize(
         output.emit({"program": str(place), "sidecar": str(beside), **found})
     else:
         say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(beside))], "  ")])
+
+
+def _what_it_is(place: Path) -> str:
+    """Return what a program is, as its sidecar says."""
+    from farm.cli.artifact_commands import beside
+
+    try:
+        sidecar, _ = beside(place)
+    except FarmError:
+        return ""
+    return f": it is {one_line(sidecar['identifier'])}" if sidecar else ""
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO, TypedDict
 
 import typer
 
@@ -25,12 +25,41 @@ Json = Annotated[
 
 def say(text: str = "", *, command: bool = False) -> None:
     """Print a result for people on standard output; `command` marks our own command to a CI server."""
-    typer.echo(inert(text, colours=True, command=command), color=colourful())
+    typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stdout), color=colourful())
 
 
 def note(text: str = "", *, command: bool = False) -> None:
     """Print a remark on standard error; `command` as in `say`."""
-    typer.echo(inert(text, colours=True, command=command), err=True, color=colourful())
+    typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stderr), err=True, color=colourful())
+
+
+def width(stream: TextIO | None = None) -> int:
+    """Return how many characters a line of a terminal has; 0 if the stream (standard output) is none."""
+    stream = stream or sys.stdout
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Return text whose long lines end between words; the rest of a line is indented like it."""
+    columns = width(stream)
+    if not columns or all(len(line) <= columns for line in text.splitlines()):
+        return text
+    from farm.cli.render import wrap
+
+    return "\n".join(wrap(line, columns) for line in text.splitlines())
+
+
+@contextmanager
+def if_interrupted(said: str) -> Iterator[None]:
+    """On Ctrl-C in the block, say what exists, and go on to the end of the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped: {said}")
+        raise
 
 
 def emit(document: Any) -> None:

@@ -26,6 +26,9 @@ LIVELY_PERIOD = 1.0
 FIRST_NEWS = 2.0
 """Seconds after which the build is read without news: its farm may be behind a proxy that lets no events through."""
 
+WIDE = 70
+"""Columns of a terminal from which on the live display names workers."""
+
 CELLS_A_SECOND = 500
 """Cells that one read of a whole build may cost, so that large builds are read less often."""
 
@@ -77,11 +80,16 @@ class Screen:
         room = max(3, (options.height or console.height) - 3)
         order = ("running", "failed", "queued", "cancelled", "succeeded")
         cells = sorted(self._cells, key=lambda cell: order.index(cell["state"]))
-        grid = Table.grid(padding=(0, 2))
-        for column in range(5):
-            grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if column == 0 else None)
-        for cell in cells[:room]:
-            identifier, state, *rest = render.activity(cell)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        # On a narrow terminal the name is cut, never the state, the phase or the time; the worker is left out.
+        wide = options.max_width >= WIDE
+        rows = [render.activity(cell)[: 5 if wide else 4] for cell in cells[:room]]
+        fixed = [max((len(row[column]) for row in rows), default=0) for column in (1, 2, 3)]
+        name = max(8, options.max_width - sum(fixed) - 8) if not wide else None
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if wide else None, max_width=name)
+        for column in range(1, 5 if wide else 4):
+            grid.add_column(no_wrap=True, overflow="ellipsis", min_width=fixed[column - 1] if column < 4 else None)
+        for identifier, state, *rest in rows:
             texts = [Text(one_line(text)) for text in rest]
             grid.add_row(Text(one_line(identifier)), Text(state, style=render.STYLES.get(state, "")), *texts)
         yield grid
@@ -99,7 +107,8 @@ def display() -> Iterator[tuple[Display, float | None]]:
     from rich.live import Live
 
     screen = Screen()
-    with Live(screen, console=Console(stderr=True), refresh_per_second=4, transient=True):
+    # On a screen of its own: a terminal that is resized would leave lines of the old width on the ordinary one.
+    with Live(screen, console=Console(stderr=True), refresh_per_second=4, screen=True):
         yield screen, LIVELY_PERIOD
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
@@ -58,15 +60,48 @@ def plural(count: int, word: str, words: str = "") -> str:
     return f"{count} {word if count == 1 else words or word + 's'}"
 
 
-def align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """Return rows as lines with aligned columns; state words get their colour."""
+def align(rows: Sequence[Sequence[str]], indent: str = "", columns: int = 0) -> list[str]:
+    """Return rows as lines with aligned columns; state words get their colour.
+
+    If that is wider than so many `columns` (0: any number), each row takes two lines; then the first row has to be the
+    header, and says what the values of the second line are.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    if columns and len(indent) + sum(widths) + 2 * (len(widths) - 1) > columns:
+        return _in_two_lines(rows, indent, columns)
     lines = []
     for row in rows:
         padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         padded[-1] = padded[-1].rstrip()
         lines.append((indent + "  ".join(map(_styled, padded))).rstrip())
     return lines
+
+
+def wrap(line: str, columns: int) -> str:
+    """Return a line in pieces that fit, if it has spaces to break at."""
+    if len(line) <= columns:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.strip(), max(columns, 20), initial_indent=indent, subsequent_indent=f"{indent}  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _in_two_lines(rows: Sequence[Sequence[str]], indent: str, columns: int) -> list[str]:
+    """Return for each row its first two values, and below them the others with the names of their columns."""
+    header, lines = rows[0], []
+    for row in rows[1:]:
+        lines.append((indent + "  ".join([row[0], _styled(row[1])])).rstrip())
+        others = [f"{name} {value}".strip() for name, value in zip(header[2:], row[2:], strict=True) if value]
+        if others:
+            lines += wrap(f"{indent}    {', '.join(others)}", columns).splitlines()
+    return lines
+
+
+def when(seconds: float | None) -> str:
+    """Return a moment as people write it, in UTC: `2026-11-22 21:03`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
 
 
 def _styled(text: str) -> str:
@@ -77,8 +112,11 @@ def _styled(text: str) -> str:
 # --- a plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(document: ShownPlan) -> list[str]:
-    """Return what a submission would do: counts, one line for every cell that is not a hit, warnings."""
+def plan(document: ShownPlan, starting: Collection[str] = ()) -> list[str]:
+    """Return what a submission would do: counts, one line for every cell that is not a hit, warnings.
+
+    `starting` are pools whose workers are about to take jobs.
+    """
     cells = document["cells"]
     counts = Counter(cell["state"] for cell in cells)
     parts = [
@@ -88,7 +126,7 @@ def plan(document: ShownPlan) -> list[str]:
     ]
     lines = [f"{document['name']}: {plural(len(cells), 'cell')}, {', '.join(parts)}"]
     lines += _first([(cell["state"], cell["identifier"], _why(cell)) for cell in cells if cell["state"] != "hit"])
-    lines += outlook(document.get("outlook"))
+    lines += outlook(document.get("outlook"), starting)
     for name, conversion in document.get("conversions", {}).items():
         made_by = ", ".join(f"{library} {version}" for library, version in conversion["libraries"].items())
         source, kind, to = conversion["name"], conversion["kind"], conversion["options"]["to"]
@@ -125,15 +163,17 @@ def _why(cell: ShownCell | CellPlan) -> str:
     return reason if cell["live_workers"] else f"{reason}; waits: no live worker".removeprefix("; ")
 
 
-def outlook(document: OutlookDocument | None) -> list[str]:
+def outlook(document: OutlookDocument | None, starting: Collection[str] = ()) -> list[str]:
     """Return when a build will be done and what it costs, as one line; empty if nothing is left or known."""
     if not document:
         return []
     parts = []
     if document["eta"]:
         parts.append(f"done in {_about(document['eta'])}")
-    if document["unserved"]:
-        parts.append(f"end unknown: no worker takes jobs of {one_line(', '.join(document['unserved']))} now")
+    if unserved := [pool for pool in document["unserved"] if pool not in starting]:
+        parts.append(f"end unknown: no worker takes jobs of {one_line(', '.join(unserved))} now")
+    elif document["unserved"]:
+        parts.append("a worker is starting")
     if document["slot_seconds"]:
         parts.append(f"{_about(document['slot_seconds'])} of compiling to come")
     if document["gpu_hours"]:
@@ -141,7 +181,7 @@ def outlook(document: OutlookDocument | None) -> list[str]:
     if document["spent_seconds"]:
         parts.append(f"{duration(document['spent_seconds'])} spent")
     if document["unknown"]:
-        parts.append(f"no comparable compile yet of {plural(document['unknown'], 'cell')}")
+        parts.append(f"{plural(document['unknown'], 'cell')} of unknown duration: nothing like that was compiled yet")
     return ["; ".join(parts)] if parts else []
 
 
@@ -199,7 +239,7 @@ def under_way(cells: Iterable[JudgedCell]) -> list[str]:
 # --- what came out --------------------------------------------------------------------------------------------------
 
 
-def table(cells: Sequence[JudgedCell]) -> list[str]:
+def table(cells: Sequence[JudgedCell], columns: int = 0) -> list[str]:
     """Return the final table: size, latency and error of every cell, compared with its fp32 sibling."""
     base = _baselines(cells)
     rows = [("cell", "state", "size", "latency", "error", "time")]
@@ -215,7 +255,23 @@ def table(cells: Sequence[JudgedCell]) -> list[str]:
                 "hit" if cell.get("hit") else duration(cell.get("elapsed")),
             )
         )
-    return align(rows)
+    return align(rows, columns=columns)
+
+
+def builds(found: Sequence[BuildView], columns: int = 0) -> list[str]:
+    """Return a table of builds, the newest first."""
+    rows = [("BUILD", "STATE", "SUBMITTED (UTC)", "NAME", "LABELS", "")]
+    for build in found:
+        counts = build["counts"]
+        ended = build["verdict"]["text"] if build["verdict"] else ""
+        open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
+        others = {how: build.get(how) for how in ("follows", "retries", "shadows")}
+        follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
+        labels = " ".join(f"{name}={value[:20]}" for name, value in build["labels"].items() if name != "ci")
+        state = f"{build['state']}, paused" if build.get("paused") else build["state"]
+        submitted = when(build["created_at"])
+        rows.append((build["id"], state, submitted, build["name"], labels, (ended or open_text) + follows))
+    return align(rows, columns=columns)
 
 
 def differences(found: Differences) -> list[str]:
@@ -402,7 +458,7 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
             "shared: another attempt ran on the node, or others used the GPU, so the speed is rough; "
-            "cpu_slots = 1 measures alone"
+            "FARM_CPU_SLOTS=1 measures alone"
         )
     if busy := [others for each in facts if (others := each.get("processes")) and others["count"]]:
         most = max(busy, key=lambda found: (found["count"], found["memory"]))
@@ -433,7 +489,7 @@ def sweeps(cells: Sequence[JudgedCell]) -> list[str]:
             lines.append(f"  no batch was measured{limit}")
         elif found["weak"]:
             lines.append(
-                "  weak: other attempts ran at the same time, another batch may be best; cpu_slots = 1 measures alone"
+                "  weak: other attempts ran at the same time, another may be best; FARM_CPU_SLOTS=1 measures alone"
             )
     return lines
 
@@ -455,10 +511,11 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
         lines += [f"  | {one_line(line)}" for line in details[:DETAIL_LINES]]
         if cell.get("advice"):
             lines.append(f"  try: {one_line(cell['advice'])}")
-        if cell.get("job") or cell.get("log"):
+        if cell.get("job") or cell.get("log") or cell.get("facts"):
             lines.append(f"  log: farm logs {build_id} {cell['identifier']}")
-        if cell.get("job"):
-            lines.append(f"  alone: farm reproduce {cell['job']} -o DIR")
+        facts = cell.get("facts")
+        if alone := cell.get("job") or (facts["key"] if facts else ""):
+            lines.append(f"  alone: farm reproduce {alone} -o DIR")
         if page:
             lines.append(f"  page: {page}/cells/{cell['identifier']}")
     if len(failed) > FAILURES:
@@ -499,10 +556,10 @@ def compared(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def outcome(build: BuildView, cells: Sequence[JudgedCell], page: str = "") -> list[str]:
-    """Return the full text at the end of a build; `page` is the URL of its page."""
+def outcome(build: BuildView, cells: Sequence[JudgedCell], page: str = "", columns: int = 0) -> list[str]:
+    """Return the full text at the end of a build; `page` is the URL of its page, `columns` the terminal's width."""
     blocks = [
-        table(cells),
+        table(cells, columns),
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(cells),

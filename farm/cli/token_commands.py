@@ -10,12 +10,15 @@ import typer
 from farm.cli import output, render
 from farm.cli.connection import connect
 
-commands = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(
+    help="Make, list and revoke tokens.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 class RoleName(StrEnum):
     """What a token may do."""
 
+    MONITOR = "monitor"
     READER = "reader"
     SUBMITTER = "submitter"
     ADMIN = "admin"

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from farm.tuning.formats import Read
     from farm.tuning.records import Snapshot, TuningDatabaseView, TuningStats
 
-commands = typer.Typer(help="List, import and export what tuning learnt.", no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(
+    help="List, import and export what tuning learnt.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 Database = Annotated[
     str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that occur in only one database's name.")

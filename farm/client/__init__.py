@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen, freeze, running_farm
     from farm.client.loading import Loaded, load
+    from farm.client.storage_client import StorageClient
+    from farm.client.submitted import SubmittedBuild
 
-__all__ = ["FarmClient", "Frozen", "Loaded", "freeze", "load", "running_farm"]
+__all__ = ["FarmClient", "Frozen", "Loaded", "StorageClient", "SubmittedBuild", "freeze", "load", "running_farm"]
+
+_MODULES = {
+    "Loaded": "loading",
+    "load": "loading",
+    "StorageClient": "storage_client",
+    "SubmittedBuild": "submitted",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -17,4 +26,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{'loading' if name in ('Loaded', 'load') else 'client'}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'client')}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from farm.models.model import FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+RANGES = {"uint8": "[0, 255]", "int8": "[-128, 127]"}
+"""Values of random samples by type; of indices nobody knows more than that 0 is one."""
 _PICTURE, _SEQUENCE = 224, 128
 """Initial sizes for a model's open dimensions."""
 
@@ -24,17 +27,19 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
     the user's code is left out.
     """
+    from farm.client.cache import default_cache
     from farm.client.freezing import FrozenInputs, read_inputs
-    from farm.matrix import check
+    from farm.matrix.cells import check
 
     try:
         manifest, problems = read_manifest(path)
         if manifest is None:
             return problems
         with tempfile.TemporaryDirectory() as cache:
-            found = (
-                read_inputs(manifest, Path(path).parent, cache=Path(cache), quick=True) if models else FrozenInputs()
-            )
+            found = FrozenInputs()
+            if models:
+                folder = Path(path).parent
+                found = read_inputs(manifest, folder, cache=Path(cache), quick=True, facts=default_cache())
         # What the matrix would be without an unknown field is not what was meant.
         problems += [*found.problems, *(() if problems else check(manifest, found.models, found.data))]
     except ManifestError as error:
@@ -52,17 +57,15 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
     # Most exporters call every model model.onnx: then its folder says more.
     title = path.resolve().parent.name if path.stem.lower() == "model" else path.stem
     name = re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("-._")[:100] or "model"
-    try:
-        shown = str(path.resolve().relative_to(Path(folder).resolve()))
-    except ValueError:
-        shown = str(path.resolve())
+    shown = os.path.relpath(path.resolve(), Path(folder).resolve())
     renamed = _renamed(model)
     sizes = _sizes(renamed)
     others = {dimension: size for dimension, size in sizes.items() if dimension != BATCH}
     native = bool(model.lowered)
     lines = [
         "# What to compile, and for what. `farm lint` checks this file, `farm run` builds it here, `farm submit` sends",
-        "# it to a farm. All fields are in docs/manifest.md.",
+        "# it to a farm. `farm schema` prints all fields. For an editor: farm schema --draft7 > farm.schema.json, and",
+        "# as the first line: # yaml-language-server: $schema=farm.schema.json",
         "version: 1",
         f"name: {name}",
         "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), if a worker has one.",
@@ -132,6 +135,6 @@ def _input_line(tensor: Tensor) -> str:
     shape = ", ".join(str(dimension) for dimension in tensor.shape or ())
     fields = [f"shape: [{shape}]"]
     if tensor.dtype.startswith(("int", "uint")):
-        fields.append("range: [0, 1]")
+        fields.append(f"range: {RANGES.get(tensor.dtype, '[0, 1]')}")
     note = f"  # {tensor.dtype}; its values in random samples" if len(fields) > 1 else f"  # {tensor.dtype}"
     return f"      {json.dumps(tensor.name, ensure_ascii=False)}: {{{', '.join(fields)}}}{note}"

@@ -1,9 +1,8 @@
 """The Python client: the farm over HTTP, with the same verbs as the command line.
 
     with FarmClient.from_settings(load_settings()) as client:
-        build = client.submit(freeze("farm.yaml"))
-        for event in client.watch(build["id"]):
-            print(event["type"], event.get("identifier"))
+        report = client.submit(freeze("farm.yaml")).wait()
+        print(report["build"]["verdict"]["text"])
         client.fetch("resnet50", "onnxruntime/cpu", "fp16", folder=Path("out"))
 
 Errors are those of `farm.errors`, as the farm raised them. Needs neither Redis, S3 nor Celery.
@@ -17,7 +16,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,21 +25,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
 from farm.client.cache import default_cache
+from farm.client.conformity import conforming
 from farm.client.downloads import Downloads, OnDownload, WantedBlob
-from farm.client.fetching import (
-    Fetched,
-    FetchedFamily,
-    bring_model,
-    choose,
-    into,
-    place_kernels,
-    require_one,
-    write_artifact,
-    write_family,
-)
-from farm.client.transport import Transport, document_of, file_name
-from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, UsageError
+from farm.client.kept import KeptAnswers
+from farm.client.submitted import SubmittedBuild
+from farm.client.transport import OlderFarm, Transport, document_of, file_name
+from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, Untrusted, UsageError
 from farm.files import read_private
+from farm.units import by_number
 
 if TYPE_CHECKING:
     import httpx
@@ -51,6 +43,9 @@ if TYPE_CHECKING:
     from farm.artifacts.storage import Missing, Upload
     from farm.artifacts.tokens import Secret, TokenDocument
     from farm.client.family import FamilyMember
+    from farm.client.fetching import Fetched, FetchedFamily
+    from farm.client.verifying import SignedArtifact, Trust
+    from farm.jobs.order import ChosenGates
     from farm.jobs.rows import (
         AuditLine,
         BuildEvent,
@@ -58,12 +53,13 @@ if TYPE_CHECKING:
         JobView,
         PoolView,
         ReproductionDocument,
+        ToolchainLine,
         WorkerView,
     )
-    from farm.manifest.choice import ChosenGates
     from farm.matrix.planned import ShownPlan, SubmissionDocument
+    from farm.matrix.stored import ShownManifest, StoredManifest
+    from farm.results.radar import RadarDocument
     from farm.results.report import (
-        AcceptedBuild,
         BuildChange,
         BuildView,
         CellDifference,
@@ -73,8 +69,11 @@ if TYPE_CHECKING:
         Report,
     )
     from farm.settings import Settings
+    from farm.signing.judging import TrustCheck
+    from farm.signing.notary import SignedSidecar
     from farm.spec import FileReference
     from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
+    from farm.webhooks.hooks import DeliveryView, NewWebhookView, WebhookView
 
 T = TypeVar("T")
 OnUpload = Callable[[int, int], None]
@@ -119,8 +118,9 @@ class Frozen:
 
 
 def freeze(
-    path: str | Path,
+    manifest: str | Path | Mapping[str, Any],
     *,
+    folder: str | Path | None = None,
     labels: Mapping[str, str] | None = None,
     cache: Path | None = None,
     pythons: Mapping[str, str] | None = None,
@@ -129,28 +129,37 @@ def freeze(
 ) -> Frozen:
     """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
 
+    The manifest is a file, or its content as a mapping. Relative paths in it start at `folder`: by default that of the
+    file, or the current one.
+
     `gates` are laid over those of the manifest (`farm.manifest.choice.read_gates` makes them). `pythons` names the
     interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
     `untrusted` manifest runs no code and names no file outside its folder (`farm.client.strangers`).
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
-    from farm import matrix
-    from farm.client import freezing
+    from farm.client.freezing import as_submission
+    from farm.client.freezing import freeze as freeze_files
     from farm.client.strangers import refused
-    from farm.manifest import load_manifest
+    from farm.manifest import load_manifest, manifest_of
+    from farm.matrix.cells import check
 
-    manifest = load_manifest(path)
-    if untrusted and (problems := refused(manifest, Path(path).parent)):
+    if isinstance(manifest, Mapping):
+        place = Path(folder or ".")
+        read = manifest_of(manifest, place)
+    else:
+        place = Path(folder or Path(manifest).parent)
+        read = load_manifest(manifest, place)
+    if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
-    found = freezing.freeze(manifest, Path(path).parent, cache=cache, pythons=pythons)
-    if problems := matrix.check(manifest, found.models, found.data):
+    found = freeze_files(read, place, cache=cache, pythons=pythons)
+    if problems := check(read, found.models, found.data):
         raise errors.ManifestError(problems)
-    inputs = freezing.as_submission(found)
+    inputs = as_submission(found)
     submission: SubmissionDocument = {
         "build_id": new_build_id(),
-        "manifest": manifest.text,
-        "file": str(path),
+        "manifest": read.text,
+        "file": read.file,
         "labels": dict(labels or {}),
         "models": inputs["models"],
         "data": inputs["data"],
@@ -181,15 +190,22 @@ class FarmClient:
         namespace: str = "",
         timeout: float = 30.0,
         cache: Path | None = None,
+        trust: Trust | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer, not for a whole build.
 
         Without a `namespace` it is that of the token, for the administrator's `main`. `cache` is a folder that keeps
-        what is downloaded.
+        what is downloaded. `trust` says whose signatures count; without it none is asked for.
         """
-        self._transport = Transport(url, token, namespace=namespace, timeout=timeout, transport=transport)
-        self.url = self._transport.url
+        self._use(Transport(url, token, namespace=namespace, timeout=timeout, transport=transport), cache, trust)
+        self.kept = KeptAnswers(cache, f"{self.url} {namespace}", token)
+
+    def _use(self, transport: Transport, cache: Path | None, trust: Trust | None) -> None:
+        self._transport = transport
+        self.url = transport.url
+        self._trust = trust
+        self._refreshed = False
         self._downloads = Downloads(cache)
         self.on_download: OnDownload | None = None
         """Called while a blob is downloaded."""
@@ -209,7 +225,12 @@ class FarmClient:
                     hint="set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`",
                 )
             url, token = running[0], token or running[1]
-        return cls(url, token, namespace=settings.namespace, **{"cache": default_cache(), **options})
+        defaults = {"cache": default_cache(), "trust": trust_of(settings)}
+        return cls(url, token, namespace=settings.namespace, **{**defaults, **options})
+
+    def when_silent(self, say: Callable[[], object]) -> None:
+        """Let `say` be called, from another thread, whenever an answer takes more than a few seconds."""
+        self._transport.on_silence = say
 
     def __enter__(self) -> Self:
         return self
@@ -238,7 +259,7 @@ class FarmClient:
 
     def submit(
         self, frozen: Frozen, *, plan: ShownPlan | None = None, progress: OnUpload | None = None
-    ) -> AcceptedBuild:
+    ) -> SubmittedBuild:
         """Upload what the farm lacks, create the build and return it. Repeating it makes no second build.
 
         `plan` is what `plan` returned for it, if that was asked already.
@@ -255,10 +276,14 @@ class FarmClient:
     def _bring(self, frozen: Frozen, missing: Iterable[str], progress: OnUpload | None) -> None:
         self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
 
-    def _create(self, frozen: Frozen) -> AcceptedBuild:
+    def _create(self, frozen: Frozen) -> SubmittedBuild:
         headers = {"Idempotency-Key": frozen.build_id}
-        found: AcceptedBuild = self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
-        return found
+        found: BuildView = self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
+        return SubmittedBuild(self, found)
+
+    def attach(self, named: str) -> SubmittedBuild:
+        """Return a build that was submitted before, named as in `find_build`. Raises NotFound."""
+        return SubmittedBuild(self, self.build(self.find_build(named)))
 
     def upload(self, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
         """Bring blobs (by digest) to object storage; return the bytes sent.
@@ -281,9 +306,21 @@ class FarmClient:
                 if progress:
                     progress(sent, total)
 
+        stopped = False
+
+        def count_or_stop(size: int) -> None:
+            if stopped:
+                raise KeyboardInterrupt
+            count(size)
+
         with ThreadPoolExecutor(UPLOADS) as threads:
-            for done in [threads.submit(self._transport.put, put, path, count) for put, path in puts]:
-                done.result()
+            try:
+                for done in [threads.submit(self._transport.put, put, path, count_or_stop) for put, path in puts]:
+                    done.result()
+            except BaseException:
+                stopped = True  # Else the block would end only when all of it is sent.
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         for upload in uploads:
             if upload["finish"]:
                 # The farm reads all of it once, to hash it.
@@ -294,14 +331,16 @@ class FarmClient:
 
     def build(self, build_id: str) -> BuildView:
         """Return a build by id, unique start of an id, or `@latest`. Raises NotFound."""
-        found: BuildView = self._transport.get(f"/v1/builds/{_build(build_id)}")
-        return found
+        from farm.results.report import BuildView
+
+        return conforming(self._transport.get(f"/v1/builds/{_build(build_id)}"), BuildView, self.url)
 
     def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
         named = {"label": label} if label else {}
-        found: list[BuildView] = self._transport.items("/v1/builds", limit=limit, **named)
-        return found
+        from farm.results.report import BuildView
+
+        return conforming(self._transport.items("/v1/builds", limit=limit, **named), list[BuildView], self.url)
 
     def find_build(self, named: str) -> str:
         """Return the id of a build: by id, unique start of an id, `@latest`, a label (KEY=VALUE) or a git commit.
@@ -309,6 +348,8 @@ class FarmClient:
         A commit is the label `commit`, by its whole name or the first 17 digits or more; commands in a pipeline set it.
         Of several builds it is the newest. Raises NotFound.
         """
+        if not re.fullmatch(rf"{BUILD.pattern}|[0-9a-f]{{17,64}}|.*=.*", named):
+            return self._find_by_name(named)
         commit = f"commit={named}" if re.fullmatch(r"[0-9a-f]{17,64}", named) else ""
         label = commit or (named if "=" in named else "")
         if not label:
@@ -318,10 +359,20 @@ class FarmClient:
             raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
         return found[0]["id"]
 
+    def _find_by_name(self, name: str) -> str:
+        """Return the id of the newest build of a manifest's name. Raises UsageError for what is no name, NotFound."""
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+            _build(name)
+        found = next((build["id"] for build in self.builds(1000) if build["name"] == name), None)
+        if not found:
+            raise NotFound(f"no build is named {name}", hint="`farm status` lists the newest builds")
+        return found
+
     def cells(self, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest."""
-        found: list[JudgedCell] = self._transport.items(f"/v1/builds/{_build(build_id)}/cells")
-        return found
+        from farm.results.report import JudgedCell
+
+        return conforming(self._transport.items(f"/v1/builds/{_build(build_id)}/cells"), list[JudgedCell], self.url)
 
     def diff(self, left: str, right: str) -> Differences:
         """Return in what two builds differ."""
@@ -351,10 +402,70 @@ class FarmClient:
             },
         }
 
+    def toolchains(self, ref: str = "prod") -> list[ToolchainLine]:
+        """Return the toolchains of each target, the oldest first, with what a ref names of them."""
+        found: list[ToolchainLine] = self._transport.items("/v1/toolchains", ref=ref)
+        return found
+
+    def shadow(
+        self,
+        ref: str = "prod",
+        toolchain: str = "",
+        *,
+        cells: Sequence[str] = (),
+        gates: ChosenGates | None = None,
+        against: str = "",
+        defaults: bool = True,
+        new_id: str = "",
+    ) -> BuildView:
+        """Create a build that compiles what a ref names under another toolchain, and return it. It moves no ref.
+
+        `toolchain` is the start of its id; without it, it is the newest that has a worker. `cells` are patterns of
+        identifiers (all if there are none), `gates` are laid over those that the cells have, `against` is an ended
+        build to compare with in place of the ref. Without `defaults` only `gates` count, not those of the manifest.
+
+        Raises NotFound if no such toolchain is known.
+        """
+        body = {
+            "build_id": new_id or new_build_id(),
+            "ref": ref,
+            "toolchain": toolchain,
+            "cells": list(cells),
+            "gates": gates,
+            "against": against,
+            "defaults": defaults,
+        }
+        found: BuildView = self._transport.post("/v1/toolchains/shadows", body, timeout=300.0)
+        return found
+
+    def radar(self, build_id: str) -> RadarDocument:
+        """Return what a shadow build found. Raises NotFound for a build that is none."""
+        found: RadarDocument = self._transport.get(f"/v1/builds/{_build(build_id)}/radar")
+        return found
+
+    def promote_toolchain(self, build_id: str, *, force: bool = False) -> RefView:
+        """Let the ref of a shadow build give readers its programs, and return the ref.
+
+        Raises GateFailed if something speaks against it, unless `force` is set; Conflict if the ref has moved since.
+        """
+        body = {"build_id": self.build(build_id)["id"], "force": force}
+        found: RefView = self._transport.post("/v1/toolchains/promote", body)
+        return found
+
+    def roll_back_toolchain(self, ref: str = "prod", toolchain: str = "", *, generation: int | None = None) -> RefView:
+        """Let a ref give readers the programs of a toolchain that it has kept, by default the one before.
+
+        With `generation` only if the ref has that one. Raises NotFound, Conflict.
+        """
+        query = "" if generation is None else f"?generation={generation}"
+        found: RefView = self._transport.post(f"/v1/toolchains/rollback{query}", {"ref": ref, "toolchain": toolchain})
+        return found
+
     def history(self, cell: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell (by its identifier) ended in the newest builds that had it, the newest first."""
-        found: list[PastCell] = self._transport.items("/v1/history", cell=cell, limit=limit)
-        return found
+        from farm.results.report import PastCell
+
+        return conforming(self._transport.items("/v1/history", cell=cell, limit=limit), list[PastCell], self.url)
 
     def rebuild_history(self) -> int:
         """Make the server's history of cells again from all reports; return how many there are."""
@@ -375,7 +486,7 @@ class FarmClient:
         found: ShownPlan = self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0)
         return found
 
-    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> BuildView:
+    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> SubmittedBuild:
         """Create a build with an ended build's cells as they were planned, and return it; what is published is a hit.
 
         With `failed` it has only the cells that did not succeed. `new_id` is its id (`new_build_id`).
@@ -384,7 +495,7 @@ class FarmClient:
         """
         body = {"build_id": new_id or new_build_id(), "failed": failed}
         found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
-        return found
+        return SubmittedBuild(self, found)
 
     def pause(self, build_id: str) -> BuildView:
         """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
@@ -406,8 +517,9 @@ class FarmClient:
 
     def report(self, build_id: str) -> Report:
         """Return a build with its cells as one document."""
-        found: Report = self._transport.get(f"/v1/builds/{_build(build_id)}/report")
-        return found
+        from farm.results.report import Report
+
+        return conforming(self._transport.get(f"/v1/builds/{_build(build_id)}/report"), Report, self.url)
 
     def junit(self, build_id: str) -> str:
         """Return a build's report as JUnit XML."""
@@ -464,12 +576,78 @@ class FarmClient:
                     failures = 1
                     yield json.dumps({"type": "reset"})
 
+    # --- stored manifests ---------------------------------------------------------------------------------------
+
+    def manifests(self) -> list[StoredManifest]:
+        """Return the stored manifests of the namespace."""
+        from farm.matrix.stored import StoredManifest
+
+        return conforming(self._transport.items("/v1/manifests"), list[StoredManifest], self.url)
+
+    def manifest(self, name: str, version: int | None = None) -> ShownManifest:
+        """Return a stored manifest with the content of a version, by default of the newest. Raises NotFound."""
+        given = {} if version is None else {"version": version}
+        found: ShownManifest = self._transport.get(f"/v1/manifests/{_named('manifest', name)}", **given)
+        return found
+
+    def push_manifest(
+        self, frozen: Frozen, *, version: int | None = None, progress: OnUpload | None = None
+    ) -> StoredManifest:
+        """Store a manifest under its own name, upload what the farm lacks, and return it with its versions.
+
+        With `version` only if that is the newest one (0: if there is none). Raises Conflict if it is not.
+        """
+        from farm.manifest import parse_manifest
+
+        content = {name: value for name, value in frozen.submission.items() if name != "build_id"}
+        path = f"/v1/manifests/{parse_manifest(frozen.submission['manifest'], frozen.submission['file']).name}"
+        params = {} if version is None else {"version": version}
+
+        def push() -> StoredManifest:
+            pushed: StoredManifest = document_of(
+                self._transport.request("PUT", path, json=content, params=params, timeout=300.0)
+            )
+            return pushed
+
+        try:
+            return push()
+        except InputsMissing as error:
+            self._bring(frozen, error.blobs, progress)
+        return push()
+
+    def remove_manifest(self, name: str, *, version: int | None = None) -> None:
+        """Remove a stored manifest with all versions; with `version` only if that is the newest. Raises NotFound."""
+        self.manifest(name)
+        params = {} if version is None else {"version": version}
+        with contextlib.suppress(NotFound):  # Removed meanwhile, perhaps by our first request, whose answer was lost.
+            self._transport.request("DELETE", f"/v1/manifests/{_named('manifest', name)}", params=params)
+
+    def build_manifest(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        gates: ChosenGates | None = None,
+        key: str = "",
+    ) -> SubmittedBuild:
+        """Build a stored manifest and return the build. The same `key` again is answered with the same build.
+
+        Raises NotFound, and Conflict if the key was used for another wish.
+        """
+        body = {"version": version, "labels": dict(labels or {}), "gates": gates}
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+        path = f"/v1/manifests/{_named('manifest', name)}/builds"
+        found: BuildView = self._transport.post(path, body, headers=headers, timeout=300.0)
+        return SubmittedBuild(self, found)
+
     # --- jobs, workers ------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> JobView:
         """Return a job with its attempts."""
-        found: JobView = self._transport.get(f"/v1/jobs/{_named('job', job_id)}")
-        return found
+        from farm.jobs.rows import JobView
+
+        return conforming(self._transport.get(f"/v1/jobs/{_named('job', job_id)}"), JobView, self.url)
 
     def log(self, job_id: str) -> bytes:
         """Return a job's log: its last part while it runs, the whole after that."""
@@ -486,9 +664,12 @@ class FarmClient:
         if not re.fullmatch(r"[0-9a-f]{64}", name):
             of_job: ReproductionDocument = self._transport.get(f"/v1/jobs/{_named('job', name)}/reproduction")
             return of_job
-        blob = self.artifact(name)["blobs"].get("reproduction")
+        return self._made_by(self.artifact(name))
+
+    def _made_by(self, sidecar: SidecarDocument) -> ReproductionDocument:
+        blob = sidecar["blobs"].get("reproduction")
         if not blob:
-            raise NotFound(f"the artifact {name} was published without its work order")
+            raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
         with tempfile.TemporaryDirectory() as folder:
             document: ReproductionDocument = json.loads(self.download(blob, Path(folder)).read_bytes())
         return document
@@ -498,6 +679,7 @@ class FarmClient:
 
         Raises UsageError if the folder has other content.
         """
+        from farm.client.fetching import into
         from farm.compiling import reproduction
 
         document = self.reproduction(name, cell)
@@ -510,8 +692,9 @@ class FarmClient:
 
     def workers(self) -> list[WorkerView]:
         """Return the live workers; `fenced` and `resting` say why one takes no jobs."""
-        found: list[WorkerView] = self._transport.items("/v1/workers")
-        return found
+        from farm.jobs.rows import WorkerView
+
+        return conforming(self._transport.items("/v1/workers"), list[WorkerView], self.url)
 
     def drain(self, worker: str) -> None:
         """Stop a worker when its running attempts have ended. Raises NotFound."""
@@ -523,8 +706,9 @@ class FarmClient:
 
     def pools(self) -> list[PoolView]:
         """Return the pools that the farm has known."""
-        found: list[PoolView] = self._transport.items("/v1/pools")
-        return found
+        from farm.jobs.rows import PoolView
+
+        return conforming(self._transport.items("/v1/pools"), list[PoolView], self.url)
 
     # --- upkeep -------------------------------------------------------------------------------------------------
 
@@ -547,8 +731,9 @@ class FarmClient:
 
     def tokens(self) -> list[TokenDocument]:
         """Return the farm's tokens, without their secrets."""
-        found: list[TokenDocument] = self._transport.items("/v1/tokens")
-        return found
+        from farm.artifacts.tokens import TokenDocument
+
+        return conforming(self._transport.items("/v1/tokens"), list[TokenDocument], self.url)
 
     def create_token(self, name: str, role: str, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which the farm does not keep."""
@@ -560,12 +745,43 @@ class FarmClient:
         """Revoke a token. Raises NotFound."""
         self._transport.request("DELETE", f"/v1/tokens/{_named('token', name)}")
 
+    # --- webhooks -----------------------------------------------------------------------------------------------
+
+    def webhooks(self) -> list[WebhookView]:
+        """Return the webhooks of the namespace, without their secrets."""
+        found: list[WebhookView] = self._transport.items("/v1/webhooks")
+        return found
+
+    def create_webhook(self, name: str, url: str, events: Iterable[str] = ("build.finished",)) -> str:
+        """Make a webhook and return the secret that signs its messages."""
+        answer: NewWebhookView = self._transport.post(
+            "/v1/webhooks", {"name": name, "url": url, "events": list(events)}
+        )
+        return answer["secret"]
+
+    def remove_webhook(self, name: str) -> None:
+        """Remove a webhook with its log. Raises NotFound."""
+        self._transport.request("DELETE", f"/v1/webhooks/{_named('webhook', name)}")
+
+    def deliveries(self, webhook: str, limit: int = 50) -> list[DeliveryView]:
+        """Return what was sent to a webhook, the newest first. Raises NotFound."""
+        path = f"/v1/webhooks/{_named('webhook', webhook)}/deliveries"
+        found: list[DeliveryView] = self._transport.items(path, limit=limit)
+        return found
+
+    def replay(self, webhook: str, message: str) -> DeliveryView:
+        """Send a message to a webhook again, with the same id. Raises NotFound."""
+        path = f"/v1/webhooks/{_named('webhook', webhook)}/deliveries/{_named('message', message)}/replay"
+        found: DeliveryView = self._transport.post(path)
+        return found
+
     # --- tuning -------------------------------------------------------------------------------------------------
 
     def tuning(self) -> list[TuningDatabaseView]:
         """Return the tuning databases, including empty ones. A database's name is `POOL/DEVICE/MODE`."""
-        found: list[TuningDatabaseView] = self._transport.items("/v1/tuning")
-        return found
+        from farm.tuning.records import TuningDatabaseView
+
+        return conforming(self._transport.items("/v1/tuning"), list[TuningDatabaseView], self.url)
 
     def tuning_snapshot(self, database: str) -> bytes:
         """Return all records of a tuning database as text, for `farm.tuning.text.read`. Raises NotFound."""
@@ -618,8 +834,71 @@ class FarmClient:
 
     def artifact(self, key: str) -> SidecarDocument:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        from farm.artifacts.sidecar import validate
+
         found: SidecarDocument = self._transport.get(f"/v1/artifacts/{_named('artifact', key)}")
+        try:
+            validate(found)
+        except UsageError as error:
+            raise UsageError(f"{self.url} answers what no farm does: {error.message}") from None
         return found
+
+    def signed(self, key: str, *, tag: str = "", needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+        """Return the sidecar of a cache key as it is stored, and what is signed about it; None if nothing is.
+
+        `tag` is the ref by which it was found, `needs` are kinds of statements that it needs besides the policy's.
+
+        Raises Untrusted with the reasons if this client has a trust policy that refuses it.
+        """
+        asks = self._trust is not None and self._trust.policy is not None
+        try:
+            found = self._statements(key)
+        except (OlderFarm, FarmFault) as error:  # It knows no statements, or is away and has never said any.
+            if not asks:
+                return None
+            if isinstance(error, FarmFault):
+                raise
+            found = {"sidecar": json.dumps(self.artifact(key)), "statements": []}
+        if not (asks or found["statements"]):
+            return None
+        from farm.client.verifying import SignedArtifact
+
+        text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
+        if self._trust and asks:
+            self._refresh(self._trust)
+            judged = self._trust.judge(text, statements, tag=tag, needs=needs)
+            judged.require(key)
+            return SignedArtifact(text, statements, judged)
+        return SignedArtifact(text, statements)
+
+    def _statements(self, key: str) -> SignedSidecar:
+        path = f"/v1/artifacts/{_named('artifact', key)}/statements"
+        found: SignedSidecar = self.kept.ask(f"statements {key}", lambda: self._transport.get(path))
+        return found
+
+    def _revocations(self) -> bytes:
+        return json.dumps(self._transport.get("/v1/revocations")).encode()
+
+    def _refresh(self, trust: Trust) -> None:
+        """Take over a newer revocation document that the farm has, once for each client."""
+        if not self._refreshed:
+            self._refreshed = True
+            with contextlib.suppress(NotFound, OlderFarm, FarmFault):  # The policy says how old its own may be.
+                trust.refresh(self._revocations())
+
+    def publish_revocations(self, document: bytes) -> None:
+        """Publish a signed revocation document for all readers. Raises UsageError, Conflict for an older one."""
+        try:
+            body = json.loads(document)
+        except ValueError:
+            body = {}
+        self._transport.request("POST", "/v1/revocations/issue", json=body)
+
+    def judged(self, key: str, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
+        """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
+        found = self._statements(key)
+        self._refresh(trust)
+        return trust.judge(found["sidecar"].encode(), [each.encode() for each in found["statements"]], tag=tag).checks
 
     def artifact_log(self, key: str) -> bytes:
         """Return the log of the attempt that made an artifact. Raises NotFound if none was kept."""
@@ -631,13 +910,13 @@ class FarmClient:
 
     def refs(self) -> list[str]:
         """Return the tags of the refs."""
-        found: list[str] = self._transport.items("/v1/refs")
-        return found
+        return conforming(self._transport.items("/v1/refs"), list[str], self.url)
 
     def ref(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""
-        found: ShownRef = self._transport.get(f"/v1/refs/{_named('ref', tag)}")
-        return found
+        from farm.artifacts.refs import ShownRef
+
+        return conforming(self._transport.get(f"/v1/refs/{_named('ref', tag)}"), ShownRef, self.url)
 
     def tag(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
         """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
@@ -669,8 +948,12 @@ class FarmClient:
             self._transport.request("DELETE", f"/v1/refs/{_named('ref', tag)}", params=_condition(generation))
 
     def ls(self, ref: str = "latest") -> list[SnapshotCell]:
-        """Return the cells that a ref names, each with cache key and program. Raises NotFound."""
-        return sorted(self.ref(ref)["cells"].values(), key=lambda cell: cell["identifier"])
+        """Return the cells that a ref names, each with cache key and program. Raises NotFound.
+
+        If the farm is away, what it answered last counts (`kept`).
+        """
+        found: ShownRef = self.kept.ask(f"ref {ref}", lambda: self.ref(ref))
+        return sorted(found["cells"].values(), key=lambda cell: by_number(cell["identifier"]))
 
     def fetch(
         self,
@@ -689,34 +972,39 @@ class FarmClient:
         layout: str = "plain",
         python: str = "",
     ) -> Fetched:
-        """Write a compiled program and its sidecar (`artifact.json`) into `folder`, checked byte by byte.
+        """Write a compiled program and its sidecar (`<program>.artifact.json`) into `folder`, checked byte by byte.
 
-        `shape` may be left out where the model has one. `toolchain` is the start of its id; without it the artifact
-        that was made last is taken. `with_kernels` places MIOpen's kernel binaries in `folder/kernels`,
-        `sample` one input with its expected outputs next to the program. Only with `force` it overwrites files that no
-        fetch has written. Another `layout` (`farm.packs.layouts.Layout`) writes what a serving stack loads instead;
-        `python` is the interpreter whose ONNX Runtime will serve, if it is not this one.
+        Models and shapes may share a folder. `shape` may be left out where the model has one. `toolchain` is the start
+        of its id; without it the artifact that was made last is taken. `with_kernels` places MIOpen's kernel binaries
+        in `<program>.kernels`, `sample` one input with its expected outputs next to the program. Only with `force` it
+        overwrites files that no fetch has written. Another `layout` (`farm.packs.layouts.Layout`) writes what a serving
+        stack loads instead; `python` is the interpreter whose ONNX Runtime will serve, if it is not this one.
 
-        Raises NotFound if nothing matches, UsageError if several do or the folder holds another artifact,
+        Raises NotFound if nothing matches, UsageError if several do or a file of the user's is in the way,
         ArtifactGone if the bytes are not those that the ref names.
         """
+        from farm.client.fetching import choose, place_kernels, require_one, write_artifact
+
         packed = layout != "plain"
         candidates = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref, packed=packed)
         require_one(candidates, "shape", "--shape")
         # After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
         cell, sidecar = max(
-            ((cell, self._sidecar_of(cell)) for cell in candidates), key=lambda found: found[1]["created"]
+            ((cell, self.sidecar_of(cell)) for cell in candidates), key=lambda found: found[1]["created"]
         )
         if packed:
             return self._fetch_pack(cell, sidecar, folder, layout, python, ref=ref, force=force)
-        found = write_artifact(self.download, cell, sidecar, folder, ref=ref, log=log, force=force)
-        kernels = sidecar["blobs"].get("kernel_cache") if with_kernels else None
-        inputs = sidecar["blobs"].get("sample") if sample else None
-        return replace(
-            found,
-            kernels=place_kernels(self.download, kernels, folder) if kernels else None,
-            sample=self.download(inputs, folder) if inputs else None,
+        signed = self._signed_of(cell, ref)
+        sidecar = signed.document if signed else sidecar
+        found = write_artifact(
+            self.bring, cell, sidecar, folder, ref=ref, log=log, sample=sample, force=force, signed=signed
         )
+        blob = sidecar["blobs"].get("kernel_cache") if with_kernels else None
+        if not blob:
+            return found
+        kernels = found.program.with_name(f"{found.program.name}.kernels")
+        place_kernels(self.bring, blob, kernels)
+        return replace(found, kernels=kernels)
 
     def _fetch_pack(
         self,
@@ -730,18 +1018,28 @@ class FarmClient:
         force: bool,
     ) -> Fetched:
         from farm.artifacts.sidecar import validate
+        from farm.client.fetching import bring_model, into, require_model, write_artifact
         from farm.packs.layouts import Layout, require_fit
         from farm.packs.writing import SIDECAR, write_pack
 
-        wanted, checked = Layout(layout), validate(sidecar)
+        wanted = Layout(layout)
+        # The wrapper that the farm signed; the files of the other layouts depend on what is installed here.
+        own = wanted is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx"
+        signed = self._signed_of(cell, ref, ("pack",) if own else ())
+        sidecar = signed.document if signed else sidecar
+        checked = validate(sidecar)
         require_fit(wanted, checked)
         with into(folder), tempfile.TemporaryDirectory() as scratch:
-            found = write_artifact(self.download, cell, sidecar, Path(scratch), ref=ref, log=False)
+            found = write_artifact(self.bring, cell, sidecar, Path(scratch), ref=ref, log=False)
 
             def model(place: Path) -> Path:
-                return bring_model(self.download, self.reproduction(cell["key"])["order"], place)
+                order = self._made_by(sidecar)["order"]
+                require_model(order, checked)
+                return bring_model(self.bring, order, place)
 
-            pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force)
+            pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force, signed=signed)
+            if signed and self._trust:
+                self._trust.sign_pack(pack, signed)
         program = next(path for path in pack.files if path.suffix == found.program.suffix)
         return replace(found, folder=folder, program=program, sidecar=folder / SIDECAR, pack=pack)
 
@@ -762,10 +1060,12 @@ class FarmClient:
         All members are of one model file and one toolchain (of those that `toolchain` begins), the ones of which an
         artifact was made last; `left_out` names the others. Raises as `fetch`.
         """
+        from farm.client.fetching import FetchedFamily, choose, write_family
+
         candidates = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
         families: dict[tuple[str, str], list[FamilyMember]] = {}
         for cell in candidates:
-            sidecar = self._sidecar_of(cell)
+            sidecar = self.sidecar_of(cell)
             made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
             families.setdefault(made_of, []).append((cell, sidecar))
         members = max(
@@ -773,15 +1073,23 @@ class FarmClient:
         )
         shapes = {cell["shape"] for cell, _ in members}
         left_out = sorted({cell["identifier"] for cell in candidates if cell["shape"] not in shapes})
-        index, document = write_family(self.download, members, folder, ref=ref, log=log, force=force)
+        signed = {cell["key"]: self._signed_of(cell, ref) for cell, _ in members}
+        members = [(cell, each.document if (each := signed[cell["key"]]) else sidecar) for cell, sidecar in members]
+        index, document = write_family(self.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
         return FetchedFamily(folder, index, document, left_out)
 
     def download(self, blob: FileReference, folder: Path) -> Path:
-        """Write a sidecar's blob into a folder, under its own name, and return its path.
+        """Write a sidecar's blob into a folder, under its own name, and return its path. Raises as `bring`."""
+        place = folder / file_name(blob["path"])
+        self.bring(blob, place)
+        return place
+
+    def bring(self, blob: FileReference, place: Path) -> None:
+        """Write a blob, which a sidecar or a work order names, to `place`; its folder exists.
 
         Raises ArtifactGone if it is not in object storage, or damaged there.
         """
-        wanted = WantedBlob(blob["digest"], blob["size"], file_name(blob["path"]))
+        wanted = WantedBlob(blob["digest"], blob["size"], place.name)
         location, lock = "", Lock()
 
         def reads(start: int, end: int, write: Callable[[bytes], None]) -> None:
@@ -794,17 +1102,30 @@ class FarmClient:
                 location = ""  # It may have expired.
                 raise
 
-        return self._downloads.bring(wanted, folder / wanted.name, reads, self.on_download)
+        self._downloads.bring(wanted, place, reads, self.on_download)
 
-    def bring(self, file: FileReference, place: Path) -> None:
-        """Write a file that a work order names to `place`; its folder exists."""
-        self.download({**file, "path": file["digest"]}, place.parent).replace(place)
-
-    def _sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
+    def _signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
         try:
-            return self.artifact(cell["key"])
+            return self.signed(cell["key"], tag=ref, needs=needs)
+        except Untrusted as error:
+            raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
+
+    def sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
+        """Return the sidecar of a ref's cell, kept as `ls` does it. Raises ArtifactGone."""
+        try:
+            found: SidecarDocument = self.kept.ask(f"artifact {cell['key']}", lambda: self.artifact(cell["key"]))
+            return found
         except NotFound as error:
             raise ArtifactGone(f"{cell['identifier']}: {error.message}", hint=error.hint) from None
+
+
+def trust_of(settings: Settings) -> Trust | None:
+    """Return whom a client trusts by its settings; None if they say nothing. Raises UsageError for bad files."""
+    if not (settings.trust_policy or settings.signing_key):
+        return None
+    from farm.client.verifying import Trust
+
+    return Trust.from_settings(settings)
 
 
 # --- a farm of one's own --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Downloads: blobs by their digest, in a folder that this user's processes share and that needs no farm to be read.
 
-A blob comes in pieces, several at once. The unfinished file itself says which of them are there, so whoever asks next
+A blob comes in pieces, several at once. The unfinished file itself says which of them are there, so the next download
 goes on from there, also after a kill. Every byte is hashed each time a blob is brought, from the network or from the
 folder: one that is damaged here is fetched again.
 """
@@ -30,7 +30,10 @@ PIECE = 8 << 20
 AT_ONCE = 8
 """Requests at once."""
 
-_READ = 1 << 20
+_READ = 1 << 18
+_WRITE = 1 << 20
+_MOST_PARTS = 512
+"""Parts that are written at once; the system takes 1024."""
 _FICLONE = 0x40049409
 """The ioctl by which a file system that can do it lets two files share their blocks until one is written."""
 
@@ -69,8 +72,8 @@ class Downloads:
     def bring(self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None) -> Path:
         """Let `place` be a blob, from here or with `reads`, every byte hashed; return its path.
 
-        The place is a clone of the file in the cache, or a second name of it if the file system has no clones: whoever
-        changes one in place then changes the other too, and the next fetch finds that out.
+        The place is a clone of the file in the cache, or a second name of it if the file system has no clones. Then
+        a change of one in place changes the other too, and the next fetch finds that out.
 
         Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
         """
@@ -137,11 +140,11 @@ def _alone(path: Path) -> int:
 def _is_whole(whole: Path, wanted: WantedBlob, progress: OnDownload) -> bool:
     """Whether a blob is here, every byte; one that is damaged is removed."""
     try:
-        with whole.open("rb") as source:
-            sha256, size = hashlib.sha256(), 0
-            while piece := source.read(_READ):
-                sha256.update(piece)
-                size += len(piece)
+        with whole.open("rb", buffering=0) as source:
+            sha256, size, buffer = hashlib.sha256(), 0, memoryview(bytearray(_READ))
+            while count := source.readinto(buffer):
+                sha256.update(buffer[:count])
+                size += count
                 progress(min(size, wanted.size), wanted.size)
         if (size, sha256.hexdigest()) == (wanted.size, wanted.digest):
             return True
@@ -200,28 +203,28 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
     there = os.pread(part, len(starts), wanted.size)
 
     def bring(number: int) -> None:
-        start = at = starts[number]
+        start = starts[number]
         end = min(start + PIECE, wanted.size)
 
-        def write(data: bytes) -> None:
-            nonlocal at
-            if stop.is_set():
-                raise _Stopped
-            if at + len(data) > end:
-                raise _damaged(wanted)
-            at += _write(part, data, at)
-
         def once() -> None:
-            nonlocal at
-            at = start
+            writer = _Writer(part, start)
+
+            def write(data: bytes) -> None:
+                if stop.is_set():
+                    raise _Stopped
+                if writer.end + len(data) > end:
+                    raise _damaged(wanted)
+                writer.add(data)
+
             reads(start, end, write)
+            writer.flush()
+            if writer.end != end:
+                raise _damaged(wanted)
 
         retry(once)
-        if at != end:
-            raise _damaged(wanted)
         os.pwrite(part, b"\1", wanted.size + number)
 
-    sha256 = hashlib.sha256()
+    sha256, buffer = hashlib.sha256(), memoryview(bytearray(_READ))
     with ThreadPoolExecutor(AT_ONCE) as threads:
         coming: dict[int, Future[None]] = {
             number: threads.submit(bring, number) for number in range(len(starts)) if not there[number]
@@ -232,7 +235,7 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
                     coming.pop(number).result()
                 end = min(start + PIECE, wanted.size)
                 for at in range(start, end, _READ):
-                    sha256.update(os.pread(part, min(_READ, end - at), at))
+                    sha256.update(buffer[: os.preadv(part, [buffer[: end - at]], at)])
                 progress(end, wanted.size)
         finally:
             stop.set()
@@ -242,35 +245,56 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
 
 def _fetch_whole(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
     """Bring a blob from a server that sends whole files only; return whether it is the blob."""
-    sha256, at = hashlib.sha256(), 0
+    sha256, writer = hashlib.sha256(), _Writer(part, 0)
 
     def write(data: bytes) -> None:
-        nonlocal at
-        if at + len(data) > wanted.size:
+        if writer.end + len(data) > wanted.size:
             raise _damaged(wanted)
         sha256.update(data)
-        at += _write(part, data, at)
-        progress(at, wanted.size)
+        writer.add(data)
+        progress(writer.end, wanted.size)
 
     def once() -> None:
-        nonlocal sha256, at
+        nonlocal sha256, writer
         os.ftruncate(part, 0)
-        sha256, at = hashlib.sha256(), 0
+        sha256, writer = hashlib.sha256(), _Writer(part, 0)
         reads(0, wanted.size, write)
+        writer.flush()
 
     retry(once)
-    return (at, sha256.hexdigest()) == (wanted.size, wanted.digest)
+    return (writer.end, sha256.hexdigest()) == (wanted.size, wanted.digest)
 
 
-def _write(part: int, data: bytes, at: int) -> int:
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.pwrite(part, view, at + len(data) - len(view)) :]
-    except OSError as error:
-        message = f"cannot write what is downloaded: {error.strerror or error}"
-        raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
-    return len(data)
+class _Writer:
+    """Writes what comes, from a place on, many parts at once: threads that write one file wait for each other."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self.end = start
+        """Where the next part goes; what waits counts."""
+        self._descriptor = descriptor
+        self._waiting: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._size += len(data)
+        self.end += len(data)
+        if self._size >= _WRITE or len(self._waiting) == _MOST_PARTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Raises UsageError if the disk is full."""
+        try:
+            at, data = self.end - self._size, self._waiting
+            written = os.pwritev(self._descriptor, data, at) if data else 0
+            if written < self._size:  # Rare: the disk is nearly full, or a signal came.
+                view = memoryview(b"".join(data))[written:]
+                while view:
+                    view = view[os.pwrite(self._descriptor, view, self.end - len(view)) :]
+        except OSError as error:
+            message = f"cannot write what is downloaded: {error.strerror or error}"
+            raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
+        self._waiting, self._size = [], 0
 
 
 class _Stopped(Exception):

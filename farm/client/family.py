@@ -6,11 +6,12 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument
+from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument, beside
 from farm.models.shapes import BATCH
 from farm.spec import JsonSchema, PlainSize
 
@@ -157,7 +158,7 @@ def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
         "sizes": cell["sizes"],
         "batch": _batch(cell),
         "program": f"{folder}/{sidecar.blobs.program.path}",
-        "sidecar": f"{folder}/artifact.json",
+        "sidecar": f"{folder}/{beside(Path(sidecar.blobs.program.path))}",
         "key": cell["key"],
         "inputs": [{"name": port.name, "dtype": port.dtype, "shape": port.shape} for port in sidecar.inputs],
         "latency": measured.latency.median if measured.latency else None,

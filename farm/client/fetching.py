@@ -11,28 +11,33 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-from farm.artifacts.sidecar import SidecarDocument, blobs_of
+from farm.artifacts.sidecar import SidecarDocument, beside, blobs_of, statements_path
 from farm.client.family import INDEX, FamilyIndex, FamilyMember, family_index
 from farm.client.transport import file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import read_plain, replacing
 from farm.jobs.order import WorkOrder
 from farm.models.shapes import PACK
-from farm.spec import FileReference
+from farm.spec import FileReference, model_digest
+from farm.units import by_number
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
+    from farm.artifacts.sidecar import Sidecar
+    from farm.client.verifying import SignedArtifact
     from farm.packs.writing import Pack
 
-Download = Callable[[FileReference, Path], Path]
-"""Writes a sidecar's blob into a folder, under its own name, and returns its path."""
+Bring = Callable[[FileReference, Path], None]
+"""Writes a blob to a place whose folder exists, checked byte by byte."""
 
-SIDECAR = "artifact.json"
+OLDER_SIDECAR = "artifact.json"
+"""The name of the sidecar in a folder that an older client wrote: each of its programs had a folder of its own."""
+RESERVED = (OLDER_SIDECAR, INDEX)
 LARGEST_SIDECAR = 16 << 20
 SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
 """How the files of artifacts end. A farm that nobody should trust names no `Makefile`, no `conftest.py`."""
@@ -83,6 +88,8 @@ def choose(
 ) -> list[SnapshotCell]:
     """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
 
+    Programs of a superseded toolchain are only for those who name it.
+
     With `packed`, those that were compiled for packs take the place of their twins; else only an exact `shape` names
     one.
 
@@ -97,21 +104,51 @@ def choose(
     fitting = [
         cell
         for cell in of_model
-        if cell["target"] in targets
+        if (cell["target"] in targets or cell["identifier"].split("/")[1:2] == [target])
         and _plain(cell["precision"]) == _plain(precision)
         and _fits(str(cell["shape"]), shape, packed=packed)
         and str(cell["toolchain"]).startswith(toolchain)
+        and (toolchain or not cell.get("superseded"))
     ]
     if not fitting:
-        there = sorted({str(cell["identifier"]) for cell in of_model})
+        there = {str(cell["identifier"]): str(cell["identifier"]) for cell in of_model}
         wanted = "/".join(filter(None, (name, target, precision, shape)))
         if toolchain:
             wanted += f" made by {toolchain}"
-            there = sorted({f"{cell['identifier']} ({cell['toolchain']})" for cell in of_model})
-        raise NotFound(f"{ref} has no {wanted}", hint=f"it has {', '.join(there[:10])}")
+            there = {f"{cell['identifier']} ({cell['toolchain']})": cell["identifier"] for cell in of_model}
+        raise NotFound(f"{ref} has no {wanted}", hint=f"it has {_nearest(wanted, there)}")
     require_one(fitting, "device", "--target")
     made_for_packs = {cell["shape"] for cell in fitting}
     return [cell for cell in fitting if not (packed and f"{cell['shape']}{PACK}" in made_for_packs)]
+
+
+def _nearest(wanted: str, there: Mapping[str, str]) -> str:
+    """Return what is there in the order of its likeness to what is wanted; `there` has identifiers by what is shown."""
+    plain = wanted.replace("/", "-")
+
+    def unlike(shown: str) -> tuple[float, list[tuple[int, str]]]:
+        name = there[shown].replace("/", "-")
+        return -difflib.SequenceMatcher(None, plain, name, autojunk=False).ratio(), by_number(shown)
+
+    found = sorted(there, key=unlike)
+    more = f" and {len(found) - NEAREST} more: `farm ls {found[0].partition('/')[0]}`" if len(found) > NEAREST else ""
+    return ", ".join(found[:NEAREST]) + more
+
+
+NEAREST = 6
+"""Artifacts that are named if none is what was asked for."""
+
+
+def split_name(name: str) -> tuple[str, str, str, str]:
+    """Return model, target, precision and shape of a cell's name, as builds print it; what it lacks is empty.
+
+    Raises UsageError for more parts than a name has.
+    """
+    parts = name.split("/")
+    if len(parts) > 4:
+        raise UsageError(f"{name!r} is no cell's name", hint="they look like net/onnxruntime-cpu/fp16/b8")
+    model, target, precision, shape = [*parts, "", "", ""][:4]
+    return model, target, precision, shape
 
 
 def _fits(label: str, shape: str | None, *, packed: bool) -> bool:
@@ -122,7 +159,7 @@ def _fits(label: str, shape: str | None, *, packed: bool) -> bool:
 
 def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device", "precision"], option: str) -> None:
     """Raise UsageError if the cells differ in a field, which `option` of the command line would settle."""
-    found = sorted({cell[what] for cell in cells})
+    found = sorted({cell[what] for cell in cells}, key=by_number)
     if len(found) > 1:
         all_of_them = ", or --family for all" if what == "shape" else ""
         hint = f"add {option}, one of {', '.join(found)}{all_of_them}"
@@ -134,19 +171,23 @@ def _plain(precision: str) -> str:
 
 
 def write_artifact(
-    download: Download,
+    bring: Bring,
     cell: SnapshotCell,
     sidecar: SidecarDocument,
     folder: Path,
     *,
     ref: str,
     log: bool,
+    sample: bool = False,
     force: bool = False,
+    signed: SignedArtifact | None = None,
 ) -> Fetched:
-    """Write one artifact into a folder of its own.
+    """Write one artifact into a folder, which may hold others: the program, and next to it `<program>.artifact.json`.
 
-    Raises UsageError if another is there, or a file in its way that no fetch has written (unless `force`), ArtifactGone
-    if its bytes are not those that the ref names.
+    Its other files have the program's name before their own; what is `signed` about it lies next to its sidecar.
+
+    Raises UsageError for a file in its way that no fetch has written (unless `force`), ArtifactGone if its bytes are
+    not those that the ref names.
     """
     program = sidecar["blobs"]["program"]
     if program["digest"] != cell["program"]["digest"]:
@@ -154,20 +195,79 @@ def write_artifact(
             f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
             hint="submit the manifest again: then the ref moves to the current artifact",
         )
-    document = folder / SIDECAR
     with into(folder):
-        _require_room(folder, sidecar, force=force)
-        path = download(program, folder)
-        kept_log = sidecar["blobs"].get("log") if log else None
-        log_path = download(kept_log, folder) if kept_log else None
-        kept = [sidecar["blobs"].get("before"), sidecar["blobs"].get("after")] if log else []
-        texts = tuple(download(blob, folder) for blob in kept if blob)
+        places = _places(folder, sidecar)
+        older = _require_room(folder, sidecar, places, force=force)
+
+        def written(name: str) -> Path | None:
+            blob = cast(Mapping[str, FileReference | None], sidecar["blobs"]).get(name)
+            if not blob:
+                return None
+            bring(blob, places[blob["path"]])
+            return places[blob["path"]]
+
+        path = written("program")
+        assert path
+        log_path = written("log") if log else None
+        texts = [written("before"), written("after")] if log else []
+        sample_path = written("sample") if sample else None
+        document = beside(path)
+        _write_statements(document, signed, force=force)
         with replacing(document) as part:
-            part.write_text(json.dumps(sidecar, indent=2) + "\n")
-    return Fetched(folder, path, document, log_path, sidecar, texts)
+            # What is signed are its bytes.
+            part.write_bytes(signed.text if signed else json.dumps(sidecar, indent=2).encode() + b"\n")
+        if older:  # It describes the program that was here before.
+            (folder / OLDER_SIDECAR).unlink(missing_ok=True)
+    found = tuple(text for text in texts if text)
+    return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
 
 
-def bring_model(download: Download, order: WorkOrder, folder: Path) -> Path:
+def _places(folder: Path, sidecar: SidecarDocument) -> dict[str, Path]:
+    """Return where an artifact's files go, by their names in the sidecar. Raises ArtifactGone for names of no artifact.
+
+    All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
+    """
+    program = sidecar["blobs"]["program"]["path"]
+    names = [file_name(blob["path"]) for blob in blobs_of(sidecar)]
+    if odd := [name for name in names if not _is_artifacts(name)]:
+        raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
+    if len(set(names)) < len(names):
+        raise ArtifactGone("the farm gives two files of the artifact one name")
+    return {name: folder / (name if name == program else f"{program}.{name}") for name in names}
+
+
+def _is_artifacts(name: str) -> bool:
+    return name.endswith(SUFFIXES) and name not in RESERVED and not name.endswith(f".{OLDER_SIDECAR}")
+
+
+def _write_statements(document: Path, signed: SignedArtifact | None, *, force: bool) -> None:
+    """Write the bundles about a sidecar next to it; those of an earlier fetch go."""
+    path = statements_path(document)
+    if not force and os.path.lexists(path) and not _are_statements(path):
+        raise _in_the_way(path)
+    if signed and signed.statements:
+        with replacing(path) as part:
+            part.write_bytes(signed.lines())
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _are_statements(path: Path) -> bool:
+    try:
+        return all("mediaType" in json.loads(line) for line in read_plain(path, LARGEST_SIDECAR).splitlines())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def require_model(order: WorkOrder, sidecar: Sidecar) -> None:
+    """Compare the model that a work order names with that of a sidecar, which is signed. Raises ArtifactGone."""
+    digest = model_digest({file["path"]: file["digest"] for file in order["model"]["files"]})
+    wanted = sidecar.spec["model"].get("digest", digest)
+    if digest != wanted:
+        raise ArtifactGone(f"the work order of {sidecar.identifier} names another model than its sidecar")
+
+
+def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
     """Write the model of a work order into a folder, with its external data where it names it; return its path."""
     model, *others = order["model"]["files"]
     for file in others:
@@ -176,18 +276,20 @@ def bring_model(download: Download, order: WorkOrder, folder: Path) -> Path:
             raise ArtifactGone(f"the farm names a file {file['path']!r} outside the model's folder")
         place = folder.joinpath(*parts)
         place.parent.mkdir(parents=True, exist_ok=True)
-        download({**file, "path": file["digest"]}, place.parent).replace(place)
-    return download({**model, "path": model["digest"]}, folder)
+        bring(file, place)
+    bring(model, folder / model["digest"])
+    return folder / model["digest"]
 
 
 def write_family(
-    download: Download,
+    bring: Bring,
     members: Sequence[FamilyMember],
     folder: Path,
     *,
     ref: str,
     log: bool,
     force: bool = False,
+    signed: Mapping[str, SignedArtifact | None] | None = None,
 ) -> tuple[Path, FamilyIndex]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
     document, index = family_index(ref, members), folder / INDEX
@@ -197,26 +299,27 @@ def write_family(
         own = folder / file_name(cell["shape"])
         if own.is_symlink():
             raise UsageError(f"{own} is a link, and may lead anywhere", hint="remove it, or choose another")
-        write_artifact(download, cell, sidecar, own, ref=ref, log=log, force=force)
+        of_cell = signed.get(cell["key"]) if signed else None
+        write_artifact(bring, cell, sidecar, own, ref=ref, log=log, force=force, signed=of_cell)
     # Last, so that a serving program that finds the index finds all that it names.
     with into(folder), replacing(index) as part:
         part.write_text(json.dumps(document, indent=2) + "\n")
     return index, document
 
 
-def place_kernels(download: Download, packed: FileReference, folder: Path) -> Path:
-    """Unpack kernel binaries into `folder/kernels`, under their bare names: paths in the archive are ignored.
+def place_kernels(bring: Bring, packed: FileReference, kernels: Path) -> None:
+    """Unpack kernel binaries into the folder `kernels`, under their bare names: paths in the archive are ignored.
 
     Raises UsageError if something else is there, ArtifactGone for an archive that is damaged or too large.
     """
     import zipfile
 
-    kernels = folder / "kernels"
-    with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder) as scratch:
+    with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=kernels.parent) as scratch:
         if kernels.is_symlink() or not all(_is_kernels(entry) for entry in os.scandir(kernels)):
             raise UsageError(f"{kernels} holds files that no fetch has written", hint="choose another folder")
         try:
-            with zipfile.ZipFile(download(packed, Path(scratch))) as archive:
+            bring(packed, Path(scratch) / "packed")
+            with zipfile.ZipFile(Path(scratch) / "packed") as archive:
                 items = [item for item in archive.infolist() if item.filename.endswith(".ukdb")]
                 # No more than it declares is read of a member.
                 if sum(item.file_size for item in items) > LARGEST_KERNELS:
@@ -227,7 +330,6 @@ def place_kernels(download: Download, packed: FileReference, folder: Path) -> Pa
                         shutil.copyfileobj(source, file)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
-    return kernels
 
 
 def _is_kernels(entry: os.DirEntry[str]) -> bool:
@@ -245,33 +347,29 @@ def into(folder: Path) -> Iterator[None]:
         raise UsageError(message, hint="choose another folder") from None
 
 
-def _require_room(folder: Path, sidecar: SidecarDocument, *, force: bool) -> None:
-    """Refuse names that are no artifact's, and to write over what no fetch has written.
-
-    All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
-    """
-    names = [file_name(blob["path"]) for blob in blobs_of(sidecar)]
-    if odd := [name for name in names if not name.endswith(SUFFIXES) or name in (SIDECAR, INDEX)]:
-        raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
-    if len(set(names)) < len(names):
-        raise ArtifactGone("the farm gives two files of the artifact one name")
-    if force:
-        return
-    if not _is_document(folder / SIDECAR, "blobs"):
-        raise _in_the_way(folder / SIDECAR)
-    known = _fetched_before(folder)
-    _require_own_folder(folder / SIDECAR, sidecar["blobs"]["program"])
-    for blob in blobs_of(sidecar):
-        path = folder / blob["path"]
-        if os.path.lexists(path) and _digest(path) not in (blob["digest"], known.get(path.name)):
-            raise _in_the_way(path)
+def _require_room(folder: Path, sidecar: SidecarDocument, places: Mapping[str, Path], *, force: bool) -> bool:
+    """Refuse to write over what no fetch has written; return whether an older client wrote this program here."""
+    program = folder / sidecar["blobs"]["program"]["path"]
+    before, older = _blobs_in(beside(program)), _blobs_in(folder / OLDER_SIDECAR)
+    known = {path.name: before.get(name) for name, path in places.items()}
+    if is_older := older.get("program") == program.name:
+        known[program.name] = known[program.name] or older.get(program.name)
+    if not force:
+        if not _is_document(beside(program), "blobs"):
+            raise _in_the_way(beside(program))
+        for blob in blobs_of(sidecar):
+            path = places[blob["path"]]
+            if os.path.lexists(path) and _digest(path) not in (blob["digest"], known[path.name]):
+                raise _in_the_way(path)
+    return is_older
 
 
-def _fetched_before(folder: Path) -> dict[str, str]:
-    """Return the digests of the files that an earlier fetch may have written here, by their names."""
+def _blobs_in(document: Path) -> dict[str, str]:
+    """Return the digests of the files that a sidecar describes, by their names; and as `program` the program's name."""
     try:
-        blobs = json.loads(read_plain(folder / SIDECAR, LARGEST_SIDECAR))["blobs"]
-        return {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
+        blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"]
+        digests = {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
+        return {**digests, "program": str(blobs["program"]["path"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -294,14 +392,3 @@ def _digest(path: Path) -> str:
 
 def _in_the_way(path: Path) -> UsageError:
     return UsageError(f"{path} exists, and no fetch has written it", hint="choose another folder, or --force")
-
-
-def _require_own_folder(document: Path, program: FileReference) -> None:
-    """Refuse to write over the sidecar of another program, which nothing would describe any more."""
-    try:
-        other = str(json.loads(document.read_text())["blobs"]["program"]["path"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return
-    if other != program["path"] and (document.parent / other).is_file():
-        message = f"{document} describes {other}, in the same folder"
-        raise UsageError(message, hint="each artifact needs its own folder: choose another, or fetch the --family")

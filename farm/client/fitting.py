@@ -53,8 +53,9 @@ def why_not(cell: SnapshotCell, pools: Iterable[Pool]) -> str:
 def best_fit(found: Sequence[tuple[SnapshotCell, Sidecar]], pools: Sequence[Pool], batch: int | None = None) -> Fits:
     """Return the best of the artifacts of one model and precision, by their cells and sidecars.
 
-    A GPU comes first, then what this very toolchain made, then the smallest program that takes `batch` samples (the
-    largest if none does, or if nobody says how many there are), then the fastest.
+    A GPU comes first, then what no other toolchain's program has superseded, then what this very toolchain made, then
+    the smallest program that takes `batch` samples (the largest if none does, or if nobody says how many there are),
+    then the fastest.
 
     Raises NotFound with the reasons if none runs here.
     """
@@ -125,6 +126,7 @@ def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None) ->
     takes = batch is not None and largest >= batch
     rank = (
         not on_gpu,
+        bool(cell.get("superseded")),
         toolchain,
         not takes,
         # A range takes the batch as it is; of fixed batches the smallest wastes least.
@@ -133,6 +135,8 @@ def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None) ->
     )
     made = ("this toolchain made it", "another build of this release made it", "an older release made it")[toolchain]
     words = [f"for {cell['device']}, which is here", made]
+    if cell.get("superseded"):
+        words.append("another toolchain's program has its place in the ref, and does not run here")
     if batch is not None:
         words.append(f"takes batch {largest}" if takes else f"takes {largest} of {batch} samples at once")
     return Fit(cell, sidecar, ", ".join(words), rank)

@@ -1,6 +1,6 @@
 """What a manifest names, found and frozen by the submitting side: model files, calibration data, samples.
 
-`path`, `package` and `https` are read here and become blobs; `s3` is left to the farm, which is not here.
+`path`, `package`, `https` and `hf` are read here and become blobs; `s3` is left to the farm, which is not here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from farm.client.cache import default_cache, note_use, trim
-from farm.errors import ManifestError, Problem, UsageError
+from farm.client.known_facts import KnownFacts
+from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import replacing
 from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
-from farm.matrix import data_key, overridden_calibration
+from farm.matrix.cells import data_key, overridden_calibration
 from farm.matrix.planned import BlobSize
 from farm.models.data import FrozenData, FrozenDataDocument, freeze_data
-from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference, read_model
+from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference
 from farm.models.shapes import ShapeError, symbolic_inputs
 
 if TYPE_CHECKING:
@@ -73,13 +74,17 @@ def read_inputs(
     transport: httpx.BaseTransport | None = None,
     quick: bool = False,
     pythons: Mapping[str, str] | None = None,
+    facts: Path | None = None,
 ) -> FrozenInputs:
     """Read what can be read, and list what cannot.
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
-    interpreters that have a converter (`farm.client.conversion.convert`).
+    interpreters that have a converter (`farm.client.conversion.convert`). `facts` is a cache that knows what models and
+    data hold; default: `cache`.
     """
-    reader = _ManifestReader(manifest, folder, cache or default_cache(), transport, quick, pythons or {})
+    cache = cache or default_cache()
+    known = KnownFacts((facts or cache) / "facts")
+    reader = _ManifestReader(manifest, folder, cache, transport, quick, pythons or {}, known)
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -98,6 +103,7 @@ class _ManifestReader:
         transport: httpx.BaseTransport | None,
         quick: bool,
         pythons: Mapping[str, str],
+        known: KnownFacts,
     ) -> None:
         self.manifest = manifest
         self.folder = folder
@@ -106,8 +112,11 @@ class _ManifestReader:
         self.quick = quick
         self.found = FrozenInputs()
         self.pythons = pythons
+        self.known = known
         self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
+        self.paths: dict[str, Path] = {}
+        """Where the models are, by their names."""
 
     def complain(self, error: UsageError, place: Place) -> None:
         self.found.problems.append(self.manifest.problem(error.message, *place, hint=error.hint))
@@ -116,9 +125,9 @@ class _ManifestReader:
         for index, entry in enumerate(self.manifest.models):
             path = self.model_path(index)
             model = self.model(path, entry, ("models", index, "source")) if path else None
-            if model is None:
-                continue
-            self.found.models[entry.name] = model
+            if model is not None:
+                self.found.models[entry.name] = model
+        for index, entry in enumerate(self.manifest.models):
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
                     self.data(index, data_key(entry.name, use), described, ("models", index, use))
@@ -154,8 +163,23 @@ class _ManifestReader:
             self.found.files[reference["digest"]] = path
 
     def model_path(self, index: int) -> Path | None:
-        source = self.manifest.models[index].source
-        return None if source.s3 else self.path(source, ("models", index, "source"))
+        entry = self.manifest.models[index]
+        if entry.source.s3:
+            return None
+        if entry.source.hf:
+            return self.of_hub(entry, ("models", index, "source", "hf"))
+        return self.path(entry.source, ("models", index, "source"))
+
+    def of_hub(self, entry: ModelEntry, place: Place) -> Path | None:
+        from farm.client.hub import from_hub, kept_from_hub
+
+        if self.quick:
+            return kept_from_hub(entry.source, self.cache)
+        try:
+            return from_hub(entry.source, self.cache, onnx=entry.format == "onnx")
+        except UsageError as error:
+            self.complain(error, place)
+            return None
 
     def model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
         record = None
@@ -169,11 +193,12 @@ class _ManifestReader:
                 path, record = convert(path, entry, self.cache, self.pythons)
             key = (path, entry.compiled_format, entry.output_nodes)
             if key not in self.read_before:
-                self.read_before[key] = read_model(*key)
+                self.read_before[key] = self.known.model(*key)
         except UsageError as error:
             self.complain(error, place)
             return None
         model = self.read_before[key]
+        self.paths[entry.name] = path
         for file in model.files:
             self.found.files[file["digest"]] = path.parent / file["path"]
         return replace(model, conversion=record)
@@ -202,7 +227,7 @@ class _ManifestReader:
         try:
             if seen not in self.frozen_before:
                 self.frozen_before[seen] = (
-                    freeze_data(path, model, symbolic, self.cache / "data")
+                    self.from_file(path, model, symbolic, seen[1:])
                     if path
                     else self.generated(described.generator, symbolic, model)
                 )
@@ -210,9 +235,47 @@ class _ManifestReader:
             self.complain(error, place)
             return
         frozen, file = self.frozen_before[seen]
+        if entry.reference and place[-1] == "samples":
+            if expected := self.expected(index, (frozen, file), symbolic):
+                self.found.data[own_key], self.found.files[expected[0].digest] = expected
+            return
         if self.found.data.setdefault(key, frozen) != frozen:
             self.found.data[own_key] = frozen
         self.found.files[frozen.digest] = file
+
+    def from_file(
+        self, path: Path, model: FrozenModel, symbolic: Mapping[str, Tensor], asked: object
+    ) -> tuple[FrozenData, Path]:
+        """Freeze what a file or a folder holds."""
+        place = self.cache / "data"
+        kept = None if self.quick else place
+        return self.known.data(path, kept, asked, lambda: freeze_data(path, model, symbolic, place))
+
+    def expected(
+        self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, Tensor]
+    ) -> tuple[FrozenData, Path] | None:
+        """Return a model's samples with the outputs of the model that it was quantized from."""
+        from farm.client.unquantized import with_expected_outputs
+
+        entry = self.manifest.models[index]
+        assert entry.reference
+        name, place = entry.reference.model, ("models", index, "reference", "model")
+        names = [other.name for other in self.manifest.models if other.name != entry.name]
+        model, path = self.found.models.get(name), self.paths.get(name)
+        if name not in names:
+            self.complain(UsageError(f"no other model is named `{name}`", hint=suggestion(name, names)), place)
+        elif model is None or path is None:
+            if not (self.quick or self.found.problems):
+                self.complain(UsageError(f"the model `{name}` is not read here: it is in a bucket"), place)
+        elif not self.quick:
+            unquantized = name, model, path
+            try:
+                return with_expected_outputs(
+                    samples, self.found.models[entry.name], symbolic, unquantized, self.cache / "data"
+                )
+            except UsageError as error:
+                self.complain(error, place)
+        return None
 
     def generated(self, name: str, symbolic: Mapping[str, Tensor], model: FrozenModel) -> tuple[FrozenData, Path]:
         """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""

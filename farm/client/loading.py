@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farm.artifacts.serving import serving_of
 from farm.artifacts.sidecar import Sidecar, SidecarDocument, validate
 from farm.client.cache import default_cache
 from farm.client.client import FarmClient
@@ -72,7 +74,7 @@ def fitting(
     possible = [cell for cell in there if not reasons[cell["identifier"]]]
     if not possible:
         raise nothing_fits(reasons)
-    return best_fit([(cell, validate(client.artifact(cell["key"]))) for cell in possible], pools, batch)
+    return best_fit([(cell, validate(client.sidecar_of(cell))) for cell in possible], pools, batch)
 
 
 def load(
@@ -86,8 +88,9 @@ def load(
 ) -> Loaded:
     """Fetch the program of `MODEL[@REF]` that fits this machine best, check it and load it into this process.
 
-    Before anything is loaded, device, compute units, toolchain, SHA-256 and what the file itself says are compared. The
-    file stays in the user's cache. Without a `client` the settings name the farm.
+    Before anything is loaded, device, compute units, toolchain, SHA-256 and what the file itself says are compared, and
+    signatures checked if the client has a trust policy. The file stays in the user's cache. Without a `client` the
+    settings name the farm.
 
     Raises NotFound if nothing fits, ArtifactGone if the file is not what its sidecar says, UsageError if the runtime
     cannot be imported here.
@@ -97,7 +100,11 @@ def load(
         model, _, ref = name.partition("@")
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
-        document = own.artifact(fits.best.cell["key"])
+        signed = own.signed(fits.best.cell["key"], tag=ref or "latest")
+        document = signed.document if signed else own.sidecar_of(fits.best.cell)
+        sidecar = validate(document)
+        if (sidecar.device, sidecar.toolchain) != (fits.best.sidecar.device, fits.best.sidecar.toolchain):
+            raise ArtifactGone(f"{sidecar.identifier}: the farm describes it in two ways", hint="fetch it again")
         folder = default_cache() / "artifacts" / fits.best.cell["key"]
         folder.mkdir(parents=True, exist_ok=True)
         path = own.download(document["blobs"]["program"], folder)
@@ -105,8 +112,8 @@ def load(
         if client is None:
             own.close()
     require_as_described(document, path)
-    program = _load(fits.best.sidecar, path, found.migraphx_path)
-    return Loaded(program, path, fits.best.sidecar, fits.best.why, said(fits))
+    program = _load(sidecar, path, found.migraphx_path)
+    return Loaded(program, path, sidecar, fits.best.why, said(fits))
 
 
 def said(fits: Fits) -> str:
@@ -128,23 +135,23 @@ def require_as_described(document: SidecarDocument, path: Path) -> None:
 
 
 def _load(sidecar: Sidecar, path: Path, migraphx_path: str) -> Any:
-    # By name: a client is installed without them, and whoever loads a program has the runtime for it.
+    # By name: a client is installed without them, and a user who loads a program has its runtime.
     if sidecar.spec["compiler"]["name"] == "migraphx":
         if migraphx_path and migraphx_path not in sys.path:
             sys.path.append(migraphx_path)
         return _runtime("migraphx").load(str(path), format="json" if path.suffix == ".json" else "msgpack")
     onnxruntime = _runtime("onnxruntime")
-    options, how = onnxruntime.SessionOptions(), sidecar.tuning.session or {}
-    if how.get("level"):
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = getattr(levels, f"ORT_ENABLE_{str(how['level']).upper()}")
-    if how.get("threads"):
-        options.intra_op_num_threads = int(how["threads"])
-    if how.get("spinning") is not None:
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how["spinning"])))
-    provider = "CUDAExecutionProvider" if sidecar.device.arch.startswith("sm_") else "CPUExecutionProvider"
-    session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
-    if session.get_providers()[0] != provider:
+    options, how = onnxruntime.SessionOptions(), serving_of(sidecar)
+    os.environ.update(how.environment)
+    if sidecar.device.arch.startswith("sm_") and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # CUDA's libraries from the wheels `nvidia-*`, if they are installed.
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{how.level.upper()}")
+    if how.threads:
+        options.intra_op_num_threads = how.threads
+    if how.spinning is not None:
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
+    session = onnxruntime.InferenceSession(str(path), options, providers=how.providers)
+    if session.get_providers()[0] != (provider := how.providers[0][0]):
         raise UsageError(f"ONNX Runtime has no {provider} here", hint="install the build of it that has")
     return session
 

@@ -21,7 +21,7 @@ _LARGEST_SIDECAR = 16 << 20
 def wrong_files(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield each file of a cache that should not be trusted, and why; one line for each reason.
 
-    A file's sidecar is `FILE.artifact.json`, or `artifact.json` in the folder or above it, as packs have it.
+    A file's sidecar is `FILE.artifact.json`, else `artifact.json` in the folder or above it, as packs have it.
 
     Raises NotFound if there is no such folder.
     """

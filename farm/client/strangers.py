@@ -12,10 +12,11 @@ Place = tuple[str | int, ...]
 
 
 def refused(manifest: Manifest, folder: Path) -> list[Problem]:
-    """Return what keeps a stranger's manifest from being submitted: code, conversions, buckets, files elsewhere.
+    """Return what keeps a stranger's manifest from being submitted: code, conversions, buckets, hubs, files elsewhere.
 
     A generator is a function that would run here, a conversion loads the model in the libraries that made it, a bucket
-    is the operator's, and a path (or a link) out of `folder` could name any file of the submitter.
+    is the operator's, and a path (or a link) out of `folder` could name any file of the submitter. Triggers, and groups
+    that cancel, reach beyond the manifest's own build: all strangers submit into one namespace.
     """
     root = folder.resolve()
     found: list[Problem] = []
@@ -32,8 +33,17 @@ def refused(manifest: Manifest, folder: Path) -> list[Problem]:
         if model.source.s3:
             message = "a stranger's manifest reads no bucket of the farm: `s3`"
             found.append(manifest.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
+        if model.source.hf:
+            message = "a stranger's manifest reads no model of a hub with your rights: `hf`"
+            found.append(manifest.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
         if model.source.path and not _is_inside(folder / model.source.path, root):
             found.append(_elsewhere(manifest, model.source.path, source))
+    if manifest.triggers:
+        message = "a stranger's manifest is built by nothing else than its submission: `triggers`"
+        found.append(manifest.problem(message, "triggers"))
+    if manifest.concurrency and manifest.concurrency.cancel_in_progress:
+        message = "a stranger's manifest cancels no other builds: `cancel-in-progress`"
+        found.append(manifest.problem(message, "concurrency", hint="let the pipeline cancel its own older runs"))
     for place, env in _all_env(manifest):
         if not _is_inside(folder / env.path, root):
             found.append(_elsewhere(manifest, env.path, place))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0)
+RETRY_DELAYS: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0)
 """Seconds between tries of one request. Every verb may be repeated, so every verb is."""
+
+SILENCE = 5.0
+"""Seconds without an answer after which somebody who waits wants to know what for."""
 
 CHUNK = 1 << 20
 
@@ -49,6 +55,29 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+@cache
+def _trusting_nobody() -> ssl.SSLContext:
+    """Return what stands for certificates if no connection has TLS."""
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def import_httpx() -> None:
+    """Import httpx without its own command line, which takes three times as long as the rest (rich, pygments)."""
+    name = "httpx._main"
+    if "httpx" not in sys.modules and name not in sys.modules:
+        sys.modules[name] = None  # type: ignore[assignment] # It counts as missing, which httpx provides for.
+        try:
+            import_module("httpx")
+        finally:
+            del sys.modules[name]
+
+
+class OlderFarm(UsageError):
+    """The farm is of a release that does not know what was asked."""
+
+
 class Transport:
     """Connections to one farm, in one namespace; they may be shared by threads."""
 
@@ -56,9 +85,12 @@ class Transport:
         self, url: str, token: str, *, namespace: str, timeout: float, transport: httpx.BaseTransport | None = None
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer."""
+        import_httpx()
         import httpx
 
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.on_silence: Callable[[], object] | None = None
+        """Called when an answer takes long, from another thread."""
         if not re.match(r"https?://[^/]", self.url):
             raise UsageError(
                 f"{url!r} is not the address of a farm", hint="FARM_API_URL looks like https://farm.example:8080"
@@ -68,17 +100,29 @@ class Transport:
             headers["Farm-Namespace"] = namespace
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        verify = _trusted()
+        verify = _trusted() if self.url.startswith("https:") else _trusting_nobody()
         self._api = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=verify
         )
-        # Presigned URLs carry their own permission: they never see the farm's token.
-        self._storage = httpx.Client(timeout=httpx.Timeout(timeout, write=300.0, read=300.0), verify=verify)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._opened: list[httpx.Client] = [self._api]
 
     def close(self) -> None:
         """Close the connections."""
-        self._api.close()
-        self._storage.close()
+        for client in self._opened:
+            client.close()
+
+    @cached_property
+    def _storage(self) -> httpx.Client:
+        """Connections to object storage. Presigned URLs carry their own permission: they never see the farm's token."""
+        import httpx
+
+        with self._lock:
+            if len(self._opened) == 1:
+                timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
+                self._opened.append(httpx.Client(timeout=timeout, verify=_trusted()))
+            return self._opened[1]
 
     def get(self, path: str, **params: Any) -> Any:
         """Return a document; the caller says what type the farm promises."""
@@ -104,7 +148,7 @@ class Transport:
 
         def once() -> httpx.Response:
             try:
-                with self._api.stream(method, path, **options) as response:
+                with self._not_in_silence(), self._api.stream(method, path, **options) as response:
                     return _checked(_read(response, limit))
             except httpx.DecodingError:
                 raise _foreign(f"{self.url}{path}") from None
@@ -112,6 +156,19 @@ class Transport:
                 raise self._unreachable(error) from None
 
         return retry(once)
+
+    @contextlib.contextmanager
+    def _not_in_silence(self) -> Iterator[None]:
+        if not self.on_silence:
+            yield
+            return
+        timer = threading.Timer(SILENCE, self.on_silence)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _unreachable(self, error: Exception) -> FarmFault:
         return FarmFault(
@@ -293,11 +350,14 @@ def _checked(response: httpx.Response) -> httpx.Response:
         document = response.json()
         detail = str(document["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        document, detail = {}, f"{response.url} answers {response.status_code} {response.reason_phrase}"
+        detail = f"{response.url} answers {response.status_code} {response.reason_phrase}"
+        if response.status_code in (404, 405):
+            raise UsageError(detail, hint="no farm answers there: FARM_API_URL sets its address") from None
+        document = {}
     if response.status_code in (404, 405) and document.get("type") == "about:blank":
         # Our servers name an error's class, but for a route that they do not have.
         route = f"{response.request.method} {response.url.path}"
-        raise UsageError(
+        raise OlderFarm(
             f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
             hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
         )

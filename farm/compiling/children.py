@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
+from farm.compiling.installations import Installation
 from farm.compiling.program_record import GpuConditions
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.files import tree_size
@@ -141,6 +142,8 @@ class Children:
         if self.cancelled.is_set():
             raise StepEnded(None)
         self.on_phase(phase, None, "")
+        with self.log_path.open("a") as log:
+            log.write(f"== {phase} ==\n")
         start = time.monotonic()
         try:
             yield
@@ -157,14 +160,14 @@ class Children:
         seconds: float = 0.0,
         quiet: bool = False,
         threads: int = 0,
-        python: str | None = None,
+        installation: Installation | None = None,
     ) -> Any:
         """Run one request in a sealed child; return its answer: the document of the request's action, checked.
 
         The child may read the files and folders in `read` and write to those in `write`, which are made if they are
         missing. `environment` is added to that of all children. The child gets `seconds` at most (0: what is left) and
-        `threads` (0: those of a slot). With `quiet` its progress is not reported. `python` names another interpreter
-        than its compiler's. Raises StepEnded if there is no answer.
+        `threads` (0: those of a slot). With `quiet` its progress is not reported. `installation` is used
+        instead of the compiler's own. Raises StepEnded if there is no answer.
         """
         for folder in write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -172,19 +175,19 @@ class Children:
         self.written.update(write)
         left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
         left = min(left, seconds) if seconds else left
-        migraphx = request["compiler"] == "migraphx"
+        chosen = installation or self._installation(request["compiler"])
         whole: Request = {
             **request,
             "threads": threads or self.settings.threads_per_slot,
             "gpu": self.slot.gpu,
             "maker": self.slot.maker,
             "cpus": self.slot.cpus,
-            "search": [self.settings.migraphx_path] if migraphx and self.settings.migraphx_path else [],
+            "search": [chosen.folder] if chosen.folder else [],
         }
         end = run_child(
             whole,
             log_path=self.log_path,
-            python=(self.settings.migraphx_python if migraphx else "") if python is None else python,
+            python=chosen.python,
             environment={**self.environment, **(environment or {})},
             limits=ChildLimits(
                 time=left,
@@ -205,6 +208,12 @@ class Children:
         if end.result is not None and end.ok:
             return end.result
         raise StepEnded(classify(end))
+
+    def _installation(self, compiler: str) -> Installation:
+        """Return the node's own installation of a compiler."""
+        if compiler != "migraphx":
+            return Installation("")
+        return Installation(self.settings.migraphx_python, self.settings.migraphx_path)
 
     def _report(self, message: PhaseMessage) -> None:
         self.on_phase(Phase(message["phase"]), message["progress"], message["detail"])

@@ -36,7 +36,7 @@ _DYING_WORDS = (
     _Known(
         r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|CUDA failure 2: |cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|on CUDA: (?s:.*)(?:Failed to allocate memory|is smaller than requested bytes)",
+        r"|on (?:CUDA|TensorRT): (?s:.*)(?:Failed to allocate memory|is smaller than requested bytes|OutOfMemory)",
         FailureKind.GPU_MEMORY,
         "the GPU's memory ran out",
     ),
@@ -77,6 +77,11 @@ _DYING_WORDS = (
 
 _MESSAGES = (
     _Known(
+        r"Target GPU SM \d+ is not supported by this TensorRT",
+        FailureKind.GPU_UNSERVED,
+        "the installed TensorRT has no kernels for this GPU",
+    ),
+    _Known(
         r"Unknown operator: (?P<what>\S+)",
         FailureKind.UNSUPPORTED_OPERATOR,
         "the compiler does not have operator {what}",
@@ -95,6 +100,7 @@ _MESSAGES = (
     _Known(r"Failed reading (?:onnx|tf) file", FailureKind.BAD_MODEL, "the compiler cannot read the model file"),
     _Known(
         r"Dynamic loading or symbol lookup failed|Program version mismatch|Operator not found: "
+        r"|plan file is not compatible with this version of TensorRT"
         r"|Failed to load module: ",
         FailureKind.TOOLCHAIN_MISMATCH,
     ),

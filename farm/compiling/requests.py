@@ -196,6 +196,7 @@ def pack_request(order: WorkOrder, model: Path, packed: Path) -> Request:
 def compile_request(order: WorkOrder, model: Path, calibration: Path | None, program: Path) -> Request:
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
+    compiler, _, device = str(order["target"]).partition("/")
     return _request(
         order,
         action="compile",
@@ -204,7 +205,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
-        quantization=COMPILERS[spec["compiler"]["name"]].filled_quantization(spec["precision"], spec["quantization"]),
+        quantization=COMPILERS[compiler].filled_quantization(spec["precision"], spec["quantization"], device),
         tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 
@@ -261,9 +262,19 @@ def bench_request(
     *,
     rounds: int,
     seconds: float,
+    toolchain: str = "",
 ) -> Request:
-    """Ask for programs of one cell to be measured in turns."""
+    """Ask for programs of one cell to be measured in turns; with `toolchain` by a child that has it, and no other."""
     whole = _request(order, action="bench", rounds=rounds, seconds=seconds, first=2)
+    if toolchain:
+        # What the key says of the compile changes nothing now: only the libraries run.
+        whole["expected"] = {
+            **expected_of(order["spec"]),
+            "toolchain": toolchain,
+            "recipe": COMPILERS[whole["compiler"]].recipe,
+            "libraries": {},
+            "cpu_family": None,
+        }
     source: SampleSource = {"path": str(samples)} if samples else _generated(order)
     parts: list[BenchProgram] = [
         {

@@ -20,9 +20,10 @@ from farm.targets.compilers import Maker
 LOOK_SECONDS = 0.5
 """Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
 
-CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH = b"g", b"p", b"c", b"r", b"a", b"m"
+CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH, FAULT = b"g", b"p", b"c", b"r", b"a", b"m", b"f"
 """Messages between a supervisor and its Celery process: take jobs; take none for now, while attempts continue; jobs are
-being taken; give the attempts back; object storage is away; an attempt found the wrong toolchain.
+being taken; give the attempts back; object storage is away; an attempt found the wrong toolchain; a GPU failed under
+one, and no job is taken until the supervisor says so again.
 """
 
 

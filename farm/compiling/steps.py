@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import farm
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
+from farm.compiling.installations import Installation
 from farm.compiling.program_record import (
     GpuConditions,
     ProgramRecord,
@@ -62,11 +63,17 @@ class ReferenceCache(Protocol):
 class Steps:
     """The steps of one cell. Every step raises StepEnded if its child gives no answer."""
 
-    def __init__(self, order: WorkOrder, children: Children, *, keyed: bool = False) -> None:
-        """`keyed`: the program is published under the order's cache key, so only the toolchain in that key compiles."""
+    def __init__(
+        self, order: WorkOrder, children: Children, *, keyed: bool = False, installation: Installation | None = None
+    ) -> None:
+        """`keyed`: the program is published under the order's cache key, so only the toolchain in that key compiles.
+
+        `installation` has that toolchain, if it is not the node's own; references are always made by the node's own.
+        """
         self.order = order
         self.children = children
         self.keyed = keyed
+        self.installation = installation
         self.sample = children.folder / "sample" / "sample.npz"
         """One sample with its right outputs; `evaluate` leaves it."""
         spec = order["spec"]
@@ -99,6 +106,12 @@ class Steps:
         """Return the steps of the same cell in another slot, for work at the same time; see `Children.beside`."""
         steps = copy(self)
         steps.children = self.children.beside(slot, folder)
+        return steps
+
+    def under(self, installation: Installation | None) -> Steps:
+        """Return the steps of the same cell under another toolchain's installation (None: the node's own)."""
+        steps = copy(self)
+        steps.installation = installation
         return steps
 
     def reference(self, model: Path, samples: Path | None, cache: ReferenceCache | None = None) -> Path:
@@ -154,7 +167,7 @@ class Steps:
         if (
             not self._checked
             and self.order["spec"]["compiler"]["name"] == "migraphx"
-            and self.children.settings.migraphx_python
+            and (self.installation or self.children.settings.migraphx_python)
         ):
             # A compiling child checks the model itself if it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model), read=[model.parent])
@@ -224,6 +237,7 @@ class Steps:
             seconds=seconds,
             quiet=quiet,
             threads=self.threads,
+            installation=self.installation,
         )
         if debug.get("timings"):
             answer["passes"] = pass_seconds(self.children.log_path, start)

@@ -37,10 +37,19 @@ FIRST_TIDYING = 60.0
 FIRST_COLLECTION = 3600.0
 """Seconds until the first garbage collection."""
 
+FIRE_SECONDS = 10.0
+"""Seconds between two looks at the triggers of stored manifests: each reads their heads."""
+
+DELIVER_SECONDS = 5.0
+"""Seconds between two looks for messages to webhooks: each is a listing."""
+
 SETTLERS = 4
 """Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
 loop alone falls behind while many builds are submitted.
 """
+
+RADAR_SECONDS = 30.0
+"""Seconds between two looks for toolchains that have appeared."""
 
 LEADER_SECONDS = 10.0
 WAIT_SECONDS = 0.5
@@ -62,10 +71,15 @@ class ControlPlane:
         tidy: Callable[[], None],
         merge: Callable[[], object],
         collect: Callable[[], object],
+        fire: Callable[[], object],
+        deliver: Callable[[], object],
+        radar: Callable[[], object] = lambda: None,
     ) -> None:
         """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
         back builds that it lost, `tidy` looks after object storage, `merge` after tuning databases, `collect`
-        after blobs that nothing names. All may be called again for the same thing, and by several control planes.
+        after blobs that nothing names, `fire` builds stored manifests whose triggers are due, `deliver` calls webhooks,
+        `radar` looks for toolchains that appear. All may be called again for the same thing, and by several control
+        planes.
         """
         self._settings = settings
         self._store = store
@@ -77,6 +91,9 @@ class ControlPlane:
         self._tidy = tidy
         self._merge = merge
         self._collect = collect
+        self._fire = fire
+        self._deliver = deliver
+        self._radar = radar
         self._forgetting = Schedule(retention.INTERVAL)
         self._tidying = Schedule(retention.INTERVAL, first=FIRST_TIDYING)
         self._collecting = Schedule(retention.COLLECTIONS, first=FIRST_COLLECTION)
@@ -92,7 +109,10 @@ class ControlPlane:
             ("sweep", partial(self._sweep, stop)),
             ("repair", partial(self._repair, stop)),
             ("tuning", partial(self._merge_tuning, stop)),
+            ("triggers", partial(self._fire_triggers, stop)),
+            ("webhooks", partial(self._call_webhooks, stop)),
             ("garbage", partial(self._collect_garbage, stop)),
+            ("radar", partial(self._look_for_toolchains, stop)),
         ]
         threads = [
             threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}") for name, step in loops
@@ -141,6 +161,24 @@ class ControlPlane:
         if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
             self._merge()
 
+    def _fire_triggers(self, stop: threading.Event) -> None:
+        """In a loop of its own, because to accept a large build takes long."""
+        if self._store.leader.lead(self._name, LEADER_SECONDS):
+            self._fire()
+        stop.wait(FIRE_SECONDS)
+
+    def _look_for_toolchains(self, stop: threading.Event) -> None:
+        """In a loop of its own, because it plans whole builds."""
+        stop.wait(RADAR_SECONDS)
+        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
+            self._radar()
+
+    def _call_webhooks(self, stop: threading.Event) -> None:
+        """In a loop of its own, because it waits for the servers of others."""
+        if self._store.leader.lead(self._name, LEADER_SECONDS):
+            self._deliver()
+        stop.wait(DELIVER_SECONDS)
+
     def _collect_garbage(self, stop: threading.Event) -> None:
         """In a loop of its own, because it reads every document."""
         stop.wait(SWEEP_SECONDS)
@@ -166,7 +204,15 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
             delete=farm.settings.gc,
             plans_kept=timedelta(days=farm.settings.keep_days),
         ),
+        fire=farm.trigger_rounds.go,
+        deliver=farm.delivery_rounds.go,
+        radar=partial(_follow_toolchains, farm),
     ).run(stop)
+
+
+def _follow_toolchains(farm: Farm) -> None:
+    if farm.settings.radar:
+        farm.toolchains.follow(farm.settings.radar)
 
 
 def _each(*steps: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farm.logging import get_logger
+from farm.metrics.instruments import LEASES_EXPIRED
 from farm.store import Store
 
 log = get_logger(__name__)
@@ -15,5 +16,6 @@ def reap(store: Store, reaper: str) -> None:
     lease, so that workers that could not reach the store either have time to renew.
     """
     for job_id in store.jobs.expire_leases(reaper):
+        LEASES_EXPIRED.inc()
         log.warning("attempt lost", job=job_id)
     store.jobs.promote()

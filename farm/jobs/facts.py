@@ -71,7 +71,7 @@ class ArtifactFacts(ComparedOutputs):
     `unverified` says which outputs were compared with nothing, and why; it is empty if verification is off.
     `fallback` names nodes, by operator, that run on the CPU because the GPU's provider has no kernel for them.
     `processes` are the most others that used the GPU before or after tuning or measuring; None if it is not known.
-    Farms before 0.2.0 did not write `throughput`, `compile_seconds` and `node`.
+    Farms before 0.2.0 did not write `driver`, `throughput`, `compile_seconds` and `node`.
     """
 
     key: str
@@ -80,6 +80,7 @@ class ArtifactFacts(ComparedOutputs):
     program: FileReference
     toolchain: str
     device: str
+    driver: NotRequired[str]
     verified: bool
     unverified: str
     latency: float | None

@@ -122,3 +122,11 @@ def job_key(order: WorkOrder | None, key: str) -> str:
     A tuning that a budget cut short does not answer a cell with a larger budget, or none.
     """
     return f"{key}:{whole_seconds(order['budget'])}" if order and order.get("budget") else key
+
+
+class ChosenGates(TypedDict):
+    """What a submission says of gates, laid over what its manifest says: `baseline` is empty if it names none."""
+
+    baseline: str
+    limits: dict[str, float]
+    budgets: dict[str, float]

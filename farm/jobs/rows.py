@@ -23,11 +23,20 @@ class VerdictDocument(TypedDict):
     counts: dict[str, int]
 
 
+class ConcurrencyGroup(TypedDict):
+    """The group that a build is in; `cancels`: it takes the place of older builds."""
+
+    group: str
+    cancels: bool
+
+
 class PlannedBuild(TypedDict):
     """A build as it was accepted. Times are in Unix seconds.
 
     `cells` is their final number, `plan` the digest of the plan; `follows` is the build whose programs this one tunes
-    further, `submitted` when that one was submitted, `retries` the build whose cells this one runs again.
+    further, `submitted` when that one was submitted, `retries` the build whose cells this one runs again, `shadows` the
+    ref whose cells it compiles under another toolchain. `request` is the digest of what asked for the build: the same
+    build id with another request is refused.
     """
 
     id: str
@@ -45,6 +54,9 @@ class PlannedBuild(TypedDict):
     follows: NotRequired[str]
     submitted: NotRequired[float]
     retries: NotRequired[str | None]
+    request: NotRequired[str]
+    concurrency: NotRequired[ConcurrencyGroup]
+    shadows: NotRequired[str]
 
 
 class BuildRow(PlannedBuild):
@@ -356,6 +368,16 @@ class WorkerView(RegisteredWorker):
     running_others: int
     fenced: str
     resting: str
+
+
+class ToolchainLine(TypedDict):
+    """A toolchain of a target: its live workers, and how many cells of a ref readers get of it, or may still name."""
+
+    target: str
+    toolchain: str
+    live_workers: int
+    named: int
+    superseded: int
 
 
 class PoolView(TypedDict):

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.children import Children, StepSettings
+from farm.compiling.installations import Installation
 from farm.compiling.requests import ONE_SAMPLE
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, Request, SampleSource
+from farm.runner.onnxruntime_providers import device_of
 from farm.targets.compilers import COMPILERS
 
 FIRST_RUNS = 10
@@ -82,7 +84,7 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
     """Return an artifact's program as a contestant; it runs on the sample in its folder, if there is one."""
     spec = sidecar["spec"]
     arch = str(spec["device"]["arch"]).partition(":")[0]
-    device = "cuda" if arch.startswith("sm_") else arch
+    device = device_of(arch, str(sidecar["toolchain"])) if arch.startswith("sm_") else arch
     return Contestant(
         name or str(sidecar["identifier"]),
         spec["compiler"]["name"],
@@ -212,7 +214,8 @@ def _ask(
         "seconds": seconds,
     }
     read = [file for contestant in contestants for file in contestant.files]
-    answer: BenchAnswer = children.ask(request, read=read, environment=leading.environment, python=leading.python)
+    own = None if leading.python is None else Installation(leading.python)
+    answer: BenchAnswer = children.ask(request, read=read, environment=leading.environment, installation=own)
     return answer
 
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -41,9 +42,13 @@ from farm.settings import Settings, worker_environment
 log = get_logger(__name__)
 
 BUCKET = "farm"
+CREDENTIALS = "credentials.json"
+"""File of a data folder; it is written at the first start."""
 ROOT = Path(__file__).parent.parent.parent
 RESTART_DELAY = 10.0
 """Seconds to which the pause before restarting a child that keeps dying grows."""
+FOR_EVER = 1e9
+"""Seconds for which a job waits at least, in a farm without a worker."""
 CALM = 60.0
 """Seconds without a death after which a child's pauses start again from the shortest."""
 
@@ -64,9 +69,14 @@ class EmbeddedFarm:
     process ends, also by kill -9.
     """
 
-    def __init__(self, settings: Settings, *, say: Say = lambda _: None) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, *, say: Say = lambda _: None, works: bool = True) -> None:
+        """`say` gets what is waited for. Without `works` it has no worker: for reading what was stored, by one process.
+
+        Nobody joins such a farm, and it gives no job up because no worker takes it.
+        """
+        self.settings = settings if works else settings.model_copy(update={"pool_timeout": FOR_EVER})
         """The settings; `start` fills every address in."""
+        self._works = works
         self.joined = False
         """Whether another process runs the parts."""
         self._say = say
@@ -139,26 +149,32 @@ class EmbeddedFarm:
         logs = self._folder / "logs"
         shared = {"api_token": self.settings.api_token.get_secret_value() or known["api_token"]}
         if not self.settings.redis_url.get_secret_value():
-            self._say("starting Valkey")
+            self._say(
+                "starting Valkey" if self._works else "starting the farm of this folder, to read what it has stored"
+            )
             valkey = self._add(start_valkey(self._folder / "valkey", known["redis_password"], log=logs / "valkey.log"))
             shared["redis_url"] = valkey.url
         if not (self.settings.s3_endpoint or self.settings.s3_bucket):
-            self._say("starting SeaweedFS")
+            if self._works:
+                self._say("starting SeaweedFS")
             keys = {name: known[name] for name in ("s3_access_key", "s3_secret_key")}
             weed = self._add(start_weed(self._folder / "s3", *keys.values(), bucket=BUCKET, log=logs / "weed.log"))
             shared |= {"s3_endpoint": weed.url, "s3_public_endpoint": "", "s3_bucket": BUCKET, **keys}
-        self._say("starting the farm's server and a worker")
-        worker = self._add(self._part(_completed(self.settings, shared), "worker", []))
-        worker.spawn()
+        if self._works:
+            self._say("starting the farm's server and a worker")
+        worker = self._part(_completed(self.settings, shared), "worker", []) if self._works else None
+        if worker:
+            self._add(worker).spawn()
         server = self._add(started(lambda: self._server(shared)))
         if not server.alive:
             raise FarmFault("the farm's server did not start", hint=server.last_words())
         shared["api_url"] = server.url
         self.settings = _completed(self.settings, shared)
-        worker.ready = lambda: _is_registered(worker, self.settings)
-        if not worker.wait_until_ready():
-            raise FarmFault("the farm's worker did not start", hint=worker.last_words())
-        write_private(self._folder / "farm.json", json.dumps(shared, indent=1))
+        if worker:
+            worker.ready = lambda: _is_registered(worker, self.settings)
+            if not worker.wait_until_ready():
+                raise FarmFault("the farm's worker did not start", hint=worker.last_words())
+            write_private(self._folder / "farm.json", json.dumps(shared, indent=1))
         self._watcher = threading.Thread(target=self._watch, name="embedded-farm", daemon=True)
         self._watcher.start()
 
@@ -167,11 +183,23 @@ class EmbeddedFarm:
         return server
 
     def _server(self, shared: Mapping[str, str]) -> Server:
-        (port,) = free_ports(1)
+        port = self._port()
         settings = _completed(self.settings, {**shared, "api_url": f"http://{HOST}:{port}"})
         server = self._part(settings, "server", ["--host", HOST, "--port", str(port)])
         server.ready = lambda: _asked(settings, "/v1/health") is not None
         return server
+
+    def _port(self) -> int:
+        """Return the port of the last start if it is free, so that the URLs of pages stay; else another one."""
+        place = self._folder / "port"
+        with contextlib.suppress(OSError, ValueError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            known = int(read_private(place, 16))
+            probe.bind((HOST, known))
+            return known
+        (port,) = free_ports(1)
+        write_private(place, str(port))
+        return port
 
     def _part(self, settings: Settings, name: str, arguments: Sequence[str]) -> Server:
         """One of the farm's own processes; the settings reach it in its environment."""
@@ -259,13 +287,18 @@ class EmbeddedFarm:
         return True
 
 
+def has_data(settings: Settings) -> bool:
+    """Whether a farm of this machine has stored something in the data folder, and no farm is named to ask instead."""
+    return not settings.api_url and (settings.data_dir / CREDENTIALS).is_file()
+
+
 def _credentials(folder: Path) -> dict[str, str]:
     """Return the folder's own credentials, made once: data written with them can be read after a restart.
 
     Credentials that others could read, or that came with a copy of the folder, do not count. Data without credentials
     came with the folder, too. Raises UsageError for such data.
     """
-    path = folder / "credentials.json"
+    path = folder / CREDENTIALS
     names = ("redis_password", "s3_access_key", "s3_secret_key", "api_token")
     known: dict[str, str] = {}
     try:

@@ -91,7 +91,9 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
 
 
 def _over_memory(usage: Usage, limit: int) -> Judgement | None:
-    """Return why a program needs too much of the GPU's memory, or None. Nothing bounds it while it runs."""
+    """Return why a program needs too much of the GPU's memory, or None. On an AMD GPU nothing bounds it while it runs;
+    on NVIDIA's ONNX Runtime's own memory is bounded, and libraries take some more.
+    """
     if not limit:
         return None
     if usage.memory is None:

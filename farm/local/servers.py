@@ -86,10 +86,11 @@ class Server:
     def wait_until_ready(self) -> bool:
         """Wait until the child answers; False when it died before that, or took longer."""
         deadline = time.monotonic() + START_SECONDS
-        while self.alive and time.monotonic() < deadline:
+        while self.alive and (asked := time.monotonic()) < deadline:
             if self.ready():
                 return True
-            time.sleep(0.02)
+            # As long as it took to ask: half of the time is the child's.
+            time.sleep(max(0.02, time.monotonic() - asked))
         return False
 
     @property
@@ -192,7 +193,7 @@ def start_weed(
 ) -> Server:
     """Start a SeaweedFS that keeps its data in `folder` and speaks S3 on a free loopback port.
 
-    It makes `bucket` if it is missing. `users` are its identities and policies beside the one of these keys, which may
+    It makes `bucket` if it is missing. `users` are its other identities and policies, which may
     do everything. Returns the server with its URL (`http://127.0.0.1:port`) once it answers S3
     requests. S3 is its only open door: its parts answer each other alone, with keys and a certificate that are made
     for this start, so no other user of this machine and no web page can reach past S3's own signatures.
@@ -217,39 +218,14 @@ def start_weed(
     def server() -> Server:
         sockets = _socket_folder(folder)
         ports = dict(zip(names, free_ports(len(names)), strict=True))
-        command = [
-            binary,
-            "-logtostderr=true",
-            "mini",
-            f"-dir={folder}",
-            f"-ip={HOST}",
-            f"-ip.bind={HOST}",
-            # On by default, and would report to an outside address.
-            "-master.telemetry=false",
-            "-admin.ui=false",
-            "-webdav=false",
-            # The master's HTTP side asks nobody, and deletes whole buckets; its parts speak gRPC.
-            "-disableHttp",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-            # Else a misspelt bucket is made silently at the first put.
-            "-s3.autoCreateBucket=false",
-            f"-bucket={bucket}",
-            f"-s3.config={identities}",
-            # By these its parts pass objects on; in /tmp another user could be there first.
-            f"-s3.localSocket={sockets / 's3.sock'}",
-            f"-filer.localSocket={sockets / 'filer.sock'}",
-            f"-s3.localFilerSocket={sockets / 'filer.sock'}",
-            *(f"-{name}={port}" for name, port in ports.items()),
-        ]
+        command = _weed_command(binary, folder, sockets, ports, bucket, identities)
         url = f"http://{HOST}:{ports['s3.port']}"
+        store = S3Store(bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0)
 
         def made() -> bool:
             """Whether the bucket exists: the server answers S3 requests before that."""
             try:
-                S3Store(
-                    bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0
-                ).get_object("ready")
+                store.get_object("ready")
             except FarmError:
                 return False
             return True
@@ -277,6 +253,37 @@ def start_weed(
     if child.alive:
         return child
     raise StorageUnavailable("the embedded SeaweedFS did not start", hint=child.last_words())
+
+
+def _weed_command(
+    binary: str, folder: Path, sockets: Path, ports: Mapping[str, int], bucket: str, identities: Path
+) -> list[str]:
+    """Return the command line of a SeaweedFS that answers S3 alone; `sockets` is a folder for those of its parts."""
+    return [
+        binary,
+        "-logtostderr=true",
+        "mini",
+        f"-dir={folder}",
+        f"-ip={HOST}",
+        f"-ip.bind={HOST}",
+        # On by default, and would report to an outside address.
+        "-master.telemetry=false",
+        "-admin.ui=false",
+        "-webdav=false",
+        # The master's HTTP side asks nobody, and deletes whole buckets; its parts speak gRPC.
+        "-disableHttp",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        # Else a misspelt bucket is made silently at the first put.
+        "-s3.autoCreateBucket=false",
+        f"-bucket={bucket}",
+        f"-s3.config={identities}",
+        # By these its parts pass objects on; in /tmp another user could be there first.
+        f"-s3.localSocket={sockets / 's3.sock'}",
+        f"-filer.localSocket={sockets / 'filer.sock'}",
+        f"-s3.localFilerSocket={sockets / 'filer.sock'}",
+        *(f"-{name}={port}" for name, port in ports.items()),
+    ]
 
 
 def started(make: Callable[[], Server]) -> Server:
@@ -318,7 +325,7 @@ def valkey_binary() -> str:
 
 
 def weed_binary() -> str:
-    """Return the SeaweedFS to start: its package puts it beside the interpreter, or where its scripts went.
+    """Return the SeaweedFS to start: its package puts it next to the interpreter, or where its scripts went.
 
     Raises UsageError if none is installed.
     """

@@ -29,7 +29,7 @@ from farm.manifest import (
     Verify,
     check_manifest,
 )
-from farm.matrix import Cell, expand
+from farm.matrix.cells import Cell, expand
 from farm.models.model import Dimension, FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 from farm.node.survey import Findings, survey
@@ -292,7 +292,8 @@ def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, bool |
             raise UsageError(f"{pool.target.compiler} has no option {name}", hint=hint)
     if "nhwc" in wanted.options and model.format != "tf":
         raise UsageError("--nchw is only for TensorFlow models", hint="leave it out: ONNX models are NCHW")
-    return dict(wanted.options)
+    bound = {"gpu_mem_limit": wanted.gpu_memory_limit} if wanted.gpu_memory_limit and "gpu_mem_limit" in known else {}
+    return {**bound, **wanted.options}
 
 
 def _data(text: str) -> Data:

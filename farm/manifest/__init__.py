@@ -6,6 +6,7 @@ What the entries together mean (the matrix) is in `farm.matrix`.
 
 from farm.manifest.entries import (
     Budgets,
+    Concurrency,
     Conversion,
     Data,
     Debug,
@@ -19,14 +20,16 @@ from farm.manifest.entries import (
     OverrideEntry,
     SelectEntry,
     Source,
+    TriggerEntry,
     Tuning,
     Verify,
 )
-from farm.manifest.parsing import check_manifest, load_manifest, parse_manifest, read_manifest
+from farm.manifest.parsing import check_manifest, load_manifest, manifest_of, parse_manifest, read_manifest
 from farm.manifest.schema import manifest_schema
 
 __all__ = [
     "Budgets",
+    "Concurrency",
     "Conversion",
     "Data",
     "Debug",
@@ -40,10 +43,12 @@ __all__ = [
     "OverrideEntry",
     "SelectEntry",
     "Source",
+    "TriggerEntry",
     "Tuning",
     "Verify",
     "check_manifest",
     "load_manifest",
+    "manifest_of",
     "manifest_schema",
     "parse_manifest",
     "read_manifest",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farm.errors import Problem, suggestion
+from farm.manifest.cron import schedule_problem
 from farm.manifest.values import SPELLINGS
 from farm.manifest.yaml import Unchecked, YamlDocument
 from farm.targets.compilers import COMPILERS, canonical_precision
@@ -34,6 +35,8 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
             message = f"`{said[0]}` and `{said[1]}` mean the same"
             yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
+    for index, trigger in enumerate(_list(data.get("triggers"))):
+        yield from _trigger(document, _mapping(trigger), ("triggers", index))
     holders: list[tuple[tuple[str | int, ...], Unchecked]] = [((), data)]
     holders += [(("models", index), model) for index, model in models]
     for path, holder in holders:
@@ -59,6 +62,15 @@ def _settings(document: YamlDocument, holder: Unchecked, path: tuple[str | int, 
         yield from _option(document, name, value, (*path, "options", name))
     for name, value in _mapping(holder.get("env")).items():
         yield from _variable(document, name, value, (*path, "env", name))
+
+
+def _trigger(document: YamlDocument, trigger: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
+    schedule, timezone = trigger.get("schedule"), trigger.get("timezone", "UTC")
+    if isinstance(schedule, str) and isinstance(timezone, str) and (found := schedule_problem(schedule, timezone)):
+        field, message, hint = found
+        yield document.problem(message, (*path, field), hint=hint)
+    if isinstance(trigger.get("toolchain"), str):
+        yield from _target(document, trigger["toolchain"], (*path, "toolchain"))
 
 
 def _mapping(value: Any) -> Unchecked:

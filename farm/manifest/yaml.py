@@ -125,12 +125,20 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
     return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
 
 
+def _is_binary(start: bytes) -> bool:
+    """Whether a file that starts like this is no text. One NUL in a text is a mistake that has a place."""
+    return start.count(0) > 1 and not start.startswith((b"\xff\xfe", b"\xfe\xff"))
+
+
 def read_document(content: str | bytes, file: str) -> YamlDocument:
     """Read one YAML document.
 
     Raises ManifestError with each problem that can be found: a document that is too large, too deep or not
     YAML ends the reading, repeated keys, tags and numbers that are not finite do not.
     """
+    if isinstance(content, bytes) and _is_binary(content[:1000]):
+        hint = f"`farm init {file}` writes a manifest for an ONNX model"
+        raise ManifestError([Problem("this is a binary file, not a manifest", file, 1, 1, hint)])
     size = len(content) if isinstance(content, bytes) else len(content.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         message = f"the document has {size} bytes, more than {MAX_BYTES}"
@@ -194,7 +202,7 @@ class _EventReader:
             mark = error.problem_mark or error.context_mark
             message = " ".join(part for part in (error.context, error.problem) if part)
             line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            self.add(f"not YAML: {message}", line, column, "")
+            self.add(f"not YAML: {message}", line, column, self.way_out(error))
         except ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
             column = error.position - self.text.rfind("\n", 0, error.position)
@@ -207,6 +215,17 @@ class _EventReader:
         if self.problems or root is None:
             raise ManifestError(self.problems)
         return YamlDocument(root, self.text, self.file)
+
+    @staticmethod
+    def way_out(error: MarkedYAMLError) -> str:
+        """Return what may be wrong, in words of somebody who does not know YAML's grammar."""
+        if "'\\t'" in (error.problem or ""):
+            return "indent with spaces: YAML allows no tabs"
+        opened = error.context_mark
+        if opened and "flow" in (error.context or ""):
+            bracket = "[" if "sequence" in (error.context or "") else "{"
+            return f"the `{bracket}` on line {opened.line + 1} is not closed"
+        return ""
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:
         self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))

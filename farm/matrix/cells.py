@@ -445,7 +445,10 @@ class _Expansion:
     def check_features(
         self, combination: Combination, compiler: Compiler, pool: Pool, options: Mapping[str, OptionValue]
     ) -> None:
-        """Complain of features that the installed compiler lacks, before a worker finds out."""
+        """Complain of features that the installed compiler or the card lacks, before a worker finds out."""
+        if old := compiler.too_old(pool.target.device, pool.device.arch, combination.precision):
+            hint = "`exclude` the cell, or choose another card"
+            self.complain(f"{old} ({self.choices[combination.slug].text})", combination.places["precision"], hint)
         for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
             since = compiler.features.get(feature, "another release")
             message = f"toolchain_mismatch: {pool.toolchain} has no {feature}, which {what} needs"
@@ -457,12 +460,12 @@ class _Expansion:
         self, combination: Combination, compiler: Compiler, given: Mapping[str, OptionValue]
     ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
         """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
-        quantizer = compiler.quantization_options(combination.precision)
         device = self.choices[combination.slug].served.device
+        quantizer = compiler.quantization_options(combination.precision, device)
         try:
             return (
                 dict(compiler.resolve_options(_only(given, compiler.options_of(device)), device)),
-                dict(compiler.resolve_quantization(combination.precision, _only(given, quantizer))),
+                dict(compiler.resolve_quantization(combination.precision, _only(given, quantizer), device)),
             )
         except ValueError as error:
             place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)

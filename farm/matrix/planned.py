@@ -7,10 +7,9 @@ from typing import Literal, NotRequired, TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import ConversionRecord, WorkOrder
+from farm.jobs.order import ChosenGates, ConversionRecord, WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
-from farm.manifest.choice import ChosenGates
 from farm.models.data import FrozenDataDocument
 from farm.models.model import FrozenModelDocument
 from farm.spec import PlainSize
@@ -47,6 +46,7 @@ class Values(TypedDict, total=False):
     compile_time: float | None
     tuning_time: float | None
     node: str
+    driver: str
     shared: bool
 
 
@@ -92,12 +92,16 @@ class CellGates(AskedGates):
 
 
 class ExpectedFailure(TypedDict):
-    """The manifest's entry for a cell that must fail; `until` is its last day, as an ISO date."""
+    """The manifest's entry for a cell that must fail; `until` is its last day, as an ISO date.
+
+    With `by` it is no entry of the manifest: somebody acknowledged the failure, and the cell may pass, too.
+    """
 
     kind: str
     reason: str
     until: str | None
     link: NotRequired[str]
+    by: NotRequired[str]
 
 
 class SoughtBatch(TypedDict):
@@ -146,12 +150,43 @@ class CellPlan(_PlannedFields):
     baseline: NotRequired[Baseline | None]
 
 
+class ShadowedCell(TypedDict):
+    """The program that a shadow build's cell is compared with, and the toolchain `under` which it is made again.
+
+    `error` is the largest relative error of an output.
+    """
+
+    key: str
+    toolchain: str
+    under: str
+    error: float | None
+
+
+class NotShadowed(TypedDict):
+    """A cell of the ref that a shadow build has not, and why; `breaks`: the toolchain cannot compile it."""
+
+    identifier: str
+    text: str
+    breaks: bool
+
+
+class ShadowNotes(TypedDict):
+    """What a shadow build is the shadow of: a ref with its generation, and the programs it named, by identifier."""
+
+    ref: str
+    generation: int
+    toolchain: str
+    before: Mapping[str, ShadowedCell]
+    left_out: Sequence[NotShadowed]
+
+
 class PlanDocument(TypedDict):
     """`plan.json`: a build with its cells as they were planned."""
 
     schema: int
     build: PlannedBuild
     cells: list[CellPlan]
+    shadow: NotRequired[ShadowNotes]
 
 
 class ShownPlan(TypedDict):

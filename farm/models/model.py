@@ -164,19 +164,26 @@ def check_here(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
 
 
 def read_model(
-    path: Path, format: str = "onnx", outputs: Sequence[str] = (), *, check: ModelCheck = check_here
+    path: Path,
+    format: str = "onnx",
+    outputs: Sequence[str] = (),
+    *,
+    check: ModelCheck = check_here,
+    hashed: FileReference | None = None,
 ) -> FrozenModel:
     """Check a model file (ONNX, or with `format` "tf" a frozen TensorFlow graph), and hash it with its external data.
 
     `outputs` are the nodes that a TensorFlow graph is cut at; without them its ends are. `check` says what is in the
-    model. Raises UnreadableModel; its sentence names the tensor or node that is wrong.
+    model; `hashed` is the file's own reference, if it is known.
+
+    Raises UnreadableModel; its sentence names the tensor or node that is wrong.
     """
     from farm.runner.onnx_check import BadModel
 
     try:
         found = check(path, format, outputs)
-        names = [path.name, *found.get("external_files", ())]
-        files = [file_reference(path.parent / name, name) for name in names]
+        others = [file_reference(path.parent / name, name) for name in found.get("external_files", ())]
+        files = [hashed or file_reference(path, path.name), *others]
     except BadModel as error:
         raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=_way_out(error.message)) from None
     except OSError as error:
@@ -199,6 +206,7 @@ _WAYS_OUT = {
     "external data": "keep it as a plain file in its folder: onnx.save(model, path, save_as_external_data=True)",
     "is empty": "export or download it again",
     "not an ONNX model": "export or download it again; a frozen TensorFlow graph needs `format: tf`",
+    "of unknown domain": "no compiler here has it: export the model without custom operators, or `exclude:` it",
     "not a regular file": "name the model file itself",
 }
 """What to do about a model that cannot be read, by words of the sentence that says why."""

@@ -16,10 +16,11 @@ from typing import ClassVar, Protocol
 
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
+from farm.metrics.instruments import ATTEMPT_HITS, ATTEMPTS, COMPILED_SECONDS, PHASE_SECONDS, count_tuning
 from farm.settings import Settings
 from farm.store import Claim, Renewal, Renewed, Store
 
@@ -109,7 +110,7 @@ class Attempts:
             worker=self._worker,
             previous=claim.previous,
         )
-        bind_attempt(job_id, number, claim.order["identifier"])
+        bind_attempt(job_id, number, claim.order["identifier"], build=claim.build, worker=self._worker)
         try:
             with self._leases.hold(attempt) as lease:
                 if self._draining.is_set():
@@ -117,6 +118,9 @@ class Attempts:
                 outcome = self._execute(attempt, lease)
                 if outcome.kind is FailureKind.TOOLCHAIN_MISMATCH:
                     self._say(MISMATCH)
+                elif outcome.kind in (FailureKind.GPU_FAULT, FailureKind.GPU_LOST):
+                    self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
+                    self._say(FAULT)
                 self._finish(attempt, outcome)
         finally:
             unbind()
@@ -216,7 +220,20 @@ class Attempts:
                 pause.wait(RETRY_SECONDS)
             else:
                 log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
+                _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
                 return
+
+
+def _count(end: str, outcome: Outcome) -> None:
+    ATTEMPTS.labels(end, outcome.kind.value if outcome.kind else "").inc()
+    for phase, seconds in outcome.phases.items():
+        PHASE_SECONDS.labels(phase).observe(seconds)
+    if outcome.hit:
+        ATTEMPT_HITS.inc()
+    elif outcome.facts:
+        COMPILED_SECONDS.observe(outcome.facts.get("seconds", 0.0))
+        if tuning := outcome.facts.get("tuning"):
+            count_tuning(tuning)
 
 
 class Lease:

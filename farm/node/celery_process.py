@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, MISMATCH, PAUSE, RELEASE, Slot, as_text
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Slot, as_text
 
 
 class CeleryProcess:
@@ -50,6 +50,7 @@ class CeleryProcess:
         self._consuming: float | None = None
         self._away = False
         self._mismatched = False
+        self._faulted = False
         self.may_consume = False
 
     @property
@@ -75,6 +76,12 @@ class CeleryProcess:
         met, self._mismatched = self._mismatched, False
         return met
 
+    def met_fault(self) -> bool:
+        """Return whether a GPU has failed under one of its attempts since the last call."""
+        self._hear()
+        met, self._faulted = self._faulted, False
+        return met
+
     def _hear(self) -> None:
         with suppress(OSError):  # No message, or the process is gone.
             words = self._lifeline.recv(4096)
@@ -82,6 +89,7 @@ class CeleryProcess:
                 self._consuming = time.monotonic()
             self._away = self._away or AWAY in words
             self._mismatched = self._mismatched or MISMATCH in words
+            self._faulted = self._faulted or FAULT in words
 
     @property
     def ended(self) -> bool:

@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError, StorageAway, StorageUnavailable, StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.outbox import Outbox, Parcel
 from farm.settings import Settings
+from farm.signing.notary import signing
 from farm.store import Store
+
+if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
 
 log = get_logger(__name__)
 
@@ -36,7 +40,7 @@ class Deliveries:
         self._store = store
         self._settings = settings
         self._nudge = nudge
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", signing(settings))
         self._wake = threading.Event()
         self._suspected = True
         self._refused: dict[str, float] = {}
@@ -67,6 +71,8 @@ class Deliveries:
         self._wake.set()
 
     def _run(self) -> None:
+        from farm.artifacts.s3 import S3Store
+
         artifacts = S3Store.from_settings(self._settings)
         while True:
             try:

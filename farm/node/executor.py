@@ -25,6 +25,7 @@ from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
+from farm.compiling.installations import Installation, by_toolchain
 from farm.compiling.pipeline import Company, InputFiles, Pipeline
 from farm.compiling.program_record import ProgramRecord
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
@@ -40,6 +41,7 @@ from farm.node.outbox import Outbox, Parcel
 from farm.node.side_by_side import compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
+from farm.signing.notary import signing
 from farm.spec import Device, FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.targets.pools import stem_of
@@ -72,8 +74,9 @@ class Executor:
         self._artifacts = artifacts
         self._cache = cache
         self._settings = settings
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox")
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", signing(settings))
         self._work = WorkFolder(settings.data_dir.resolve() / "work")
+        self._installations = by_toolchain(settings.other_toolchains)
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run one attempt and return how it ended.
@@ -95,6 +98,7 @@ class Executor:
                     self._outbox,
                     self._work,
                     self._settings.outbox_hours,
+                    self._installations,
                 )
                 return run.outcome()
         except OSError as error:
@@ -172,11 +176,15 @@ class _AttemptRun:
         outbox: Outbox,
         work: WorkFolder,
         outbox_hours: float,
+        installations: Mapping[str, Installation],
     ) -> None:
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
-        self.steps = Steps(attempt.order, children, keyed=True)
+        self.installations = installations
+        """Where the node has other toolchains than its own."""
+        own = installations.get(attempt.order["spec"]["toolchain"])
+        self.steps = Steps(attempt.order, children, keyed=True, installation=own)
         self.folder = children.folder
         self.impatient = artifacts
         """Object storage for what the attempt can do without."""
@@ -316,7 +324,10 @@ class _AttemptRun:
         except ArtifactGone as error:
             log.warning("the baseline is damaged", error=error.message)
             return
-        if published and (found := compare_with(self.steps, record, samples, published, limit, self.tuner)):
+        if published is None:
+            return
+        theirs = self.steps.under(self.installations.get(published.toolchain))
+        if found := compare_with(self.steps, theirs, record, samples, published, limit, self.tuner):
             record["measurements"]["against"] = found
 
     def _published(self) -> PublishedProgram | None:
@@ -331,7 +342,7 @@ class _AttemptRun:
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
         outputs = [output["name"] for output in sidecar["outputs"]]
         session = sidecar["tuning"]["session"]
-        return PublishedProgram(key, MadeProgram(program, outputs, session))
+        return PublishedProgram(key, MadeProgram(program, outputs, session), sidecar["toolchain"])
 
     @contextmanager
     def _measuring(self) -> Iterator[Company]:

@@ -23,6 +23,7 @@ from farm.node.gpu_source import whole_card
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine
 from farm.node.nvml import Nvml, gauges, open_nvml
+from farm.targets.compilers import Maker
 
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0
@@ -62,7 +63,7 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     if gpu is None or not (gpu.bdf or gpu.maker == "nvidia"):
         yield usage
         return
-    read_busy, read_used = _gauges(gpu, machine or Machine())
+    read_busy, read_used = _gauges(gpu.maker, gpu.bdf, gpu.pin, machine or Machine())
     before = read_used()
     busy: list[int] = []
     used: list[int] = []
@@ -88,10 +89,21 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
         usage.memory = max(0, max(used) - (before or 0)) if used else None
 
 
-def _gauges(gpu: Gpu, machine: Machine) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    if gpu.maker == "nvidia":
-        return gauges(machine, gpu.pin)
-    folder = f"/sys/bus/pci/devices/{gpu.bdf}"
+def now(slot: Slot, machine: Machine | None = None) -> Usage:
+    """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
+    if not (slot.bdf or (slot.gpu and slot.maker == "nvidia")):
+        return Usage()
+    read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine or Machine())
+    busy = read_busy()
+    return Usage(None if busy is None else busy / 100, read_used())
+
+
+def _gauges(
+    maker: Maker, bdf: str, pin: str, machine: Machine
+) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
+    if maker == "nvidia":
+        return gauges(machine, pin)
+    folder = f"/sys/bus/pci/devices/{bdf}"
     return (
         partial(_number, machine, f"{folder}/gpu_busy_percent"),
         partial(_number, machine, f"{folder}/mem_info_vram_used"),

@@ -2,8 +2,9 @@
 
     GET /live     200 while the worker looks after its slots; at 503 a restart would help
     GET /ready    200 when every kind of slot takes jobs; 503 while one starts, rests, drains, is fenced or has no store
+    GET /metrics  what the node's processes count, for Prometheus
 
-Both carry the same document. It holds nothing secret, and nothing can be changed here.
+The first two carry the same document. It holds nothing secret, and nothing can be changed here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from farm.errors import UsageError
+from farm.metrics.exposition import CONTENT_TYPE
 
 PATIENCE = 5.0
 """Seconds that a client has to send its request and to read the answer."""
@@ -71,7 +73,7 @@ class _HealthServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
+def serve_health(port: int, look: Callable[[], Health], metrics: Callable[[], bytes]) -> Iterator[None]:
     """Answer on `port` (0: not at all) while the block runs. Raises UsageError if the port is taken."""
     if not port:
         yield
@@ -81,14 +83,20 @@ def serve_health(port: int, look: Callable[[], Health]) -> Iterator[None]:
         timeout = PATIENCE
 
         def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, CONTENT_TYPE, metrics())
+                return
             health = look()
             states = {"/live": health.alive, "/ready": health.ready}
             if self.path not in states:
-                self.send_error(404, "here are /live and /ready")
+                self.send_error(404, "here are /live, /ready and /metrics")
                 return
             body = json.dumps({"alive": health.alive, "ready": health.ready, **health.document}).encode()
-            self.send_response(200 if states[self.path] else 503)
-            self.send_header("Content-Type", "application/json")
+            self._answer(200 if states[self.path] else 503, "application/json", body)
+
+        def _answer(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

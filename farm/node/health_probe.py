@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from farm.compiling.children import Children, StepEnded
+from farm.compiling.installations import by_toolchain, is_same_build
 from farm.compiling.pipeline import InputFiles, Pipeline
 from farm.compiling.slots import FreeSlots, Slot
 from farm.compiling.steps import Steps
@@ -21,7 +22,7 @@ from farm.errors import FarmError
 from farm.jobs.facts import ComparedOutputs
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.manifest import parse_manifest
-from farm.matrix import expand
+from farm.matrix.cells import expand
 from farm.models.model import read_model
 from farm.node.slot_shares import SlotKind
 from farm.node.survey import probe as look_for
@@ -58,7 +59,7 @@ def probe(settings: Settings, kind: SlotKind) -> str:
     Waits for GPUs that attempts hold. The result counts only if `lacks_room` finds nothing.
     """
     pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
-    others = {each.target.compiler: each for each in kind.pools if each.target.compiler != pool.target.compiler}
+    others = {each.toolchain.rpartition("-")[2]: each for each in kind.pools if not _is_alike(each, pool)}
     if changed := [text for other in others.values() if (text := _changed(settings, other))]:
         return "; ".join(changed)
     slots = list({slot.gpu: slot for slot in kind.slots}.values())
@@ -87,13 +88,18 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
         return f"{where}: {error}"
 
 
+def _is_alike(pool: Pool, other: Pool) -> bool:
+    return pool.target.compiler == other.target.compiler and is_same_build(pool.toolchain, other.toolchain)
+
+
 def _changed(settings: Settings, pool: Pool) -> str:
     """Return how the compiler of a pool differs from the registered one; empty if it does not."""
     device = pool.target.device if pool.target.maker == "nvidia" else ""
-    found = look_for(pool.target.compiler, settings, device=device)
+    installation = by_toolchain(settings.other_toolchains).get(pool.toolchain)
+    found = look_for(pool.target.compiler, settings, device=device, installation=installation)
     here = str(found.get("toolchain") or found.get("reason"))
     # The label may have the version of ROCm, which is not asked for here.
-    if here.rpartition("-")[2] == pool.toolchain.rpartition("-")[2]:
+    if is_same_build(here, pool.toolchain):
         return ""
     return f"{pool.target}: {FailureKind.TOOLCHAIN_MISMATCH}: here is {here}, not {pool.toolchain}"
 
@@ -107,7 +113,8 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     limits = AttemptLimits(time=PROBE_SECONDS, memory=0)
     once = settings.model_copy(update={"measure_seconds": 1e-3})
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
-    steps = Steps(cell.order, children, keyed=True)
+    installation = by_toolchain(settings.other_toolchains).get(pool.toolchain)
+    steps = Steps(cell.order, children, keyed=True, installation=installation)
     pipeline = Pipeline(steps, InputFiles(model))
     if pool.untuned:
         pipeline.compile()

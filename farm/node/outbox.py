@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import SidecarDocument, facts
+from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageAway, StorageUnavailable, UsageError
 from farm.files import take
@@ -26,6 +26,9 @@ from farm.jobs.state import Outcome
 from farm.logging import get_logger
 from farm.spec import FileReference
 from farm.tuning.database import PACKED
+
+if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
 
 log = get_logger(__name__)
 
@@ -44,8 +47,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Outbox:
     """A folder of parcels, shared by all worker processes of a node."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sign: Sign | None = None) -> None:
+        """Use a folder; `sign` signs what is published from it."""
         self._folder = folder
+        self._sign = sign
 
     def put(
         self,
@@ -82,7 +87,7 @@ class Outbox:
                 (new / LEARNT).write_bytes(packed)
             document["digests"] = {blob: digest for blob, (digest, _) in taken.items()}
             (new / "parcel.json").write_text(json.dumps(document))
-            return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document)
+            return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document, self._sign)
         except BaseException:
             # On a full disk. Nobody else can remove it while we hold the lock.
             shutil.rmtree(new, ignore_errors=True)
@@ -107,7 +112,7 @@ class Outbox:
             if lock is None:
                 continue
             document = _read(folder)
-            with Parcel(folder, lock, document or {}) as parcel:
+            with Parcel(folder, lock, document or {}, self._sign) as parcel:
                 if document:
                     yield parcel
                 else:
@@ -126,8 +131,9 @@ class Outbox:
 class Parcel:
     """One finished program; nobody else touches it while the block lasts."""
 
-    def __init__(self, folder: Path, lock: int, document: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, lock: int, document: Mapping[str, Any], sign: Sign | None = None) -> None:
         self._folder = folder
+        self._sign = sign
         self._lock = lock
         self._document = document
         self.settled = (folder / "settled").exists()
@@ -198,7 +204,8 @@ class Parcel:
         # Side by side: on a line with a second of latency they would cost that each.
         with ThreadPoolExecutor(len(files)) as threads:
             blobs = dict(zip(files, threads.map(upload, files), strict=True))
-        published = artifacts.publish(self._document["namespace"], {**self._document["sidecar"], "blobs": blobs})
+        sidecar = {**self._document["sidecar"], "blobs": blobs}
+        published = artifacts.publish(self._document["namespace"], sidecar, sign=self._sign)
         self._publish_learnt(artifacts)
         return self._outcome(published.sidecar, blobs["log"]["digest"])
 

@@ -42,6 +42,10 @@ class Probes:
         self.row, self._since, self._next = 0, 0, 0.0
         self._fences += 1
 
+    def hurry(self) -> None:
+        """The next one is due now."""
+        self._next = 0.0
+
     def start(self) -> None:
         """Start a probe, unless one runs or its result has not been reported yet."""
         if self._running or self.answer is not None:

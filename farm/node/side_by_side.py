@@ -1,10 +1,15 @@
-"""A new program and the one that it is judged by, in turns in one process: what the gates on speed need."""
+"""A new program and the one that it is judged by, in turns: what the gates on speed need.
+
+Programs of one toolchain take turns in one process. One of another toolchain runs in processes of its own, under that
+toolchain, and the processes take turns.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from farm.compiling.children import StepEnded
+from farm.compiling.installations import is_same_build
 from farm.compiling.program_record import ProgramRecord, RecordedFollowUp
 from farm.compiling.requests import MadeProgram, bench_request
 from farm.compiling.steps import Steps
@@ -21,6 +26,10 @@ ROUNDS = 20
 """Rounds of the first comparison."""
 ROUNDS_AGAIN = 60
 """Rounds if the program may be slower than its limit allows: what fails a build needs more proof."""
+PAIRS = 8
+"""Pairs of processes of the first comparison of two toolchains; each pair counts as one round."""
+PAIRS_AGAIN = 24
+"""Pairs of processes if the program may be slower than its limit allows."""
 LONGEST = 60.0
 """Seconds that the runs of one comparison should take; slow programs get fewer rounds, down to `MIN_PAIRS`."""
 
@@ -29,6 +38,7 @@ _ATTEMPT_IS_OVER = frozenset({FailureKind.TIME_LIMIT, FailureKind.GPU_LOST, Fail
 
 def compare_with(
     steps: Steps,
+    theirs: Steps,
     record: ProgramRecord,
     samples: Path | None,
     other: PublishedProgram,
@@ -37,23 +47,32 @@ def compare_with(
 ) -> RecordedFollowUp | None:
     """Return how the program of a record compares with another, as the sidecar says it (`measurements.against`).
 
+    `theirs` are the steps of the cell under the toolchain of the other program.
+
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
     loaded in the other order, and only that counts: where a program lies in memory makes some percent. A `tuner` says
     with which databases a tuned program is measured.
 
-    None if the other program does not run here (made by another toolchain, other inputs): the job's log says why.
+    None if the other program does not run here (its toolchain is not installed, other inputs): the job's log says why.
 
     Raises StepEnded if the attempt is over.
     """
+    apart = not is_same_build(other.toolchain, steps.order["spec"]["toolchain"])
+
+    def measured(rounds: int, pairs: int, *, turned: bool) -> Comparison:
+        if apart:
+            return _process_by_process(steps, theirs, record, samples, other, pairs, tuner)
+        return _in_turns(steps, record, samples, other, rounds, tuner, turned=turned)
+
     try:
-        found = _in_turns(steps, record, samples, other, ROUNDS, tuner)
+        found = measured(ROUNDS, PAIRS, turned=False)
         if is_suspicious(found, limit):
             log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
-            found = _in_turns(steps, record, samples, other, ROUNDS_AGAIN, tuner, turned=True)
+            found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
     except StepEnded as ended:
         if ended.failure is None or ended.failure.kind in _ATTEMPT_IS_OVER:
             raise
-        log.warning("the baseline does not run beside the program", reason=ended.failure.message)
+        log.warning("the baseline does not run in turns with the program", reason=ended.failure.message)
         return None
     return {
         "key": other.key,
@@ -73,8 +92,7 @@ def _in_turns(
     *,
     turned: bool = False,
 ) -> Comparison:
-    outputs = [output["name"] for output in record["outputs"]]
-    programs = [MadeProgram(steps.program, outputs, record["tuning"].get("session")), other.program]
+    programs = [_made(steps, record), other.program]
     if turned:
         programs.reverse()
     # Each round as long as in the first comparison.
@@ -89,3 +107,38 @@ def _in_turns(
         answer: BenchAnswer = steps.ask(request, environment, read=read, write=write)
     ours, theirs = (each["rounds"] for each in answer["programs"])
     return compare_pairs(theirs, ours) if turned else compare_pairs(ours, theirs)
+
+
+def _process_by_process(
+    steps: Steps,
+    theirs: Steps,
+    record: ProgramRecord,
+    samples: Path | None,
+    other: PublishedProgram,
+    pairs: int,
+    tuner: Tuner | None,
+) -> Comparison:
+    """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
+    toolchain = steps.order["spec"]["toolchain"]
+    sides = [(steps, _made(steps, record), toolchain, tuner), (theirs, other.program, other.toolchain, None)]
+    latency = record["measurements"]["latency"]
+    length = max(steps.children.settings.measure_seconds / pairs, latency["median"] if latency else 0.0)
+    pairs = max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))
+    rounds: list[list[list[float]]] = [[], []]
+    with steps.children.phase(Phase.MEASURING):
+        for number in range(pairs):
+            turns = list(enumerate(sides))
+            for place, (side, program, made_by, own) in reversed(turns) if number % 2 else turns:
+                # Where a program lies in memory is a process's luck, so a process counts once.
+                request = bench_request(steps.order, [program], samples, rounds=1, seconds=length, toolchain=made_by)
+                read = [program.path, *([samples] if samples else [])]
+                environment, write = (own.measuring, [own.proof]) if own else (None, [])
+                answer: BenchAnswer = side.ask(request, environment, read=read, write=write)
+                rounds[place] += map(list, answer["programs"][0]["rounds"])
+    return compare_pairs(*rounds)
+
+
+def _made(steps: Steps, record: ProgramRecord) -> MadeProgram:
+    """Return the program that an attempt has just made."""
+    outputs = [output["name"] for output in record["outputs"]]
+    return MadeProgram(steps.program, outputs, record["tuning"].get("session"))

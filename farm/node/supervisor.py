@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -21,14 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 import farm
 from farm.compiling import cgroups
+from farm.compiling.slots import Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
+from farm.metrics.exposition import FOLDER_VARIABLE, GaugeValue, bounded, exposition
+from farm.node import gpu_usage
 from farm.node.celery_process import CeleryProcess
 from farm.node.deliveries import Deliveries
 from farm.node.health_port import Health, serve_health
@@ -60,6 +66,8 @@ STILL_SECONDS = 60.0
 
 UNPROVEN = "its first health probe runs"
 """Reason of a worker that has just started and takes no jobs yet."""
+
+FAULTED = "a GPU failed under an attempt: a health probe looks at it before the next job"
 
 MISMATCHED = "an attempt found another toolchain than its job is for: a health probe looks at what is installed"
 """Reason of a worker that takes no jobs until that is known."""
@@ -135,6 +143,8 @@ class Supervisor:
         self._signals = 0
         self._wake, self._woken = os.pipe()
         self._node = node
+        self._counted: Path | None = None
+        """The folder in which worker processes count, while the health port is served."""
         self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
 
     def _health(self) -> Health:
@@ -142,6 +152,18 @@ class Supervisor:
         looked, workers = self._seen
         alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self._settings.renew_seconds)
         return Health(alive, {"node": self._node, "workers": workers})
+
+    def _metrics(self) -> bytes:
+        """Return what the node's processes count, and how its workers, GPUs and disk are now."""
+        readings = [reading for document in self._seen[1] for reading in _readings(document)]
+        gpus = {slot.gpu: slot for worker in self._workers for slot in worker.slots if slot.gpu}
+        for gpu, slot in gpus.items():
+            usage = gpu_usage.now(slot)
+            for name, value in (("busy_ratio", usage.busy), ("memory_used_bytes", usage.memory)):
+                if value is not None:
+                    readings.append(GaugeValue(f"farm_gpu_{name}", value, (gpu,)))
+        free = shutil.disk_usage(self._settings.data_dir).free
+        return exposition(bounded([*readings, GaugeValue("farm_disk_free_bytes", free)]), self._counted)
 
     def _nudge(self) -> None:
         """Let the loop look at its workers now. Thread-safe."""
@@ -156,7 +178,7 @@ class Supervisor:
             log.warning("this worker can read a token of the API, which it does not need: start it without api_token")
         for worker in self._workers:
             worker.register()
-        with self._listening(), serve_health(self._settings.health_port, self._health):
+        with self._counting(), self._listening(), serve_health(self._settings.health_port, self._health, self._metrics):
             try:
                 self._deliveries.start()
                 for worker in self._workers:
@@ -184,6 +206,18 @@ class Supervisor:
         if any(descriptor == self._wake for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)):
             os.read(self._wake, 64)
         return bool(self._signals)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Let the worker processes count in one folder, if anybody can ask for it. Counts of dead processes stay."""
+        if not self._settings.health_port:
+            yield
+            return
+        with TemporaryDirectory(prefix="metrics-", dir=self._settings.data_dir) as folder:
+            self._counted = Path(folder)
+            for worker in self._workers:
+                worker.environment = {**worker.environment, FOLDER_VARIABLE: folder}
+            yield
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -241,7 +275,8 @@ class Worker:
         self._node = node
         self._app = app
         self._versions = {"farm": farm.__version__, "python": sys.version.split()[0], **versions}
-        self._environment = environment
+        self.environment = environment
+        """Variables for its process, next to those of the settings."""
         self._pause = pause
         self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: CeleryProcess | None = None
@@ -251,11 +286,16 @@ class Worker:
         self._resting = UNPROVEN
         self._broken = ""
         """Why its process takes no jobs though it may."""
-        self._mismatch = ""
+        self._doubt = ""
         self._beaten = Beat("ok", 0, 0.0)
         self._reaches_store = True
         self._stage = Stage.SERVING
         self._deadline = math.inf
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Its slots."""
+        return self._kind.slots
 
     @property
     def done(self) -> bool:
@@ -292,7 +332,7 @@ class Worker:
             slots=self._kind.slots,
             worker=self._id,
             node=self._node,
-            environment=worker_environment(self._settings, {**os.environ, **self._environment}),
+            environment=worker_environment(self._settings, {**os.environ, **self.environment}),
         )
 
     @property
@@ -374,7 +414,7 @@ class Worker:
         full = lacks_room(self._settings)
         if self._probes.answer and full:
             self._probes.forget()  # A full disk is no fault of the node: it is probed again when there is room.
-        self._see_to_mismatch()
+        self._see_to_doubts()
         wrong = self._probes.answer
         if wrong is not None:
             if wrong:
@@ -397,28 +437,34 @@ class Worker:
         self._fenced = fenced
         suspect = wrong is None and beat.failed >= SUSPICIOUS
         soon = not self._probes.proven or (self._probes.due if fenced else suspect)
-        if not full and (self._probes.due if self._mismatch else soon):
+        if not full and (self._probes.due if self._doubt else soon):
             self._probes.start()
         unproven = "" if self._probes.proven else UNPROVEN
         # An outage first: it costs no job, even if it has filled the disk.
-        self._resting = self._deliveries.resting or full or self._mismatch or unproven
+        self._resting = self._deliveries.resting or full or self._doubt or unproven
 
-    def _see_to_mismatch(self) -> None:
-        """Take no jobs after an attempt found the wrong toolchain, until a probe finds the registered one.
+    def _see_to_doubts(self) -> None:
+        """Take no jobs after an attempt found the wrong toolchain, until a probe finds the registered one, nor after a
+        GPU failed, until a probe has passed on it.
 
-        The node is not fenced for it: a new installation is no fault of the node, and its other workers continue.
+        The node is not fenced for it: a new installation is no fault of the node, and its other workers continue; a GPU
+        may be well again, and if it is not, the probe fences the node.
         """
         wrong = self._probes.answer
         if wrong and FailureKind.TOOLCHAIN_MISMATCH in wrong:
             log.error("worker rests", worker=self._id, reason=wrong)
-            self._mismatch = f"{wrong}; start it again, then it serves what is installed now"
+            self._doubt = f"{wrong}; start it again, then it serves what is installed now"
             self._probes.forget()
         elif wrong == "":
-            self._mismatch = ""
+            self._doubt = ""
         if self._process and self._process.met_mismatch():
             log.error("worker rests", worker=self._id, reason=MISMATCHED)
-            self._mismatch = self._mismatch or MISMATCHED
+            self._doubt = self._doubt or MISMATCHED
             self._probes.begin_row()
+        if self._process and self._process.met_fault():
+            log.error("worker rests", worker=self._id, reason=FAULTED)
+            self._doubt = self._doubt or FAULTED
+            self._probes.hurry()
 
     def leave(self) -> None:
         """End its process and its registration."""
@@ -504,3 +550,14 @@ class Worker:
             self._stage = Stage.DONE
         if not self.done:
             self._beat()
+
+
+def _readings(document: Mapping[str, Any]) -> list[GaugeValue]:
+    """Return what a worker's health says as gauges."""
+    values = {
+        "up": document["consuming"],
+        "running_attempts": document["running"],
+        "fenced": bool(document["fenced"]),
+        "reaches_store": document["reaches_store"],
+    }
+    return [GaugeValue(f"farm_worker_{name}", float(value), (document["kind"],)) for name, value in values.items()]

@@ -14,6 +14,7 @@ from typing import Any
 
 from farm.compiling.child_process import ChildLimits, run_child
 from farm.compiling.failures import classify
+from farm.compiling.installations import Installation, InstallationEntry
 from farm.node.amd_gpus import find_amd_gpus
 from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
@@ -73,14 +74,16 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
             {name: text for name, text in (("rocm", rocm.version), ("miopen", rocm.miopen)) if text}
         )
     makers = {gpu.maker for gpu in gpus}
-    asked = [*((name, "") for name in COMPILERS), *([("onnxruntime", "cuda")] if "nvidia" in makers else [])]
+    cards = [("onnxruntime", device) for device in ("cuda", "tensorrt") if "nvidia" in makers]
+    asked = [*((name, "") for name in COMPILERS), *cards]
     for name, device in asked:
         found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm, device=device)
         if not found.get("available"):
-            # A node without GPUs need not have what compiles for them.
-            broken = bool(device) or (name == "migraphx" and "amd" in makers)
+            # A node without GPUs need not have what compiles for them, and nobody has to have TensorRT.
+            broken = device == "cuda" or (name == "migraphx" and "amd" in makers)
+            subject = f"{name}/{device}" if device else name
             findings.notes.append(
-                Note(name, found.get("reason", "not usable"), found.get("fix") or _INSTALL[name], broken)
+                Note(subject, found.get("reason", "not usable"), found.get("fix") or _INSTALL[name], broken)
             )
             continue
         findings.versions[name] = found["version"]
@@ -101,32 +104,69 @@ def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
     return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
 
 
-def probe(compiler: str, settings: Settings, *, rocm: Rocm | None = None, device: str = "") -> ProbeAnswer:
+def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
+    """Add the pools of the setting `other_toolchains` to the findings.
+
+    The returned settings say which toolchain is where. An installation without a compiler that is new here is noted.
+    """
+    known = {pool.toolchain for pool in findings.pools}
+    devices = {pool.target.device for pool in findings.pools if pool.target.maker == "nvidia"}
+    entries: list[str] = []
+    for text in settings.other_toolchains:
+        _, installation = InstallationEntry.of(text)
+        reasons: list[str] = []
+        asked = [("migraphx", "")] if installation.folder else [(name, "") for name in COMPILERS]
+        for name, device in [*asked, *(("onnxruntime", device) for device in devices if not installation.folder)]:
+            found = probe(name, settings, rocm=findings.rocm, device=device, installation=installation)
+            if not found.get("available"):
+                reasons.append(found.get("reason", "not usable"))
+            elif found["toolchain"] not in known:
+                known.add(found["toolchain"])
+                findings.pools.extend(_pools(name, found, findings))
+                entries.append(str(InstallationEntry(found["toolchain"], installation)))
+        if not any(entry.endswith(f"={text}") for entry in entries):
+            why = "; ".join(reasons) or "its compilers are served already"
+            findings.notes.append(
+                Note("other_toolchains", f"{text}: {why}", "install the compiler for it", broken=True)
+            )
+    return settings.model_copy(update={"other_toolchains": tuple(entries)})
+
+
+def probe(
+    compiler: str,
+    settings: Settings,
+    *,
+    rocm: Rocm | None = None,
+    device: str = "",
+    installation: Installation | None = None,
+) -> ProbeAnswer:
     """Probe a compiler in a child; `device` is one that has libraries of its own (`cuda`).
 
-    If the child fails, `available` is false.
+    `installation` is asked instead of the node's own. If the child fails, `available` is false.
     """
-    migraphx = compiler == "migraphx"
+    if installation is None and compiler == "migraphx":
+        installation = Installation(settings.migraphx_python, settings.migraphx_path)
+    python, path = installation or Installation("")
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         try:
             request: Request = {
                 "action": "probe",
                 "compiler": compiler,
                 "device": device,
-                "search": [settings.migraphx_path] if migraphx and settings.migraphx_path else [],
+                "search": [path] if path else [],
                 "rocm": rocm.version if rocm else "",
             }
             end = run_child(
                 request,
-                python=settings.migraphx_python if migraphx else "",
+                python=python,
                 log_path=Path(folder) / "log.txt",
                 limits=ChildLimits(time=PROBE_SECONDS),
             )
         except OSError as error:
             return {
                 "available": False,
-                "reason": f"cannot start {settings.migraphx_python}: {error}",
-                "fix": "set migraphx_python to an interpreter that is there",
+                "reason": f"cannot start {python}: {error}",
+                "fix": "set migraphx_python (or other_toolchains) to an interpreter that is there",
             }
     failure = classify(end)
     if failure or end.result is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from farm.errors import ArtifactGone, UsageError
+from farm.errors import ArtifactGone, FarmError, UsageError
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import Sidecar
@@ -48,6 +48,15 @@ def require_fit(layout: Layout, sidecar: Sidecar) -> None:
         copies = sidecar.spec["compiler"]["name"] == "migraphx" and sidecar.offload_copy
         message = f"{sidecar.identifier} cannot be packed for {layout}: {'; '.join(reasons)}"
         raise UsageError(message, hint=hint if copies else "fetch it with `--layout plain`")
+
+
+def fits(layout: Layout, sidecar: Sidecar) -> bool:
+    """Whether a program can have a layout."""
+    try:
+        require_fit(layout, sidecar)
+    except FarmError:
+        return False
+    return True
 
 
 def _unfit(layout: Layout, sidecar: Sidecar) -> Iterator[str]:

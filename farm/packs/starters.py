@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from farm.artifacts.serving import serving_of
 from farm.artifacts.sidecar import Port, Sidecar
 from farm.errors import UsageError
 
@@ -50,9 +51,15 @@ if others := sorted(file.name for file in CACHE.iterdir() if file.name != WANTED
 """
 
 _OWN = """
-{tuned}session = onnxruntime.InferenceSession(str(HERE / "{program}"), options, providers=["{provider}"])
-if session.get_providers()[0] != "{provider}":
-    raise SystemExit("ONNX Runtime has no {provider} here")
+{libraries}{tuned}# As it was verified and measured; without its options a card computes fp32 in TF32.
+providers = {providers}
+session = onnxruntime.InferenceSession(str(HERE / "{program}"), options, providers=providers)
+if session.get_providers()[0] != providers[0][0]:
+    raise SystemExit(f"ONNX Runtime has no {{providers[0][0]}} here")
+"""
+
+_LIBRARIES = """if hasattr(onnxruntime, "preload_dlls"):
+    onnxruntime.preload_dlls()  # CUDA's libraries from the wheels nvidia-*, if they are installed.
 """
 
 _TAIL = """
@@ -81,14 +88,14 @@ def for_cache(sidecar: Sidecar, name: str, version: str) -> str:
 
 def for_own_program(sidecar: Sidecar) -> str:
     """Return `use.py` for a program of ONNX Runtime's own."""
-    on_gpu = _on_nvidia(sidecar)
-    session = sidecar.tuning.session or {}
-    tuned = f"options.intra_op_num_threads = {int(session['threads'])}\n" if session.get("threads") else ""
-    own = _OWN.format(
-        program=sidecar.blobs.program.path,
-        provider="CUDAExecutionProvider" if on_gpu else "CPUExecutionProvider",
-        tuned=tuned,
-    )
+    how = serving_of(sidecar)
+    tuned = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in how.environment.items())
+    tuned += f"options.intra_op_num_threads = {how.threads}\n" if how.threads else ""
+    if how.level != "all":
+        level = f"ORT_ENABLE_{how.level.upper()}"
+        tuned += f"options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}\n"
+    libraries = _LIBRARIES if _on_nvidia(sidecar) else ""
+    own = _OWN.format(program=sidecar.blobs.program.path, providers=how.providers, tuned=tuned, libraries=libraries)
     return _HEAD.format(identifier=sidecar.identifier, how=f"as {sidecar.toolchain} made it") + own + _TAIL
 
 
@@ -126,8 +133,15 @@ exec tritonserver --model-repository="$here/models" "$@"
 PLAIN_START_SH = """#!/bin/sh
 # Starts Triton with this repository.
 here=$(cd "$(dirname "$0")" && pwd)
-exec tritonserver --model-repository="$here/models" "$@"
+{environment}exec tritonserver --model-repository="$here/models" "$@"
 """
+
+
+def plain_start(sidecar: Sidecar) -> str:
+    """Return what starts Triton with a program of ONNX Runtime's own."""
+    without = _on_nvidia(sidecar) and sidecar.spec.get("precision") != "tf32"
+    said = "# Else NVIDIA's libraries compute fp32 in TF32.\nexport NVIDIA_TF32_OVERRIDE=0\n"
+    return PLAIN_START_SH.format(environment=said if without else "")
 
 
 def triton_config(sidecar: Sidecar, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The wrapper: an ONNX model whose only node, EPContext, names a compiled program that lies beside it."""
+"""The wrapper: an ONNX model whose only node, EPContext, names a compiled program in the same folder."""
 
 from __future__ import annotations
 

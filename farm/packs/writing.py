@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
-from farm.artifacts.sidecar import Sidecar
+from farm.artifacts.sidecar import Sidecar, text
 from farm.errors import UsageError
 from farm.files import read_plain, remove_tree
 from farm.packs import starters
@@ -22,10 +22,29 @@ from farm.packs.wrapper import MODEL, wrapper
 
 PACK = "pack.json"
 SIDECAR = "artifact.json"
+STATEMENTS = "artifact.sigstore.jsonl"
 _LARGEST_INDEX = 1 << 20
 
 BringModel = Callable[[Path], Path]
 """Writes the model that a program was compiled from, with its external data, into a folder; returns the model."""
+
+
+class SignedParts(Protocol):
+    """What is signed about a program: its sidecar as it is stored, and bundles."""
+
+    @property
+    def text(self) -> bytes:
+        """The sidecar."""
+
+    @property
+    def statements(self) -> Sequence[bytes]:
+        """The bundles."""
+
+    def lines(self) -> bytes:
+        """Return the bundles as a file."""
+
+    def pack_files(self, layout: str) -> dict[str, bytes]:
+        """Return the files of a layout that are signed, if they were made where the program was."""
 
 
 class PackFile(TypedDict):
@@ -69,8 +88,9 @@ def write_pack(
     *,
     python: str = "",
     force: bool = False,
+    signed: SignedParts | None = None,
 ) -> Pack:
-    """Write a layout of a program into `folder`; `program` is its file, checked.
+    """Write a layout of a program into `folder`; `program` is its file, checked, `signed` what is signed about it.
 
     `python` is the interpreter with the ONNX Runtime that will serve (empty: this one); it names the cache's file.
     Only with `force` it writes into a folder that holds something else than a pack.
@@ -83,8 +103,9 @@ def write_pack(
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as scratch:
         made = Path(scratch) / "pack"
         made.mkdir()
-        version = _fill(made, layout, sidecar, program, bring_model, python)
-        (made / SIDECAR).write_text(sidecar.model_dump_json(by_alias=True, indent=2) + "\n")
+        ready = signed.pack_files(layout) if signed else {}
+        version = _fill(made, layout, sidecar, program, bring_model, python, ready)
+        (made / SIDECAR).write_bytes(signed.text if signed else text(sidecar))
         index = PackIndex(
             schema=1,
             layout=str(layout),
@@ -94,14 +115,25 @@ def write_pack(
             files=list(_files(made)),
         )
         (made / PACK).write_text(json.dumps(index, indent=2) + "\n")
+        if signed and signed.statements:
+            (made / STATEMENTS).write_bytes(signed.lines())
         _place(made, folder)
     return Pack(folder, index)
 
 
 def _fill(
-    made: Path, layout: Layout, sidecar: Sidecar, program: Path, bring_model: BringModel, python: str
-) -> str:  # fmt: skip
-    """Write all but the index; return the version of the ONNX Runtime that was asked, if one was."""
+    made: Path,
+    layout: Layout,
+    sidecar: Sidecar,
+    program: Path,
+    bring_model: BringModel,
+    python: str,
+    ready: Mapping[str, bytes],
+) -> str:
+    """Write all but the index, and files that are `ready` as they are.
+
+    Return the version of the ONNX Runtime that was asked, if one was.
+    """
     own_program = sidecar.spec["compiler"]["name"] != "migraphx"
     name = sidecar.blobs.program.path
     if layout is Layout.TRITON:
@@ -111,13 +143,12 @@ def _fill(
         (place / "config.pbtxt").write_text(starters.triton_config(sidecar, model))
     if own_program:
         shutil.copyfile(program, (place / "1" / "model.onnx") if layout is Layout.TRITON else made / name)
-        text = starters.PLAIN_START_SH if layout is Layout.TRITON else starters.for_own_program(sidecar)
+        text = starters.plain_start(sidecar) if layout is Layout.TRITON else starters.for_own_program(sidecar)
         _write_start(made, layout, text)
         return ""
     if layout not in CACHED:
         shutil.copyfile(program, made / name)
-        (made / MODEL).write_bytes(wrapper(sidecar))
-        _write_start(made, layout, starters.for_plugin(sidecar))
+        _write_files(made, ready or wrapper_files(sidecar))
         return ""
     found = _fixed_model(made, place / "1" if layout is Layout.TRITON else made, sidecar, bring_model, python)
     (made / "cache").mkdir()
@@ -155,10 +186,24 @@ def _fixed_model(made: Path, place: Path, sidecar: Sidecar, bring_model: BringMo
     return ask_provider(place / "model.onnx", sidecar.device.arch, python)
 
 
+def wrapper_files(sidecar: Sidecar) -> dict[str, bytes]:
+    """Return the files of the layout `onnxruntime` other than the program: the wrapper, and what opens it."""
+    scripts = {name: text.encode() for name, text in _scripts(starters.for_plugin(sidecar)).items()}
+    return {MODEL: wrapper(sidecar), **scripts}
+
+
+def _scripts(use: str) -> dict[str, str]:
+    return {"use.py": use, "use.sh": starters.USE_SH}
+
+
 def _write_start(made: Path, layout: Layout, text: str) -> None:
-    scripts = {"start.sh": text} if layout is Layout.TRITON else {"use.py": text, "use.sh": starters.USE_SH}
-    for name, content in scripts.items():
-        (made / name).write_text(content)
+    scripts = {"start.sh": text} if layout is Layout.TRITON else _scripts(text)
+    _write_files(made, {name: content.encode() for name, content in scripts.items()})
+
+
+def _write_files(made: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (made / name).write_bytes(content)
         if name.endswith(".sh"):
             (made / name).chmod(0o755)
 

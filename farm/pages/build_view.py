@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from farm.jobs.state import FailureKind, State
 from farm.pages.quantities import duration, milliseconds, plural
+from farm.results.report import BuildView, JudgedCell, Report
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
 """How a cell looks: its state, split further by what people look for."""
@@ -60,14 +61,13 @@ class CellLine:
     latency: float | None
     shared: bool
     device: str
-    toolchain: str
-    errors: Mapping[str, float]
-    verified: bool
+    expected_reason: str
+    expected_link: str
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any]) -> CellLine:
+    def of(cls, cell: JudgedCell) -> CellLine:
         """Return the line of a judged cell."""
-        facts: Mapping[str, Any] = cell["facts"] or {}
+        facts = cell["facts"]
         return cls(
             identifier=cell["identifier"],
             model=cell["model"],
@@ -86,15 +86,14 @@ class CellLine:
             waiting=cell["waiting"],
             warning=cell["warning"],
             job=cell["job"] or "",
-            key=facts.get("key") or cell["key"],
-            published=bool(facts),
+            key=facts["key"] if facts else cell["key"],
+            published=facts is not None,
             size=facts["program"]["size"] if facts else None,
-            latency=facts.get("latency"),
-            shared=bool(facts.get("shared")),
-            device=facts.get("device") or "",
-            toolchain=facts.get("toolchain") or "",
-            errors=facts.get("errors") or {},
-            verified=bool(facts.get("verified")),
+            latency=facts["latency"] if facts else None,
+            shared=bool(facts and facts["shared"]),
+            device=facts["device"] if facts else "",
+            expected_reason=cell.get("expected_reason", ""),
+            expected_link=cell.get("expected_link", ""),
         )
 
     @property
@@ -124,13 +123,8 @@ class CellLine:
         """Whether its program is there and passed."""
         return self.look in ("compiled", "hit")
 
-    @property
-    def worst_error(self) -> float | None:
-        """The largest relative error of an output."""
-        return max(self.errors.values(), default=None)
 
-
-def _look(cell: Mapping[str, Any]) -> Look:
+def _look(cell: JudgedCell) -> Look:
     match State(cell["state"]):
         case State.SUCCEEDED:
             return "hit" if cell["hit"] else "compiled"
@@ -205,18 +199,20 @@ class Reason(NamedTuple):
 class ShownBuild:
     """A build with its cells."""
 
-    build: Mapping[str, Any]
+    build: BuildView
     cells: Sequence[CellLine]
     position: str = ""
     """The event after which this was read: updates go on from there."""
-    sweeps: Sequence[Mapping[str, Any]] = field(default=())
 
     @classmethod
-    def of(cls, report: Mapping[str, Any], position: str = "") -> ShownBuild:
+    def of(cls, report: Report, position: str = "") -> ShownBuild:
         """Return the view of a report."""
-        return cls(
-            report["build"], [CellLine.of(cell) for cell in report["cells"]], position, report.get("sweeps") or ()
-        )
+        return cls(report["build"], [CellLine.of(cell) for cell in report["cells"]], position)
+
+    def updated(self, changed: Iterable[CellLine], position: str) -> ShownBuild:
+        """Return the view with some cells as they are after a later event."""
+        lines = {line.identifier: line for line in changed}
+        return replace(self, cells=[lines.get(cell.identifier, cell) for cell in self.cells], position=position)
 
     @property
     def is_open(self) -> bool:
@@ -252,13 +248,13 @@ class ShownBuild:
         """Its cells by their names."""
         return {cell.identifier: cell for cell in self.cells}
 
-    @property
+    @cached_property
     def failed(self) -> list[CellLine]:
         """What failed unexpectedly, by the farm's fault first, then what is no gate."""
         found = [cell for cell in self.cells if cell.look == "failed"]
         return sorted(found, key=lambda cell: (not cell.by_farm, cell.is_gate))
 
-    @property
+    @cached_property
     def running(self) -> list[CellLine]:
         """What runs now."""
         return [cell for cell in self.cells if cell.look == "running"]
@@ -276,9 +272,8 @@ class ShownBuild:
         """Return why cells wait, once for each reason; without the numbers that differ by one."""
         found = Counter(_reason(cell.waiting) for cell in self.cells if cell.waiting)
         known = [Reason(count, text) for text, count in found.most_common()]
-        unexplained = self.looks.get("queued", 0) - sum(
-            cell.look == "queued" and bool(cell.waiting) for cell in self.cells
-        )
+        explained = sum(cell.look == "queued" and bool(cell.waiting) for cell in self.cells) if known else 0
+        unexplained = self.looks.get("queued", 0) - explained
         return [*known, Reason(unexplained, "behind them")] if known and unexplained else known
 
     def headline(self) -> str:
@@ -286,18 +281,18 @@ class ShownBuild:
         build, looks = self.build, self.looks
         total = len(self.cells)
         if not self.is_open:
-            return str((build.get("verdict") or {}).get("text") or "")
+            return build["verdict"]["text"] if build["verdict"] else ""
         if build.get("paused"):
             return f"Paused: {plural(looks.get('queued', 0), 'cell')} of {total:,} wait until the build is resumed"
-        outlook: Mapping[str, Any] = build.get("outlook") or {}
-        if looks.get("queued") and outlook.get("unserved"):
+        outlook = build.get("outlook")
+        if looks.get("queued") and outlook and outlook["unserved"]:
             pools = ", ".join(outlook["unserved"][:3])
             return f"{plural(looks['queued'], 'cell')} wait: no worker takes jobs of {pools} now"
         if looks.get("failed"):
             start = f"{plural(looks['failed'], 'cell')} of {total:,} failed so far"
         else:
             start = f"{self.done:,} of {plural(total, 'cell')} are done"
-        eta = outlook.get("eta")
+        eta = outlook["eta"] if outlook else None
         return f"{start}; the rest takes about {duration(eta['expected'])} more" if eta and eta["expected"] else start
 
 

@@ -63,10 +63,10 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     ]
     pairs = [pair for pair in pairs if not {pair.before.look, pair.after.look} & {"running", "queued", "cancelled"}]
     passed = [pair for pair in pairs if pair.before.succeeded and pair.after.succeeded]
-    fair = [pair for pair in passed if not _unfair(pair)]
+    fair = [pair for pair in passed if not unfair(pair)]
     slower = sorted((pair for pair in fair if pair.change > BAND), key=lambda pair: -pair.change)
     faster = sorted((pair for pair in fair if 1 / (1 + pair.change) - 1 > BAND), key=lambda pair: pair.change)
-    reasons = [_unfair(pair) for pair in passed]
+    reasons = [unfair(pair) for pair in passed]
     return ComparedBuilds(
         before,
         after,
@@ -85,7 +85,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
 SAME = "the program is the same"
 
 
-def _unfair(pair: Pair) -> str:
+def unfair(pair: Pair) -> str:
     """Return why two speeds cannot be compared; empty if they can."""
     before, after = pair
     if before.key == after.key:

@@ -1,19 +1,23 @@
-"""Drawings as SVG, made by the server: they print, need no script, and have their numbers in a table beside them."""
+"""Drawings as SVG, made by the server: they print, need no script, and come with a table of their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
 from farm.jobs.state import Phase
+from farm.pages.history_view import CellPast
 from farm.pages.quantities import duration, latency
 
 WIDTH = 720
 LABELS = 116
 """Room for labels on the left."""
 ROW = 30
+TALL = 240
+"""Height of a drawing over time."""
 
 PHASES: Sequence[str] = [phase.value for phase in Phase]
 """In the order in which an attempt goes through them."""
@@ -91,6 +95,66 @@ def spreads(found: Sequence[Spread]) -> Markup:
             Markup('<line class="median" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>').format(mid, mid, y, y + 20),
         ]
     return _picture("Distribution of latencies", len(found) * ROW + 26, parts)
+
+
+def past(cell: CellPast) -> Markup:
+    """Return a cell's latencies over time: the noise band, a point for each measurement, a line for each change."""
+    points = cell.drawn
+    if not points:
+        return Markup("")
+    first, last = cell.points[0].ended, cell.points[-1].ended
+    across = (WIDTH - LABELS - 16) / ((last - first) or 1.0)
+    values: list[float] = [value for point in points for value in (point.latency, *(point.band or ())) if value]
+    low, high = min(values) * 0.98, max(values) * 1.02
+    up = (TALL - 30) / ((high - low) or 1.0)
+
+    def x(moment: float) -> float:
+        return LABELS + 8 + (moment - first) * across
+
+    def y(value: float) -> float:
+        return 4 + (high - value) * up
+
+    parts = []
+    for value in (low + (high - low) * share / 3 for share in range(4)):
+        parts.append(
+            Markup('<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>').format(LABELS, WIDTH, y(value))
+        )
+        parts.append(_text(0, y(value) + 4, latency(value), "tick"))
+    for moment, anchor in ((first, "start"), (last, "end")):
+        text = f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d}"
+        parts.append(
+            Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
+                x(moment), TALL - 2, anchor, text
+            )
+        )
+    banded = [(x(point.ended), point.band) for point in points if point.band]
+    if banded:
+        edge = [f"{at:.1f},{y(band.high):.1f}" for at, band in banded]
+        edge += [f"{at:.1f},{y(band.low):.1f}" for at, band in reversed(banded)]
+        parts.append(Markup('<polygon class="band" points="{}"/>').format(" ".join(edge)))
+    for each in cell.points:
+        if each.changes:
+            parts.append(
+                Markup(
+                    '<line class="change" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1}"><title>{2}</title></line>'
+                ).format(x(each.ended), TALL - 22, "; ".join(each.changes))
+            )
+        if each.look == "failed":
+            parts.append(
+                Markup('<text class="wrong" x="{:.1f}" y="{}" text-anchor="middle">✗<title>{}</title></text>').format(
+                    x(each.ended), TALL - 26, f"{each.build}: {each.kind}"
+                )
+            )
+    line = " ".join(f"{x(point.ended):.1f},{y(point.latency or 0.0):.1f}" for point in points)
+    parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
+    parts += [
+        Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}</title></circle>').format(
+            point.moved, x(point.ended), y(point.latency or 0.0), 4 if point.moved else 2.5,
+            f"{point.build}: {latency(point.latency)}",
+        )
+        for point in points
+    ]  # fmt: skip
+    return _picture("Median latency over time, with its noise band", TALL, parts)
 
 
 def share(parts: Sequence[tuple[str, int]], label: str) -> Markup:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from farm.artifacts.sidecar import Latency, Sidecar
+from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind
 from farm.pages.build_view import CellLine
 from farm.pages.drawing import Bar, Spread
@@ -80,6 +81,11 @@ class JobPage:
     """Why the build's plan called it a miss."""
 
     @property
+    def identifier(self) -> str:
+        """The cell that has a history; empty for a job without one."""
+        return self.title if "/" in self.title else ""
+
+    @property
     def has_log(self) -> bool:
         """Whether there is a log to look at."""
         return bool(self.job or (self.sidecar and self.sidecar.blobs.log))
@@ -114,7 +120,7 @@ class JobPage:
         ]
 
 
-def attempts_of(job: Mapping[str, Any]) -> list[AttemptLine]:
+def attempts_of(job: JobView) -> list[AttemptLine]:
     """Return the attempts of a job, oldest first."""
     return [
         AttemptLine(
@@ -133,12 +139,12 @@ def attempts_of(job: Mapping[str, Any]) -> list[AttemptLine]:
     ]
 
 
-def ingredients_of(spec: Mapping[str, Any]) -> list[Ingredient]:
+def ingredients_of(spec: Mapping[str, object]) -> list[Ingredient]:
     """Return the fields of a spec, one a line, in the order of their names; what is empty is left out."""
     return [Ingredient(name, text, len(text) == DIGEST and text.isalnum()) for name, text in _fields("", spec)]
 
 
-def _fields(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _fields(path: str, value: object) -> Iterator[tuple[str, str]]:
     if value in _NOTHING:
         return
     match value:

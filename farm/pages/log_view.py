@@ -22,6 +22,11 @@ FOUND = 500
 LONGEST = 4000
 """Characters of a line that are shown; the raw log has all."""
 
+FOLDED = 12
+"""Lines of a stage that is worth folding."""
+
+_STAGE = re.compile(r"== ([a-z]{3,20}) ==")
+"""How the farm begins a stage in the log of an attempt (`farm.compiling.children`)."""
 _STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 _WRONG = re.compile(
     r"^\s*(traceback \(most recent|terminate called|panic:|fatal\b|error\b|e\s{2,})"
@@ -45,6 +50,14 @@ class LogLine(NamedTuple):
     number: int
     markup: Markup
     is_first_error: bool
+
+
+class LogStage(NamedTuple):
+    """The lines of one stage of an attempt; those before the first stage have no name."""
+
+    name: str
+    lines: Sequence[LogLine]
+    folded: bool
 
 
 class LogPage(NamedTuple):
@@ -90,6 +103,21 @@ def page(text: str, *, start: int = 0, search: str = "", known: str = "") -> Log
         end + 1 if end < len(lines) else 0,
         0,
     )
+
+
+def stages(page: LogPage) -> list[LogStage]:
+    """Return the lines of a page by stage. If one has the error, the others are folded unless they are short."""
+    found: list[tuple[str, list[LogLine]]] = []
+    for line in page.lines:
+        head = _STAGE.fullmatch(str(line.markup))
+        if head or not found:
+            found.append((head[1] if head else "", []))
+        found[-1][1].append(line)
+    has_error = [any(line.is_first_error for line in lines) for _, lines in found]
+    return [
+        LogStage(name, lines, any(has_error) and not wrong and len(lines) > FOLDED)
+        for (name, lines), wrong in zip(found, has_error, strict=True)
+    ]
 
 
 def first_error(lines: Sequence[str], known: str = "") -> int:

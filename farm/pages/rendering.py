@@ -1,21 +1,27 @@
-"""Templates: documents in, HTML out. All text is escaped and made inert, whoever wrote it."""
+"""Templates: documents in, HTML out. All text is escaped and made inert."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from farm.inert import inert, one_line
 from farm.pages import drawing, quantities
 from farm.pages.build_view import SIGNS, ranked
 
 FOLDER = Path(__file__).parent
-STATIC = {"farm.css": "text/css; charset=utf-8", "farm.js": "text/javascript; charset=utf-8"}
-"""Files that browsers fetch beside pages, with their types."""
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+STATIC = {
+    name: _TYPES[Path(name).suffix]
+    for name in ("farm.css", "farm.js", "history.js", "uplot/uPlot.min.css", "uplot/uPlot.iife.min.js")
+}
+"""Files that pages ask browsers to fetch, with their types."""
 
 
 def render(template: str, **context: Any) -> str:
@@ -40,6 +46,14 @@ def version_of(name: str) -> str:
 def _harmless(value: object) -> object:
     """Return what a template puts out without control characters, and without what reverses text or hides in it."""
     return inert(value) if type(value) is str else value
+
+
+_QUOTED = re.compile(r"`([^`]{1,300})`")
+
+
+def _marked(text: str) -> Markup:
+    """Return the farm's own text of one line, with what is to be typed marked as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(one_line(text, 1000)))))  # noqa: S704 - escaped
 
 
 @cache
@@ -67,5 +81,5 @@ def _environment() -> Environment:
             "ago",
         )
     }
-    environment.filters |= {"plural": quantities.plural, "one_line": one_line, "inert": inert}
+    environment.filters |= {"marked": _marked, "plural": quantities.plural, "one_line": one_line, "inert": inert}
     return environment

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from farm.artifacts.serving import Serving, serving_of
 from farm.artifacts.sidecar import Port, Sidecar
 
 _TRITON = {
@@ -46,7 +47,7 @@ def _ways(sidecar: Sidecar, url: str) -> Iterator[Way]:
     yield Way(
         "fetch",
         "farm fetch",
-        "Checks every byte, and writes artifact.json beside the program. This names what latest has now; the key below "
+        "Checks every byte, and writes the sidecar next to it. This names what latest has now; the key below "
         "names exactly this program.",
         f"{shlex.join(['farm', 'fetch', model, *options, '-o', 'model'])}\n"
         f"farm inspect model/{shlex.quote(program.path)}",
@@ -60,12 +61,12 @@ def _ways(sidecar: Sidecar, url: str) -> Iterator[Way]:
         f"echo {shlex.quote(f'{program.digest}  {program.path}')} | sha256sum --check",
     )
     if program.path.endswith(".mxr"):
-        yield from _migraphx(sidecar)
+        yield from _migraphx(sidecar, model, options)
     else:
         yield from _onnxruntime(sidecar)
 
 
-def _migraphx(sidecar: Sidecar) -> Iterator[Way]:
+def _migraphx(sidecar: Sidecar, model: str, options: list[str]) -> Iterator[Way]:
     path = sidecar.blobs.program.path
     yield Way(
         "python",
@@ -105,31 +106,32 @@ def _migraphx(sidecar: Sidecar) -> Iterator[Way]:
     yield Way(
         "onnxruntime",
         "ONNX Runtime",
-        "ONNX Runtime's MIGraphX provider cannot load an .mxr file: its cache holds its own subgraphs. It compiles "
-        "the model again.",
-        "import onnxruntime\n\n"
-        'session = onnxruntime.InferenceSession("model.onnx", providers=["MIGraphXExecutionProvider"])',
+        "A pack has the program under the name for which ONNX Runtime's MIGraphX provider looks; the manifest asks for "
+        "it with `packs`. docs/guide/packs.md has the other stacks.",
+        f"{shlex.join(['farm', 'fetch', model, *options, '--layout', 'onnxruntime-cache', '-o', 'pack'])}\n"
+        "PYTHON=python pack/use.sh",
     )
 
 
 def _onnxruntime(sidecar: Sidecar) -> Iterator[Way]:
     path = sidecar.blobs.program.path
-    provider = "CPUExecutionProvider" if sidecar.device.arch == "cpu" else "CUDAExecutionProvider"
-    session = sidecar.tuning.session or {}
-    options = "".join(
-        f"options.{name} = {value}\n"
-        for name, value in (("intra_op_num_threads", session.get("threads")),)
-        if isinstance(value, int)
-    )
+    how = serving_of(sidecar)
+    level = f"ORT_ENABLE_{how.level.upper()}"
+    environment = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in how.environment.items())
+    environment = f"import os\n\n{environment}" if environment else ""
+    libraries = "onnxruntime.preload_dlls()\n" if how.providers[0][1] else ""
+    threads = f"options.intra_op_num_threads = {how.threads}\n" if how.threads else ""
     yield Way(
         "python",
         "Python",
         f"ONNX Runtime in Python; compiled with {sidecar.toolchain}.",
         "import numpy as np\nimport onnxruntime\n\n"
+        f"{environment}"
+        f"{libraries}"
         "options = onnxruntime.SessionOptions()\n"
-        "options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL\n"
-        f"{options}"
-        f"session = onnxruntime.InferenceSession({path!r}, options, providers=[{provider!r}])\n"
+        f"options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}\n"
+        f"{threads}"
+        f"session = onnxruntime.InferenceSession({path!r}, options, providers={how.providers!r})\n"
         f"{_arrays(sidecar.inputs)}"
         "print([result.shape for result in session.run(None, inputs)])",
     )
@@ -138,7 +140,8 @@ def _onnxruntime(sidecar: Sidecar) -> Iterator[Way]:
         "C++",
         "ONNX Runtime in C++: include onnxruntime_cxx_api.h and link onnxruntime.",
         "Ort::Env env;\nOrt::SessionOptions options;\n"
-        "options.SetGraphOptimizationLevel(GraphOptimizationLevel::ORT_DISABLE_ALL);\n"
+        f"options.SetGraphOptimizationLevel(GraphOptimizationLevel::{level});\n"
+        f"{_appended(how)}"
         f"Ort::Session session(env, {json.dumps(path)}, options);",
     )
     yield Way(
@@ -150,9 +153,23 @@ def _onnxruntime(sidecar: Sidecar) -> Iterator[Way]:
     )
 
 
+def _appended(how: Serving) -> str:
+    """Return what puts a card's provider with its options into C++ session options; nothing for the CPU's."""
+    chosen = how.providers[0][1]
+    if not chosen:
+        return ""
+    keys, values = (", ".join(json.dumps(each) for each in part) for part in (chosen.keys(), chosen.values()))
+    return (
+        "OrtCUDAProviderOptionsV2* cuda;\nOrt::ThrowOnError(Ort::GetApi().CreateCUDAProviderOptions(&cuda));\n"
+        f"const char *keys[] = {{{keys}}}, *values[] = {{{values}}};\n"
+        f"Ort::ThrowOnError(Ort::GetApi().UpdateCUDAProviderOptions(cuda, keys, values, {len(chosen)}));\n"
+        "options.AppendExecutionProvider_CUDA_V2(*cuda);\n"
+    )
+
+
 def _arrays(ports: list[Port]) -> str:
     rows = "".join(f"    {port.name!r}: np.zeros({_sizes(port)}, {port.dtype!r}),\n" for port in ports)
-    return f"inputs = {{\n{rows}}}\n" if rows else "inputs = {}  # by name, see artifact.json\n"
+    return f"inputs = {{\n{rows}}}\n" if rows else "inputs = {}  # by name, see the sidecar\n"
 
 
 def _sizes(port: Port) -> str:

@@ -72,10 +72,21 @@ def judge_unverified(facts: ArtifactFacts) -> Judgement | None:
 
 
 def judge_fallback(facts: ArtifactFacts) -> Judgement | None:
-    """Return which nodes run on the CPU because the GPU's provider has no kernel for them."""
+    """Return which nodes run elsewhere, mostly on the CPU, because the GPU's provider has no kernel for them."""
     found: Mapping[str, Sequence[str]] = facts.get("fallback") or {}
-    named = ", ".join(f"{operator} (`{names[0]}`)" for operator, names in found.items())
-    return Judgement(FailureKind.FALLBACK, f"runs on the CPU, with no kernel on the GPU: {named}") if named else None
+    on_cuda = {name.removesuffix(_ON_CUDA): nodes for name, nodes in found.items() if name.endswith(_ON_CUDA)}
+    on_cpu = {name: nodes for name, nodes in found.items() if not name.endswith(_ON_CUDA)}
+    said = [f"runs on the CPU, with no kernel on the GPU: {_named(on_cpu)}"] if on_cpu else []
+    said += [f"runs on CUDA, since TensorRT does not take it: {_named(on_cuda)}"] if on_cuda else []
+    return Judgement(FailureKind.FALLBACK, "; ".join(said)) if said else None
+
+
+_ON_CUDA = " on CUDA"
+"""Ends the name of an operator that TensorRT left to CUDA."""
+
+
+def _named(nodes: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{operator} (`{names[0]}`)" for operator, names in nodes.items())
 
 
 def weak_outputs(

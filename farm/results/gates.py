@@ -22,6 +22,9 @@ from farm.matrix.planned import Baseline, CellPlan, Values
 from farm.results.speed import BAND, Comparison
 from farm.units import duration, rate, size
 
+SHORT = 0.25
+"""Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
+
 How = Literal["in turns", "exact", "once"]
 Outcome = Literal["worse", "better", "within", "unclear", "not compared"]
 
@@ -48,6 +51,9 @@ MEASURES: Mapping[str, Measure] = {
     "compile_time": Measure("compile time", "once"),
     "tuning_time": Measure("tuning time", "once"),
 }
+
+
+_TIMES = ("load", "compile_time", "tuning_time")
 
 
 class GateRow(TypedDict):
@@ -98,6 +104,7 @@ def values_of(facts: ArtifactFacts) -> Values:
         "compile_time": facts.get("compile_seconds"),
         "tuning_time": tuning.get("seconds") if tuning else None,
         "node": facts.get("node") or "",
+        "driver": facts.get("driver") or "",
         "shared": bool(facts.get("shared")),
     }
 
@@ -197,6 +204,9 @@ def _apart(row: GateRow, values: Values, theirs: Values | None) -> GateRow:
     row = {**row, "base": base}
     if not value or not base:
         return {**row, "why": "it was not measured"}
+    if row["measure"] in _TIMES and abs(value - base) < SHORT:
+        why = f"they differ by less than {duration(SHORT)}"
+        return {**row, "change": value / base - 1, "outcome": "within", "why": why}
     exact = MEASURES[row["measure"]].how == "exact"
     doubt = 1.0 if exact else (1 + _noise(values)) * (1 + _noise(theirs))
     change = value / base

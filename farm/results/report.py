@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import VerdictDocument
-from farm.matrix.planned import CellGates, PastState, SoughtBatch, Values
+from farm.matrix.planned import CellGates, PastState, ShadowNotes, SoughtBatch, Values
 from farm.results.gates import GateRow
 from farm.spec import PlainSize
 
@@ -76,6 +76,7 @@ class BuildView(TypedDict):
     follows: str | None
     followed_by: str | None
     retries: str | None
+    shadows: NotRequired[str]
     counts: dict[str, int]
     warnings: list[str]
     outlook: NotRequired[OutlookDocument]
@@ -140,13 +141,14 @@ class Changes(TypedDict):
 
 
 class Report(TypedDict):
-    """A build with its cells."""
+    """A build with its cells; `shadow` says of a shadow build what it is compared with."""
 
     schema: int
     build: BuildView
     cells: list[JudgedCell]
     sweeps: list[SweepResult]
     changes: NotRequired[Changes]
+    shadow: NotRequired[ShadowNotes]
 
 
 class BuildChange(TypedDict):

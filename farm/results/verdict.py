@@ -33,7 +33,8 @@ def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""
     entry = _valid_expectation(planned)
-    cell["expected"] = entry is not None
+    # A failure that somebody acknowledged may be mended: that makes no manifest out of date.
+    cell["expected"] = entry is not None and not (entry.get("by") and cell["state"] == State.SUCCEEDED)
     cell["as_expected"] = entry is not None and cell["state"] == State.FAILED and cell["kind"] == entry["kind"]
     cell["expected_reason"] = entry["reason"] if entry else ""
     cell["expected_link"] = (entry.get("link") or "") if entry else ""

@@ -438,6 +438,7 @@ def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
 def _bench(request: Request, messages: Messages) -> BenchAnswer:
     from .turns import bench
 
+    _refuse_other_toolchain(request)
     return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
 
 

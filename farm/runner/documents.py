@@ -437,6 +437,9 @@ class SessionChoice(TypedDict):
     spinning: bool
     cudnn_conv_algo_search: NotRequired[str]
     prefer_nhwc: NotRequired[str]
+    enable_cuda_graph: NotRequired[str]
+    trt_builder_optimization_level: NotRequired[str]
+    trt_cuda_graph_enable: NotRequired[str]
 
 
 class NodePlacement(TypedDict):

@@ -546,7 +546,7 @@ def _shape(shape: Fields, place: str) -> StoredShape:
     sizes: list[Any] = []
     for size in dynamic[:MAX_RANK]:
         bounds = size if isinstance(size, dict) else {}
-        # File version 8 has the bounds in a `range`, earlier ones beside the optimals.
+        # File version 8 has the bounds in a `range`, earlier ones next to the optimals.
         bounds = _checked(bounds, "range", dict, place, bounds)
         low, high = (_checked(bounds, end, int, place) for end in ("min", "max"))
         sizes.append(f"{low}..{high}" if low < high else low)

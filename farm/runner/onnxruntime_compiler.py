@@ -1,6 +1,6 @@
 """ONNX Runtime as a compiler: converts an ONNX model to a precision, optimises it, saves it as ONNX.
 
-For CPUs, and for NVIDIA GPUs by its CUDA provider (`onnxruntime_cuda.py`).
+For CPUs, and for NVIDIA GPUs by its CUDA provider (`onnxruntime_cuda.py`) or TensorRT (`onnxruntime_tensorrt.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import onnx_evaluator, onnxruntime_cuda, onnxruntime_tuning
+from . import onnx_evaluator, onnxruntime_cuda, onnxruntime_tensorrt, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
+from .onnxruntime_providers import ON_CARDS, providers_of
 from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples, points_of
 
@@ -65,16 +66,26 @@ def probe(request: Request) -> ProbeAnswer:
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
     label = f"onnxruntime{onnxruntime.__version__}"
-    cuda = _on_cuda(request)
-    if cuda and not onnxruntime_cuda.is_there():
+    card = _on_card(request)
+    if card and not onnxruntime_cuda.is_there():
         reason = "the installed ONNX Runtime has no CUDA provider"
         fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
         return {"available": False, "reason": reason, "fix": fix}
-    found = onnxruntime_cuda.libraries() if cuda else onnxruntime_cuda.CudaLibraries({}, {}, 0)
-    if cuda and found.missing:
+    if card and not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+        reason = f"ONNX Runtime {onnxruntime.__version__} does not say which nodes run on the card; 1.24 and newer do"
+        return {"available": False, "reason": reason, "fix": "pip install -U 'migraphx-farm[cuda]'"}
+    found = onnxruntime_cuda.libraries() if card else onnxruntime_cuda.CudaLibraries({}, {}, 0)
+    if card and found.missing:
         reason = f"the CUDA provider lacks {'; '.join(found.missing.values())}"
         return {"available": False, "reason": reason, "fix": onnxruntime_cuda.FIX}
-    if cuda:
+    if _on_tensorrt(request):
+        tensorrt = onnxruntime_tensorrt.libraries()
+        if tensorrt.missing:
+            reason = f"the TensorRT provider lacks {'; '.join(tensorrt.missing.values())}"
+            return {"available": False, "reason": reason, "fix": onnxruntime_tensorrt.FIX.format(major=tensorrt.major)}
+        parts.append(["tensorrt", tensorrt.version])
+        label += f"-tensorrt{tensorrt.version}"
+    if card:
         parts += [[name, version] for name, version in found.versions.items()]
         label += f"-cuda{found.versions['cuda']}"
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
@@ -93,14 +104,18 @@ def probe(request: Request) -> ProbeAnswer:
         "parts": parts,
         "libraries": {"onnx": onnx.__version__, **libraries},
         "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
-        "targets": [request["device"] if cuda else "cpu"],
-        "cpu_family": "" if cuda else cpu_family(),
+        "targets": [request["device"] if card else "cpu"],
+        "cpu_family": "" if card else cpu_family(),
         "lowest": found.lowest,
     }
 
 
-def _on_cuda(request: Request | None) -> bool:
-    return request is not None and request.get("device") == "cuda"
+def _on_card(request: Request | None) -> bool:
+    return request is not None and request.get("device") in ON_CARDS
+
+
+def _on_tensorrt(request: Request | None) -> bool:
+    return request is not None and request.get("device") == "tensorrt"
 
 
 def cpu_family() -> str:
@@ -127,13 +142,15 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
 
     debug = request.get("debug") or {}
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
-    precision, program = request["precision"], Path(request["program"])
+    precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
+    engine = program if _on_tensorrt(request) and request["options"].get("engine") else None
+    if engine:
+        program = scratch / "plain.onnx"
     threads = int(request.get("threads") or 1)
     choice = _choice(request, threads)
-    # For a card the file stays plain ONNX: its session rewrites the graph when it loads it.
-    tuned = choice.level if choice and not _on_cuda(request) else "basic"
+    # For a card the model stays plain ONNX: its session rewrites the graph when it loads it.
+    tuned = choice.level if choice and not _on_card(request) else "basic"
     level = "all" if request["options"].get("level") == "tuned" else tuned
-    scratch = Path(tempfile.mkdtemp())
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
     quantized: dict[str, int] = {}
     convert = _CONVERSIONS.get(precision)
@@ -153,18 +170,37 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     else:
         messages.phase("compiling")
         symbolic = _optimise_original(request, scratch, program, level, threads)
-    result = _accept(request, program, quantized, scratch, threads)
+    result = _accept(request, program, quantized, scratch, threads, engine=engine, how=choice)
     result["symbolic_shapes"] = symbolic
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
+    if choice and choice.graph and not _replays(request, choice):
+        # An engine is built already, at its level.
+        choice = choice._replace(graph=False) if engine else _choice(request, threads, graph=False)
     if choice:
         result["session"] = choice.session
     return result
 
 
-def _choice(request: Request, threads: int) -> onnxruntime_tuning.Candidate | None:
+def _choice(request: Request, threads: int, *, graph: bool = True) -> onnxruntime_tuning.Candidate | None:
     """Return how the tuning database says that this program is best run; None if it was not tuned."""
     slices = request["tuning"].get("slices")
-    return onnxruntime_tuning.choose(Path(request["database"]), slices, threads) if slices else None
+    return onnxruntime_tuning.choose(Path(request["database"]), slices, threads, graph=graph) if slices else None
+
+
+def _replays(request: Request, how: onnxruntime_tuning.Candidate) -> bool:
+    """Whether a program can be replayed as a CUDA graph: sizes are fixed, every node is on the card, and it runs."""
+    import numpy as np
+
+    try:
+        program = _SessionProgram(request["program"], how, "the program cannot be a CUDA graph", request)
+        ports = [_described(value) for value in program.session.get_inputs()]
+        feeds = {port["name"]: np.zeros([int(size) for size in port["shape"]], port["dtype"]) for port in ports}
+        for _ in range(3):  # Run, capture, replay.
+            program.run(feeds)
+    except RequestFailed as failure:
+        print(f"no CUDA graph: {failure.message}", flush=True)  # noqa: T201 (the log)
+        return False
+    return True
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
@@ -179,16 +215,24 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     compile(plain, messages)
     feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
 
-    def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any]:
-        session = _SessionProgram(str(program), candidate, "the slice does not load", request)
+    def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any] | None:
+        if candidate.graph and not _replays({**request, "program": str(program)}, candidate):
+            return None
+        timings = Path(request["database"]) if _on_tensorrt(request) else None
+        session = _SessionProgram(str(program), candidate, "the slice does not load", request, timings)
         return lambda: session.run(feeds)
 
     threads = int(request.get("threads") or 1)
     mode = request["tuning"]["mode"]
-    tried = onnxruntime_tuning.candidates(mode, threads, cuda=_on_cuda(request))
+    tried = onnxruntime_tuning.candidates(mode, threads, device=str(request["device"]))
     seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
+
+
+def _in_bf16(request: Request) -> bool:
+    """Whether a model computes in bf16, and has not only its weights in it; that was looked at."""
+    return request["precision"] == "bf16" and _on_tensorrt(request)
 
 
 def _text(model: Any) -> str:
@@ -198,23 +242,43 @@ def _text(model: Any) -> str:
     return str(onnx.helper.printable_graph(model.graph))
 
 
-def _accept(request: Request, program: Path, quantized: dict[str, int], scratch: Path, threads: int) -> CompileAnswer:
-    """Load the program the way its users will, and return what is in it."""
+def _accept(
+    request: Request,
+    program: Path,
+    quantized: dict[str, int],
+    scratch: Path,
+    threads: int,
+    *,
+    engine: Path | None = None,
+    how: onnxruntime_tuning.Candidate | None = None,
+) -> CompileAnswer:
+    """Load the program the way its users will, and return what is in it. TensorRT then writes its `engine`, if wanted,
+    built `how` tuning found best.
+    """
     import onnx
 
     precision = request["precision"]
 
     if program.stat().st_size > MAX_PROGRAM_BYTES:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
-    executed = scratch / "executed.onnx"
     refusal = f"ONNX Runtime refuses its own {precision} program"
-    session = _optimise(program, executed, "all", refusal, threads=threads, request=request)
     stored = onnx.load_model(program)
-    running = onnx.load_model(executed)
+    if _on_tensorrt(request):
+        # A session with compiled nodes cannot write the graph that it executes; an engine has the model's own types.
+        running = onnx.shape_inference.infer_shapes(stored)
+        onnxruntime_tensorrt.refuse_wider(precision, _compute_dtypes(running))
+        session = _building(program, engine, request, how or _default(request), refusal)
+    else:
+        executed = scratch / "executed.onnx"
+        session = _optimise(program, executed, "all", refusal, threads=threads, request=request)
+        running = onnx.load_model(executed)
+    placement = onnxruntime_cuda.placement(session, running, request["device"]) if _on_card(request) else None
+    if engine and placement:
+        onnxruntime_tensorrt.refuse_parts(placement["nodes"], engine)
     operators = Counter(node.op_type for node in nodes_of(stored.graph))
     if precision == "int8":
         quantized = _quantized_operators(stored)
-    if precision in ("int8", "int4", "bf16") and not sum(quantized.values()):
+    if precision in ("int8", "int4", "bf16") and not sum(quantized.values()) and not _in_bf16(request):
         raise RequestFailed("nothing_quantized", f"{precision} left every operator of the model as it was")
     return {
         "inputs": [_described(value) for value in session.get_inputs()],
@@ -225,8 +289,21 @@ def _accept(request: Request, program: Path, quantized: dict[str, int], scratch:
         "operators": dict(sorted(operators.items())),
         "offload_copy": True,
         "output_parameters": [],
-        "placement": onnxruntime_cuda.placement(session, running) if _on_cuda(request) else None,
+        "placement": placement,
     }
+
+
+def _building(
+    program: Path, engine: Path | None, request: Request, how: onnxruntime_tuning.Candidate, refusal: str
+) -> Any:
+    """Return a session in which TensorRT has built its engines, and has written the one of the whole model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    tuned = request["tuning"]["mode"] != "off" and request.get("database")
+    building = onnxruntime_tensorrt.building(request, engine, Path(request["database"]) if tuned else None)
+    return _session(str(program), options, refusal, request, provider_options={**how.provider_options, **building})
 
 
 def _optimise(
@@ -268,22 +345,42 @@ def _session(
     """
     import onnxruntime
 
-    cuda = _on_cuda(request)
-    if cuda:
+    card = _on_card(request)
+    if card:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    with blamed_on_compiler(f"{refusal}, on CUDA" if cuda else refusal):
+    with blamed_on_compiler(f"{refusal}, {_where(request)}" if card else refusal):
         session = onnxruntime.InferenceSession(
             path,
             options,
-            providers=onnxruntime_cuda.providers(request, provider_options)
-            if request and cuda
-            else [onnxruntime_cuda.CPU],
+            providers=_providers(request, provider_options or {}),
             disabled_optimizers=disabled,
             enable_fallback=0,
         )
-        if cuda:
-            onnxruntime_cuda.refuse_without_provider(session)
+        if request and card:
+            onnxruntime_cuda.refuse_without_provider(session, request["device"])
     return session
+
+
+def _where(request: Request | None) -> str:
+    """Return the words by which failures of a card's memory are told from those of the machine's."""
+    return "on TensorRT" if _on_tensorrt(request) else "on CUDA"
+
+
+def _providers(request: Request | None, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """Return the providers of a request's session, whose libraries are then loaded."""
+    import onnxruntime
+
+    if request is None or not _on_card(request):
+        return providers_of("cpu", "", {}, {})
+    onnxruntime.preload_dlls()
+    precision = request.get("precision") or ""
+    if _on_tensorrt(request):
+        onnxruntime_tensorrt.settle_tf32(precision)
+        onnxruntime_tensorrt.libraries()
+    (first, chosen), *others = providers_of(request["device"], precision, request.get("options") or {}, found)
+    # What only this process knows: folders, sizes, and that it binds memory.
+    own = {name: value for name, value in found.items() if name.startswith("trt_") or name == "enable_cuda_graph"}
+    return [(first, {**chosen, **own}), *others]
 
 
 def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
@@ -370,12 +467,15 @@ def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> 
 
 
 def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
+    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations. TensorRT has."""
     import ml_dtypes
     import onnx
     from onnx import helper, numpy_helper
 
     model = onnx.load_model(base)
+    if _on_tensorrt(request):
+        _save(onnxruntime_tensorrt.to_bf16(_at_least_opset(model, onnxruntime_tensorrt.BF16_OPSET)), target)
+        return {}
     count = 0
     for graph in graphs_of(model.graph):
         casts = []
@@ -436,10 +536,18 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
             reduce_range=options["reduce_range"],
             # CUDA has no kernel that widens int32: quantized biases are computed on the CPU, at every run. Those of
             # convolutions ONNX Runtime quantizes all the same when it loads the program; `placement` names them.
-            extra_options={"QuantizeBias": False} if _on_cuda(request) else None,
+            extra_options=_quantizer_options(request),
             use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
         )
     return {}
+
+
+def _quantizer_options(request: Request) -> dict[str, bool] | None:
+    """TensorRT takes scales without a zero point alone."""
+    if not _on_card(request):
+        return None
+    symmetric = dict.fromkeys(("ActivationSymmetric", "WeightSymmetric"), True) if _on_tensorrt(request) else {}
+    return {"QuantizeBias": False, **symmetric}
 
 
 def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
@@ -587,12 +695,62 @@ def _strides(shape: list[int]) -> list[int]:
 # --- run -------------------------------------------------------------------------------------------------------
 
 
+class _BoundSession:
+    """A session that reads and writes the same memory of the card at every run, as a CUDA graph needs it.
+
+    Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        self.inputs = {value.name: self._memory(value) for value in session.get_inputs()}
+        self.outputs = [self._memory(value) for value in session.get_outputs()]
+        for name, value in self.inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        for described, value in zip(session.get_outputs(), self.outputs, strict=True):
+            self.binding.bind_ortvalue_output(described.name, value)
+
+    @staticmethod
+    def _memory(value: Any) -> Any:
+        import numpy as np
+        import onnxruntime
+
+        port = _described(value)
+        if port["strides"] is None:
+            raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
+        with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], np.dtype(port["dtype"]), "cuda", 0)
+
+    def bring(self, feeds: Arrays) -> None:
+        """Copy the inputs to the card."""
+        for name, value in self.inputs.items():
+            value.update_inplace(feeds[name])
+
+    def replay(self) -> None:
+        """Run with what was brought; the first run captures the graph."""
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+
+    def run(self, feeds: Arrays) -> list[Array]:
+        """Run once, with copies."""
+        self.bring(feeds)
+        self.replay()
+        return [value.numpy() for value in self.outputs]
+
+
 class _SessionProgram:
     """A model or program in an ONNX Runtime session."""
 
     def __init__(
-        self, path: str, how: onnxruntime_tuning.Candidate, refusal: str, request: Request | None = None
+        self,
+        path: str,
+        how: onnxruntime_tuning.Candidate,
+        refusal: str,
+        request: Request | None = None,
+        timings: Path | None = None,
     ) -> None:
+        """`timings` is the folder of TensorRT's timing cache, if engines are built with one."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -603,9 +761,13 @@ class _SessionProgram:
         options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
-        self.on_cuda = _on_cuda(request)
-        self.session = _session(path, options, refusal, request, provider_options=how.provider_options)
+        self.on_card = _where(request) if _on_card(request) else ""
+        chosen = how.provider_options
+        if request and timings:
+            chosen |= onnxruntime_tensorrt.building(request, None, timings)
+        self.session = _session(path, options, refusal, request, provider_options=chosen)
         self.outputs = [value.name for value in self.session.get_outputs()]
+        self.bound = _BoundSession(self.session) if how.graph else None
 
     def prepare(self, feeds: Arrays) -> Arrays:
         """Return the arrays themselves."""
@@ -615,13 +777,18 @@ class _SessionProgram:
         """Run once."""
         import numpy as np
 
-        with blamed_on_compiler(f"ONNX Runtime failed while running{', on CUDA' if self.on_cuda else ''}"):
+        with blamed_on_compiler(f"ONNX Runtime failed while running{f', {self.on_card}' * bool(self.on_card)}"):
+            if self.bound:
+                return self.bound.run(prepared)
             return [np.asarray(value) for value in self.session.run(None, prepared)]
 
     def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
         """Return what runs with inputs and outputs that stay on the card; None if host and device are one."""
-        if not self.on_cuda:
+        if not self.on_card:
             return None
+        if self.bound:
+            self.bound.bring(prepared)
+            return self.bound.replay
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -636,7 +803,7 @@ class _SessionProgram:
             binding.bind_output(name, "cuda")
 
         def run() -> None:
-            with blamed_on_compiler("ONNX Runtime failed while running, on CUDA"):
+            with blamed_on_compiler(f"ONNX Runtime failed while running, {self.on_card}"):
                 self.session.run_with_iobinding(binding)
                 binding.synchronize_outputs()
 
@@ -651,7 +818,10 @@ def load(request: Request) -> _SessionProgram:
 
 
 def _default(request: Request) -> onnxruntime_tuning.Candidate:
-    return onnxruntime_tuning.default(int(request.get("threads") or 1))
+    threads = int(request.get("threads") or 1)
+    return (
+        onnxruntime_tuning.Candidate("basic", threads) if _on_tensorrt(request) else onnxruntime_tuning.default(threads)
+    )
 
 
 def load_reference(request: Request) -> _SessionProgram:

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import onnxruntime_tensorrt
 from .onnx_graph import nodes_of
+from .onnxruntime_providers import CUDA, ON_CARDS
 from .protocol import RequestFailed
 
 if TYPE_CHECKING:
-    from .documents import NodePlacement, Request
-
-PROVIDER = "CUDAExecutionProvider"
-CPU = "CPUExecutionProvider"
+    from .documents import NodePlacement
 
 _LIBRARIES = {
     "12": {"cuda": "libcudart.so.12", "cublas": "libcublas.so.12", "cufft": "libcufft.so.11"},
@@ -45,7 +44,7 @@ def is_there() -> bool:
     """Whether the installed ONNX Runtime was built with the provider."""
     import onnxruntime
 
-    return PROVIDER in onnxruntime.get_available_providers()
+    return CUDA in onnxruntime.get_available_providers()
 
 
 def libraries() -> CudaLibraries:
@@ -92,37 +91,19 @@ def _cublas(library: Any) -> str:
 _VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
 
 
-def providers(request: Request, found: dict[str, str] | None = None) -> list[Any]:
-    """Return the providers of a session for a request, in order, with their options; the libraries are loaded first.
-
-    Options that tuning `found` come before the request's.
-    TF32 is on for the precision of that name and off for all others, whatever the provider's default.
-    """
-    import onnxruntime
-
-    onnxruntime.preload_dlls()
-    options = request.get("options") or {}
-    chosen: dict[str, str] = {"use_tf32": str(int(request.get("precision") == "tf32"))}
-    if options.get("gpu_mem_limit"):
-        chosen["gpu_mem_limit"] = str(options["gpu_mem_limit"])
-    for name in ("arena_extend_strategy", "cudnn_conv_algo_search"):
-        if name in options:
-            chosen[name] = str(options[name])
-    if options.get("prefer_nhwc"):
-        chosen["prefer_nhwc"] = "1"
-    return [(PROVIDER, {**chosen, **(found or {})}), CPU]
-
-
-def refuse_without_provider(session: Any) -> None:
-    """Refuse a session that was made without the provider: ONNX Runtime only prints that it could not load it.
+def refuse_without_provider(session: Any, device: str = "cuda") -> None:
+    """Refuse a session that was made without a device's provider: ONNX Runtime only prints that it could not load it.
 
     Raises RequestFailed (`gpu_library`), which names the missing libraries.
     """
-    if PROVIDER in session.get_providers():
+    if ON_CARDS[device] in session.get_providers():
         return
-    missing = libraries().missing
+    missing, fix, name = libraries().missing, FIX, "CUDA"
+    if device == "tensorrt" and not missing:
+        found = onnxruntime_tensorrt.libraries()
+        missing, fix, name = found.missing, onnxruntime_tensorrt.FIX.format(major=found.major), "TensorRT"
     why = "; ".join(missing.values()) or "the log has its reason"
-    raise RequestFailed("gpu_library", f"ONNX Runtime's CUDA provider cannot be loaded: {why}", FIX)
+    raise RequestFailed("gpu_library", f"ONNX Runtime's {name} provider cannot be loaded: {why}", fix)
 
 
 MOST_NAMES = 100
@@ -143,11 +124,12 @@ def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
             yield str(part.ep_name), str(node.domain), str(node.op_type), str(node.name)
 
 
-def placement(session: Any, executed: Any) -> NodePlacement:
-    """Return which nodes run on which provider, and which nodes run on the CPU because CUDA has no kernel for them.
+def placement(session: Any, executed: Any, device: str = "cuda") -> NodePlacement:
+    """Return which nodes run on which provider, and which run elsewhere because the device's has no kernel for them.
 
     The types in `executed`, the optimised model, decide: ONNX Runtime moves nodes on shapes and other small integers to
-    the CPU on purpose, but a node on floats only if CUDA has no kernel for it.
+    the CPU on purpose, but a node on floats only if the provider has no kernel for it. What TensorRT does not take and
+    CUDA runs is named too, `on CUDA`.
     Returns `nodes` {provider: {operator: count}}, `on_purpose` and `fallback` {operator: [names]}.
     """
     floats = _floating(executed)
@@ -156,9 +138,10 @@ def placement(session: Any, executed: Any) -> NodePlacement:
     for provider, domain, operator, name in assignment(session):
         label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
         nodes.setdefault(provider, Counter())[label] += 1
-        if provider == CPU and operator not in ("MemcpyToHost", "MemcpyFromHost"):
+        if provider != ON_CARDS[device] and operator not in ("MemcpyToHost", "MemcpyFromHost"):
             purpose = operator in SHAPES and name not in floats
-            names = kinds["on_purpose" if purpose else "fallback"].setdefault(label, [])
+            named = f"{label} on CUDA" if provider == CUDA else label
+            names = kinds["on_purpose" if purpose else "fallback"].setdefault(named, [])
             names += [name] if len(names) < MOST_NAMES else []
     return {
         "nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()},

@@ -1,8 +1,10 @@
 """The tuning that ONNX Runtime has: how far the graph is rewritten, and how a session runs it.
 
 A candidate is spelt `level/threads` or `level/threads/spin`: the graph optimisation level, the intra-op threads, and
-whether waiting threads spin. On CUDA it is `level/threads/search` or `level/threads/search/nhwc`: how cuDNN's
-convolutions are chosen when the program is loaded, and whether they work in NHWC; threads decide nothing there.
+whether waiting threads spin. On CUDA it is `level/threads/search`, with `/nhwc`, `/graph` or both: how cuDNN's
+convolutions are chosen when the program is loaded, whether they work in NHWC, and whether the card replays the run as a
+CUDA graph; threads decide nothing there. On TensorRT it is `level/threads/builder5`, with `/graph`: how long the
+builder looks for an engine.
 
 Each slice is timed under every candidate; what was measured is kept in `onnxruntime.json` in the database's folder:
 `{slice key: {candidate: median seconds}}`. A program's choice is the candidate with the smallest sum over its slices.
@@ -27,6 +29,7 @@ _SECONDS = {"quick": 0.05, "exhaustive": 0.25}
 """How long one candidate is timed on one slice."""
 _MIN_REPEATS = 3
 _SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")}
+_BUILDERS = {"quick": (3, 4), "exhaustive": (2, 3, 4, 5)}
 _CUDA_LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
 
 
@@ -39,37 +42,49 @@ class Candidate(NamedTuple):
     search: str = ""
     """On CUDA: how convolutions are chosen. Empty: as the cell's options say."""
     nhwc: bool = False
+    graph: bool = False
+    builder: int = -1
+    """On TensorRT: the builder's optimisation level. Negative: as the cell's options say."""
 
     @classmethod
     def parse(cls, text: str) -> Candidate:
         """Read back what `str` writes."""
         level, threads, *more = text.split("/")
         search = next((word for word in more if word.isupper()), "")
-        return cls(level, int(threads), "spin" in more, search, "nhwc" in more)
+        builder = next((int(word.removeprefix("builder")) for word in more if word.startswith("builder")), -1)
+        return cls(level, int(threads), "spin" in more, search, "nhwc" in more, "graph" in more, builder)
 
     def __str__(self) -> str:
-        words = [self.level, str(self.threads), "spin" * self.spinning, self.search, "nhwc" * self.nhwc]
+        words = [self.level, str(self.threads), "spin" * self.spinning, self.search]
+        words += ["nhwc" * self.nhwc, "graph" * self.graph, f"builder{self.builder}" * (self.builder >= 0)]
         return "/".join(filter(None, words))
 
     @classmethod
     def of_session(cls, session: SessionChoice) -> Candidate:
         """Read back what `session` gives."""
         search, nhwc = session.get("cudnn_conv_algo_search", ""), session.get("prefer_nhwc") == "1"
-        return cls(session["level"], session["threads"], session["spinning"], search, nhwc)
+        graph = "1" in (session.get("enable_cuda_graph"), session.get("trt_cuda_graph_enable"))
+        builder = int(session.get("trt_builder_optimization_level", -1))
+        return cls(session["level"], session["threads"], session["spinning"], search, nhwc, graph, builder)
 
     @property
     def session(self) -> SessionChoice:
         """What a sidecar says of how to run the program."""
         found: SessionChoice = {"level": self.level, "threads": self.threads, "spinning": self.spinning}
-        if self.search:
-            found["cudnn_conv_algo_search"] = self.search
-            found["prefer_nhwc"] = str(int(self.nhwc))
+        found.update(self.provider_options)  # type: ignore[typeddict-item]
         return found
 
     @property
     def provider_options(self) -> dict[str, str]:
-        """What it sets of CUDA's provider."""
-        return {"cudnn_conv_algo_search": self.search, "prefer_nhwc": str(int(self.nhwc))} if self.search else {}
+        """What it sets of a card's provider."""
+        found = {}
+        if self.search:
+            found = {"cudnn_conv_algo_search": self.search, "prefer_nhwc": str(int(self.nhwc))}
+        if self.builder >= 0:
+            found = {"trt_builder_optimization_level": str(self.builder)}
+        if self.graph:
+            found["trt_cuda_graph_enable" if self.builder >= 0 else "enable_cuda_graph"] = "1"
+        return found
 
 
 def default(threads: int) -> Candidate:
@@ -77,14 +92,21 @@ def default(threads: int) -> Candidate:
     return Candidate("all", threads)
 
 
-def candidates(mode: str, threads: int, *, cuda: bool = False) -> list[Candidate]:
+def candidates(mode: str, threads: int, *, device: str = "cpu") -> list[Candidate]:
     """Return what a mode tries with at most so many threads, or on a card."""
-    if cuda:
+    if device == "tensorrt":
         return [
-            Candidate(level, threads, search=search, nhwc=nhwc)
+            Candidate("basic", threads, builder=builder, graph=graph)
+            for builder in _BUILDERS[mode]
+            for graph in (False, True)
+        ]
+    if device == "cuda":
+        return [
+            Candidate(level, threads, search=search, nhwc=nhwc, graph=graph)
             for level in _CUDA_LEVELS[mode]
             for search in _SEARCHES[mode]
             for nhwc in (False, True)
+            for graph in (False, True)
         ]
     counts = sorted({1, threads} if mode == "quick" else {*range(1, threads + 1)})
     # One thread waits for nobody, so it never spins.
@@ -97,12 +119,14 @@ def candidates(mode: str, threads: int, *, cuda: bool = False) -> list[Candidate
 
 
 def time_candidates(
-    mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any]]
+    mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any] | None]
 ) -> dict[str, float]:
-    """Return the median seconds of each candidate; `load` gives what runs a slice once."""
+    """Return the median seconds of each candidate; `load` gives what runs a slice once, None if it cannot run so."""
     seconds = {}
     for candidate in tried:
         run = load(candidate)
+        if run is None:
+            continue
         run()
         times: list[float] = []
         start = time.perf_counter()
@@ -132,14 +156,16 @@ def add_record(folder: Path, key: str, seconds: Mapping[str, float]) -> None:
     os.replace(partial, folder / RECORDS)  # noqa: PTH105
 
 
-def choose(folder: Path, slices: Sequence[SlicePart], threads: int) -> Candidate:
+def choose(folder: Path, slices: Sequence[SlicePart], threads: int, *, graph: bool = True) -> Candidate:
     """Return the best candidate for a program of these slices (`{key, count}`).
 
-    Only candidates measured on every known slice and for no more threads count; without any it is the default.
+    Only candidates measured on every known slice and for no more threads count; without any it is the default. `graph`
+    is whether the program can be replayed as a CUDA graph.
     """
     records = read_records(folder)
     known = [(records[piece["key"]], piece["count"]) for piece in slices if piece["key"] in records]
     common = set.intersection(*(set(times) for times, _ in known)) if known else set()
-    fitting = sorted(text for text in common if Candidate.parse(text).threads <= threads)
+    parsed = {text: Candidate.parse(text) for text in sorted(common)}
+    fitting = [text for text, each in parsed.items() if each.threads <= threads and (graph or not each.graph)]
     totals = {text: sum(times[text] * count for times, count in known) for text in fitting}
     return Candidate.parse(min(totals, key=totals.__getitem__)) if totals else default(threads)

@@ -96,7 +96,7 @@ def unsealable() -> list[str]:
 def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
     """Take away from this process, and from all that it will start, what it does not need.
 
-    `read` and `write` are files or folders beside the system's and the interpreter's own, by their real paths: what
+    `read` and `write` are files or folders, added to those of system and interpreter, by their real paths: what
     does not exist is passed over, and a path with a link in it is refused, since a child before this one may have made
     it. The devices of a GPU's `maker` stay (empty: none). CUDA also gets a local socket, since it listens on one;
     nothing can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.

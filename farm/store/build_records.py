@@ -128,6 +128,24 @@ class BuildRecords:
             total += ended
         return total
 
+    def cancel_queued(self, build_id: str, reason: str) -> int:
+        """Cancel the cells of a build that wait; those that run go on. Return their number."""
+        queued = [name for name, state in self.states(build_id).items() if state == "queued"]
+        calls = [{"build": build_id, "identifiers": json.dumps(lot), "reason": reason} for lot in lots(queued, LOT)]
+        return sum(self._link.run_many("cancel_queued", calls))
+
+    def join_group(
+        self, build_id: str, namespace: str, group: str, *, at: float, cancels: bool
+    ) -> tuple[str, Sequence[str]]:
+        """Let a build join its concurrency group: `at` is when it was submitted, in Unix seconds.
+
+        Returns the group's newest build that takes the place of older ones, and the open builds that are older.
+        """
+        newest, *older = self._link.run(
+            "join_group", build=build_id, namespace=namespace, group=group, at=repr(at), cancels=int(cancels)
+        )
+        return newest, older
+
     def pause(self, build_id: str, *, paused: bool) -> bool:
         """Hand out no more of a build's jobs, or hand them out again; False if it has ended. Raises NotFound."""
         answer = self._link.run("pause_build", build=build_id, paused=int(paused))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -163,6 +164,18 @@ class JobRecords:
         """Return the number of jobs of a pool that wait to be handed out."""
         count: int = self._link.ask("ZCARD", key("pool", pool, "waiting"))
         return count
+
+    def phases(self) -> Counter[str]:
+        """Return how many running jobs are in each phase; "" is the time before the first."""
+        running = self._link.ask("ZRANGE", key("leases"), 0, -1)
+        found = self._link.ask_many(["HGET", key("job", job), "phase"] for job in running)
+        return Counter(phase or "" for phase in found)
+
+    def set_aside(self) -> dict[str, int]:
+        """Return how many jobs wait for their delay or for storage, and how many builds for their report."""
+        names = ("delayed_jobs", "kept_jobs", "unreported_builds")
+        counts = self._link.ask_many([["ZCARD", key("delayed")], ["ZCARD", key("kept")], ["SCARD", key("unreported")]])
+        return dict(zip(names, counts, strict=True))
 
     def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
         """Return the job keys (`farm.jobs.order.job_key`) with a queued or running job."""

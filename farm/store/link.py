@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from farm.errors import StoreUnavailable, UsageError
+from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
 from farm.store.scripts import load_scripts
 
 PREFIX = "{farm}"
@@ -37,6 +38,9 @@ SOCKET_TIMEOUT = 4.0
 A script takes milliseconds, at most some tenths of a second: a server that is silent for longer hangs, and its callers
 get an error.
 """
+
+CONNECTIONS = 1024
+"""Connections at once at most: a server's threads that wait for events have one each (`WATCHERS` in `farm.api`)."""
 
 _REPLICA = "it is a replica: the farm continues when it is the primary again; otherwise set redis_url to the primary"
 _REFUSALS = {
@@ -57,6 +61,9 @@ _REFUSING = {
 
 _PLACE = re.compile(r"^Command # .* of pipeline caused error: |\.? script: \S+, on @.*| script: on @\S*", re.DOTALL)
 """The place of an error in a script or pipeline, which does not help the user."""
+
+BLOCKING = frozenset({"BZPOPMIN", "XREAD"})
+"""Commands that wait for something to happen: their time says nothing about the server."""
 
 T = TypeVar("T")
 
@@ -92,6 +99,7 @@ class Link:
                 socket_timeout=SOCKET_TIMEOUT,
                 socket_connect_timeout=SOCKET_TIMEOUT,
                 socket_keepalive=True,
+                max_connections=CONNECTIONS,
                 retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2, (ConnectionError,)),
             )
         except ValueError as error:
@@ -102,23 +110,28 @@ class Link:
 
     def ask(self, *command: Any) -> Any:
         """Send one command and return its answer."""
-        with self._reaching():
+        with self._reaching("" if command[0] in BLOCKING else "command"):
             return self._redis.execute_command(*command)
 
     def ask_bytes(self, *command: Any) -> bytes | None:
         """Send one command with a binary answer."""
-        with self._reaching():
+        with self._reaching("command"):
             answer: bytes | None = self._redis.execute_command(*command, NEVER_DECODE=True)
             return answer
 
     def ask_many(
-        self, commands: Iterable[Sequence[Any]], *, tolerant: bool = False, together: bool = False
+        self,
+        commands: Iterable[Sequence[Any]],
+        *,
+        tolerant: bool = False,
+        together: bool = False,
+        operation: str = "pipeline",
     ) -> list[Any]:
         """Send commands in one pipeline and return their answers; a `tolerant` caller gets errors among the answers.
 
-        `together`: as one transaction.
+        `together`: as one transaction. `operation` is what they are timed as.
         """
-        with self._reaching(), self._redis.pipeline(transaction=together) as pipeline:
+        with self._reaching(operation), self._redis.pipeline(transaction=together) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
             return pipeline.execute(raise_on_error=not tolerant) if len(pipeline) else []
@@ -127,7 +140,7 @@ class Link:
         """Run one script."""
         found = self._scripts[script]
         values = found.bind(arguments)
-        with self._reaching():
+        with self._reaching(script):
             try:
                 return self._redis.execute_command("EVALSHA", found.sha, 0, *values)
             except NoScriptError:
@@ -138,14 +151,14 @@ class Link:
         found = self._scripts[script]
         commands = [["EVALSHA", found.sha, 0, *found.bind(call)] for call in calls]
         try:
-            return self.ask_many(commands)
+            return self.ask_many(commands, operation=script)
         except NoScriptError:
             self.ask("SCRIPT LOAD", found.text)
-            return self.ask_many(commands)
+            return self.ask_many(commands, operation=script)
 
     def config(self, *names: str) -> dict[str, str]:
         """Return settings of the server, without those that a hosted server hides."""
-        with self._reaching():
+        with self._reaching("command"):
             try:
                 return {name: self._redis.execute_command("CONFIG GET", name)[name] for name in names}
             except ResponseError:  # renamed or forbidden
@@ -158,9 +171,11 @@ class Link:
         self._redis.close()
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _reaching(self, operation: str) -> Iterator[None]:
+        """Turn errors into ours, and time the operation unless it waits on purpose (an empty name)."""
         try:
-            yield
+            with timed(STORE_SECONDS, operation) if operation else nullcontext(), _counting_errors():
+                yield
         except AuthenticationError as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} refuses the password: {error}",
@@ -182,3 +197,14 @@ class Link:
             if hint is None:
                 raise
             raise StoreUnavailable(f"Redis at {self.address} refuses: {why}", hint=hint) from error
+
+
+@contextmanager
+def _counting_errors() -> Iterator[None]:
+    try:
+        yield
+    except NoScriptError:
+        raise  # The script is sent then.
+    except (ConnectionError, TimeoutError, BusyLoadingError, ResponseError):
+        STORE_ERRORS.inc()
+        raise

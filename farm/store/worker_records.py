@@ -17,6 +17,10 @@ Jobs = list[tuple[str, str]]
 """Jobs by their ids, with their namespaces."""
 
 
+QUEUES = ("waiting", "handed")
+"""Where a pool's jobs wait for a worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """The store's answer to a heartbeat.
@@ -134,6 +138,23 @@ class WorkerRecords:
                 }
             )
         return sorted(pools, key=lambda pool: pool["name"])
+
+    def queue_ages(self) -> dict[str, float]:
+        """Return for how many seconds the oldest job of each pool waits; one in the broker since it was sent there."""
+        names = self.pool_names()
+        (seconds, microseconds), *oldest = self._link.ask_many(
+            [
+                ["TIME"],
+                *(["ZRANGE", key("pool", name, where), 0, 0, "WITHSCORES"] for name in names for where in QUEUES),
+            ]
+        )
+        now = int(seconds) * 1000 + int(microseconds) / 1000
+        ages: dict[str, float] = {}
+        for position, found in enumerate(oldest):
+            if found:
+                name = names[position // len(QUEUES)]
+                ages[name] = max(ages.get(name, 0.0), (now - float(found[1])) / 1000)
+        return ages
 
     def pause_pool(self, pool: str, *, paused: bool) -> None:
         """Pause or resume a pool. Running jobs go on."""

@@ -63,7 +63,7 @@ class Option:
     feature: str = ""
     newer: bool = False
     """Newer than published cache keys: at its default the option is left out of the spec, so those keys stay valid."""
-    devices: str = "*"
+    devices: tuple[str, ...] = ("*",)
     """The devices that have the option (`fnmatch`)."""
 
     @property
@@ -137,6 +137,10 @@ class DeviceKind:
     """Distinct samples that verification runs at least."""
     maker: Maker | None = None
     """Whose GPUs they are; None: no GPU."""
+    quantization: Mapping[str, Option] = field(default_factory=dict)
+    """Quantization options that are others here than elsewhere."""
+    lowest: Mapping[str, int] = field(default_factory=dict)
+    """Lowest compute capability, times 10, that has a precision; others need no more than the libraries do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class Compiler:
 
     def options_of(self, device: str) -> dict[str, Option]:
         """Return the options that a device has."""
-        return {name: option for name, option in self.options.items() if fnmatchcase(device, option.devices)}
+        return {name: option for name, option in self.options.items() if _listed(device, option.devices)}
 
     def needs_calibration(self, precision: str) -> bool:
         """Whether a precision (a pair too) needs calibration data."""
@@ -229,11 +233,23 @@ class Compiler:
         """Whether the farm packs weights at a precision (a pair too); only ONNX models can be."""
         return any(part in self.packed for part in precision.split("-"))
 
-    def quantization_options(self, precision: str) -> dict[str, Option]:
-        """Return the quantization options that a precision (a pair too) has."""
+    def quantization_options(self, precision: str, device: str = "") -> dict[str, Option]:
+        """Return the quantization options that a precision (a pair too) has, on a device that may have others."""
+        kind = self.device(device)
+        own = kind.quantization if kind else {}
         return {
-            name: option for part in precision.split("-") for name, option in self.quantization.get(part, {}).items()
+            name: own.get(name, option)
+            for part in precision.split("-")
+            for name, option in self.quantization.get(part, {}).items()
         }
+
+    def too_old(self, device: str, arch: str, precision: str) -> str:
+        """Return why a card of an `arch` (`sm_75:t4`) has no such precision; empty if it has."""
+        kind, found = self.device(device), re.match(r"sm_([0-9]+)", arch)
+        lowest = kind.lowest.get(precision, 0) if kind else 0
+        if not found or int(found[1]) >= lowest:
+            return ""
+        return f"{precision} needs compute capability {lowest / 10}, and this card has {int(found[1]) / 10}"
 
     def resolve_options(self, given: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
         """Return the compile options of a device as a spec has them: defaults filled in, but for `newer` options.
@@ -242,12 +258,14 @@ class Compiler:
         """
         return _resolve(self.options_of(device), given, f"{self.name} option")
 
-    def resolve_quantization(self, precision: str, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    def resolve_quantization(
+        self, precision: str, given: Mapping[str, OptionValue], device: str = ""
+    ) -> dict[str, OptionValue]:
         """Return the quantization options of a precision as a spec has them, like `resolve_options`.
 
         Raises ValueError that names each unknown option and each wrong value.
         """
-        return _resolve(self.quantization_options(precision), given, f"quantization option of {precision}")
+        return _resolve(self.quantization_options(precision, device), given, f"quantization option of {precision}")
 
     @property
     def binds(self) -> bool:
@@ -271,9 +289,12 @@ class Compiler:
         """Return the compile options of a spec with every default of a device filled in."""
         return {name: options.get(name, option.default) for name, option in self.options_of(device).items()}
 
-    def filled_quantization(self, precision: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    def filled_quantization(
+        self, precision: str, options: Mapping[str, OptionValue], device: str = ""
+    ) -> dict[str, OptionValue]:
         """Return a spec's quantization options with every default filled in."""
-        return {name: options.get(name, item.default) for name, item in self.quantization_options(precision).items()}
+        known = self.quantization_options(precision, device)
+        return {name: options.get(name, item.default) for name, item in known.items()}
 
     def resolve_env(self, given: Mapping[str, object]) -> dict[str, str]:
         """Return the environment of a compile, each value in its one spelling; what says nothing is left out.
@@ -395,6 +416,19 @@ ONNXRUNTIME = Compiler(
             (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"),
             tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
             maker="nvidia",
+            lowest={"tf32": 80},
+        ),
+        DeviceKind(
+            "tensorrt",
+            (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"),
+            tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
+            maker="nvidia",
+            # TensorRT takes scales without a zero point alone.
+            quantization={
+                "activations": Option("int8", "type of quantized activations", choices=("int8",)),
+                "weights": Option("int8", "type of quantized weights", choices=("int8",)),
+            },
+            lowest={"tf32": 80, "bf16": 80},
         ),
     ),
     tuning_binds=True,
@@ -406,27 +440,49 @@ ONNXRUNTIME = Compiler(
             "standard: plain ONNX that runs on every CPU; tuned: ONNX Runtime's own operators and layouts",
             choices=("standard", "tuned"),
             family_bound=("tuned",),
-            devices="cpu",
+            devices=("cpu",),
         ),
-        "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True, devices="cpu"),
+        "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True, devices=("cpu",)),
         "gpu_mem_limit": Option(
-            0, "CUDA: most bytes of GPU memory that a session's arena takes; 0: no limit", newer=True, devices="cuda"
+            0,
+            "most bytes of GPU memory that a session's arena takes; 0: no limit",
+            newer=True,
+            devices=("cuda", "tensorrt"),
         ),
         "arena_extend_strategy": Option(
             "kNextPowerOfTwo",
-            "CUDA: how the arena of GPU memory grows",
+            "how the arena of GPU memory grows",
             choices=("kNextPowerOfTwo", "kSameAsRequested"),
             newer=True,
-            devices="cuda",
+            devices=("cuda", "tensorrt"),
         ),
         "cudnn_conv_algo_search": Option(
             "EXHAUSTIVE",
             "CUDA: how cuDNN's convolutions are chosen, each time the program is loaded",
             choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
             newer=True,
-            devices="cuda",
+            devices=("cuda",),
         ),
-        "prefer_nhwc": Option(False, "CUDA: convolutions in NHWC", newer=True, devices="cuda"),
+        "prefer_nhwc": Option(False, "CUDA: convolutions in NHWC", newer=True, devices=("cuda",)),
+        "engine": Option(
+            True,
+            "the program holds TensorRT's engine (an EPContext node); false: plain ONNX, built at each load",
+            newer=True,
+            devices=("tensorrt",),
+        ),
+        "trt_max_workspace_size": Option(
+            0, "TensorRT: most bytes of GPU memory for one layer; 0: all", newer=True, devices=("tensorrt",)
+        ),
+        "trt_builder_optimization_level": Option(
+            3,
+            "TensorRT: how long the builder looks for a faster engine",
+            choices=(0, 1, 2, 3, 4, 5),
+            newer=True,
+            devices=("tensorrt",),
+        ),
+        "trt_sparsity_enable": Option(
+            False, "TensorRT: use that two of four weights are zero", newer=True, devices=("tensorrt",)
+        ),
     },
     quantization={
         "int8": {
@@ -453,7 +509,7 @@ ONNXRUNTIME = Compiler(
     toolchains=("onnxruntime",),
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
     # Weights are kept in bf16 and widened when the program is loaded.
-    emulated={"bf16": ("*",)},
+    emulated={"bf16": ("*", "!tensorrt")},
 )
 
 _STORES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -203,6 +204,11 @@ def begins(toolchain: str, prefix: str) -> bool:
         return False
     # Only the label has numbers; the digest behind the last dash may be cut anywhere.
     return not (prefix[-1:].isdigit() and rest[:1].isdigit() and "-" in rest)
+
+
+def version_of(toolchain: str) -> tuple[int, ...]:
+    """Return the numbers of a toolchain's label, by which toolchains of one target are ordered, the oldest first."""
+    return tuple(map(int, re.findall(r"[0-9]+", toolchain.rpartition("-")[0] or toolchain)))
 
 
 def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> list[Pool]:

@@ -90,7 +90,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was read: the snapshot, and the head's generation (0: there is none yet) with the deltas beside it."""
+    """What was read: the snapshot, and the head's generation (0: there is none yet) with its deltas."""
 
     snapshot: Snapshot
     generation: int
@@ -228,7 +228,7 @@ class TuningDatabase:
         return _digest(key)
 
     def delta_key(self, delta: bytes) -> str:
-        """Return the key of the object that adds what `text.pack` made: whoever puts it there has committed it."""
+        """Return the key of the object that adds what `text.pack` made. To put the object there is to commit it."""
         return f"{self._prefix}deltas/{hashlib.sha256(delta).hexdigest()}.gz"
 
     def merge(self) -> Merged:

@@ -11,11 +11,13 @@ what they drop. Formats, from the sources of these libraries:
   column the same as JSON text;
 - find-db and perf-db, text (MIOpen `src/db_record.cpp`, `src/db.cpp`): a line `KEY=ID:VALUES;ID:VALUES` for each
   problem, of which the first counts;
+- timing cache (TensorRT): bytes that it alone can read, in a file that ONNX Runtime names by the compute capability;
 - the farm's own (`OBJECTS`), a JSON object.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import re
@@ -56,6 +58,7 @@ CHILD_VALUES = 8_000_000
 _MIOPEN_NAME = re.compile(
     r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
 )
+_TIMINGS_NAME = re.compile(r"TensorrtExecutionProvider_cache_sm[0-9]{2,3}\.timing", re.ASCII)
 _KINDS = {"ufdb": RecordStore.FIND_DB, "udb": RecordStore.PERF_DB}
 _DEVICE_KEYS = {"device_name", "gfx_name", "cu_count", "wavefront_size"}
 _LINE = re.compile(r"(?P<key>[!-<>-~]+)=(?P<contents>[ -~]+)")
@@ -124,6 +127,11 @@ def miopen_name(name: str) -> MIOpenName | None:
     return MIOpenName(_KINDS[match["kind"]], match["base"], match["version"] or "") if match else None
 
 
+def is_timing_cache(name: str) -> bool:
+    """Whether a file's name is the one that ONNX Runtime gives a timing cache of TensorRT's."""
+    return _TIMINGS_NAME.fullmatch(name) is not None
+
+
 # --- folders ----------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +142,8 @@ def read_folder(folder: Path, source: RecordSource) -> Read:
     A folder that is not there holds nothing. Files that are neither are not ours to read.
     """
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return _read([path for path in paths if path.name in _OURS or miopen_name(path.name)], source, of_child=True)
+    known = [path for path in paths if path.name in _OURS or miopen_name(path.name) or is_timing_cache(path.name)]
+    return _read(known, source, of_child=True)
 
 
 def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
@@ -161,7 +170,7 @@ _LEFT_ALONE = {
     ".ukdb": "kernel binaries are no tuning; `farm fetch --with-kernels` brings those of a program",
     ".udb": "MIOpen's SQLite form is not read, only text (.udb.txt), which it writes unless it was built otherwise",
 }
-"""Files of MIOpen's that lie beside its databases, by ending, and why they are not read."""
+"""Files of MIOpen's in the folders of its databases, by ending, and why they are not read."""
 
 
 def _read(paths: Iterable[Path], source: RecordSource, *, of_child: bool = False) -> Read:
@@ -204,6 +213,9 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     for (store, file), table in snapshot.tables.items():
         if store in OBJECTS:
             write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
+        elif store is RecordStore.TIMING_CACHE:
+            for value, _ in table.values():
+                write_new(folder / file, base64.b64decode(value))
         elif store is not RecordStore.PROBLEM_CACHE and table:
             write_new(folder / file, _miopen_text(store, table))
 
@@ -213,6 +225,8 @@ def _reader(path: Path) -> Callable[[Path, RecordSource, Dropped], list[Record]]
         return _read_miopen
     if path.name in OBJECTS.values():
         return _read_object
+    if is_timing_cache(path.name):
+        return _read_timings
     if path.suffix == ".json":
         return _read_json
     return _read_sqlite if path.suffix in SQLITE_SUFFIXES else None
@@ -368,6 +382,15 @@ def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Rec
         return []
 
 
+# --- TensorRT ---------------------------------------------------------------------------------------------------
+
+
+def _read_timings(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
+    data = _bytes(path, dropped)
+    value = base64.b64encode(data or b"").decode()
+    return [Record(RecordStore.TIMING_CACHE, path.name, "cache", value, source)] if value else []
+
+
 # --- MIOpen -----------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +478,8 @@ def check_place(place: Place) -> str:
     store, file = place
     if store in OBJECTS:
         return "" if not file else f"{store} has one table, not one for {file!r}"
+    if store is RecordStore.TIMING_CACHE:
+        return "" if is_timing_cache(file) else f"{file!r} does not name a timing cache of TensorRT's"
     if store is not RecordStore.PROBLEM_CACHE:
         named = miopen_name(file)
         return "" if named and named.store is store else f"{file!r} does not name a {store} of MIOpen"
@@ -470,6 +495,9 @@ def check_record(store: RecordStore, key: str, value: str) -> str:
     if store in OBJECTS:
         whole = re.fullmatch(r"[0-9a-f]{64}", key) is not None and isinstance(_parsed(value), dict)
         return "" if whole else f"no record of {store}: {key[:80]}"
+    if store is RecordStore.TIMING_CACHE:
+        whole = key == "cache" and re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", value) is not None and len(value) % 4 == 0
+        return "" if whole else f"no timing cache: {key[:80]}"
     line = f"{key}={value}" if store is RecordStore.FIND_DB else f"{key}:{value}"
     return "" if _parse_line(line) else f"no record of a {store}: {line[:80]}"
 

@@ -27,6 +27,8 @@ class RecordStore(StrEnum):
     """MIOpen's user perf-db. Key: `PROBLEM=SOLVER`; value: the solver's parameters."""
     ONNXRUNTIME = "onnxruntime"
     """What ONNX Runtime's candidates took. Key: the slice; value: canonical JSON of `{candidate: seconds}`."""
+    TIMING_CACHE = "timing_cache"
+    """TensorRT's timing cache, whole: only TensorRT can read it. Key: `cache`; value: the file in base64."""
     SLICES = "slices"
     """Slices that were tuned to their end. Key: the slice; value: canonical JSON of `{"operations", "seconds"}`."""
 
@@ -43,7 +45,7 @@ class RecordSource:
 
 
 RECORD_SIZE = 200
-"""Bytes of memory that a record takes beside its key and its value."""
+"""Bytes of memory that a record takes in addition to its key and value."""
 
 LARGEST_DATABASE = 1 << 30
 """Bytes of memory that the records of a database may take: the control plane and every worker that tunes read all."""
@@ -56,8 +58,8 @@ Table = Mapping[str, Measured]
 
 Place = tuple[RecordStore, str]
 """A table's place. The second part is the file's name for MIOpen (it carries device and version, so what another
-version measured is never mixed in), and for the problem cache the device in canonical JSON, or nothing in the form
-of ROCm 7.2 and older, which names none."""
+version measured is never mixed in) and for TensorRT (it carries the compute capability), and for the problem cache the
+device in canonical JSON, or nothing in the form of ROCm 7.2 and older, which names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +269,9 @@ class Snapshot:
         """Return a snapshot with every key of all of them. Associative, commutative, idempotent.
 
         Problem cache and perf-db keep of two records with one key the one that was measured first: an existing
-        solution, or solver, is kept. The find-db keeps the whole record with the lower best time. What is left
-        equal is decided by value, so that every writer comes to the same snapshot.
+        solution, or solver, is kept. The find-db keeps the whole record with the lower best time, and of timing caches
+        the longer one stays, since TensorRT adds to what it was given. What is left equal is decided by value, so that
+        every writer comes to the same snapshot.
         """
         tables = {place: dict(table) for place, table in self.tables.items()}
         for other in others:
@@ -325,6 +328,8 @@ def _put(store: RecordStore, table: dict[str, Measured], key: str, entry: Measur
 
 def _rank(store: RecordStore, entry: Measured) -> tuple[float, str, str, RecordSource]:
     value, source = entry
+    if store is RecordStore.TIMING_CACHE:
+        return -float(len(value)), source.when, value, source
     return best_time(value) if store is RecordStore.FIND_DB else 0.0, source.when, value, source
 
 

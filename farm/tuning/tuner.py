@@ -53,10 +53,11 @@ _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 
 
 class PublishedProgram(NamedTuple):
-    """A program of the same cell that was published before, and its cache key."""
+    """A program of the same cell that was published before, its cache key, and the toolchain that made it."""
 
     key: str
     program: MadeProgram
+    toolchain: str
 
 
 class Tuner:

@@ -19,7 +19,7 @@ precisions: [int8]
 models:
   - name: squeezenet
     source: {package: onnx/backend/test/data/light/light_squeezenet.onnx}
-    calibration: {generate: 64, seed: 1}
+    calibration: {generate: 32, seed: 1}
 """
 """A real compile that takes some seconds: calibration runs the net on 64 samples."""
 
@@ -50,10 +50,10 @@ def words(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(farm: Command) -> None:
-    manifest = farm.folder / "slow.yaml"
+def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(quickstart: Command, tmp_path: Path) -> None:
+    farm, manifest = quickstart, tmp_path / "slow.yaml"
     manifest.write_text(SLOW)
-    run = farm.start("run", str(manifest), "--json")
+    run = farm.start("submit", str(manifest), "--json")
     wait_until(lambda: compiling(farm), timeout=180)
     doomed = [process for process in farm.processes() if "celery" in " ".join(words(process))]
     assert doomed

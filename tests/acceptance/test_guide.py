@@ -7,7 +7,7 @@ A fenced block may have marks, HTML comments on the lines above it:
     needs: A, B         run where they are: `migraphx`, `migraphx.hpp`, the extras `torch`, `tensorflow`, or a program
     not run: REASON     checked as far as that goes: syntax, options of `farm`, fields of manifests
 
-Blocks of a page run in order in one folder, beside one embedded farm that is up. A `text` block is what the block
+Blocks of a page run in order in one folder, while one embedded farm is up. A `text` block is what the block
 before it prints: each line has to come, in order; `…` stands for anything. A `yaml` block without a name is fields that
 replace those of the page's last manifest.
 """
@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from ruamel.yaml import YAML
 
-from farm.cli.commands import app
 from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX
 from tests.acceptance.conftest import ROOT, command
+from tests.support.command_line import whole_command_line
 
 GUIDE = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"^(?P<marks>(?:<!--.*-->\n)*)```(?P<kind>\w*)\n(?P<text>(?s:.*?))^```$", re.M)
@@ -86,7 +85,7 @@ def case(block: Block) -> Any:
     return pytest.param(block, id=f"{name}:{block.line}", marks=marks)
 
 
-# --- What the blocks run beside -------------------------------------------------------------------------------------
+# --- What runs during the blocks -------------------------------------------------------------------------------------
 
 
 class Shell:
@@ -272,7 +271,7 @@ def check_syntax(block: Block) -> None:
 
 def check_options(words: list[str]) -> None:
     """Check that `farm` has this command with these options."""
-    here: Any = typer.main.get_command(app)
+    here = whole_command_line()
     while words and words[0] in getattr(here, "commands", {}):
         here, words = here.commands[words[0]], words[1:]
     assert not hasattr(here, "commands") or not words or words[0].startswith("-"), f"no command {words[0]}"

@@ -1,4 +1,4 @@
-"""`farm reproduce`: an attempt again, alone, after the farm is gone."""
+"""`farm reproduce`: an attempt again, alone, without a farm."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ def rerun(folder: Path, *arguments: str, python: str = sys.executable) -> tuple[
 
 
 @pytest.fixture
-def folders(farm: Command, tmp_path: Path) -> dict[str, tuple[dict[str, Any], Path]]:
-    """A cell that succeeded and one that failed, each with its folder; the farm that ran them has stopped."""
+def folders(quickstart: Command, tmp_path: Path) -> dict[str, tuple[dict[str, Any], Path]]:
+    """A cell that succeeded and one that failed, each with its folder."""
+    farm = Command(tmp_path, quickstart.environ)
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "net", value[:1], value[1:])
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "net.onnx"
     )
     (tmp_path / "farm.yaml").write_text(MANIFEST)
-    farm = Command(tmp_path, farm.environ | {"FARM_MEASURE_SECONDS": "0.1"})
-    with farm.up():
-        report = farm.json("submit", "farm.yaml")
-        found = {}
-        for cell in report["cells"]:
-            assert farm("reproduce", report["build"]["id"], cell["identifier"], "-o", cell["precision"]).returncode == 0
-            found[cell["precision"]] = cell, tmp_path / cell["precision"]
-        refused = farm("reproduce", found["fp32"][0]["key"], "-o", "fp32")
-        assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
-        artifact = farm.json("reproduce", found["fp32"][0]["key"], "-o", "artifact")
-        assert artifact["key"] == found["fp32"][0]["key"]
+    report = farm.json("submit", "farm.yaml")
+    found = {}
+    for cell in report["cells"]:
+        assert farm("reproduce", report["build"]["id"], cell["identifier"], "-o", cell["precision"]).returncode == 0
+        found[cell["precision"]] = cell, tmp_path / cell["precision"]
+    refused = farm("reproduce", found["fp32"][0]["key"], "-o", "fp32")
+    assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
+    artifact = farm.json("reproduce", found["fp32"][0]["key"], "-o", "artifact")
+    assert artifact["key"] == found["fp32"][0]["key"]
     return found
 
 

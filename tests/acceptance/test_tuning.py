@@ -22,13 +22,13 @@ models:
 """
 
 
-def test_tuning_is_shared_cut_by_its_budget_and_reported(farm: Command) -> None:
+def test_tuning_is_shared_cut_by_its_budget_and_reported(quickstart: Command, tmp_path: Path) -> None:
     """A budget leaves operations for the next build, which finds those that were tuned, and says so."""
-    manifest = farm.folder / "tuned.yaml"
+    manifest = tmp_path / "tuned.yaml"
 
     def run(tuning: str, salt: str = "") -> dict[str, object]:
         manifest.write_text(MANIFEST.format(tuning=tuning, salt=salt))
-        (cell,) = farm.json("submit", str(manifest))["cells"]
+        (cell,) = quickstart.json("submit", str(manifest))["cells"]
         assert cell["state"] == "succeeded", cell
         return {
             "hit": cell["hit"],
@@ -37,20 +37,19 @@ def test_tuning_is_shared_cut_by_its_budget_and_reported(farm: Command) -> None:
             "ratio": cell["facts"]["ratio"],
         }
 
-    with farm.up():
-        short = run("{mode: quick, budget: 1s}")
-        assert (short["operations"], short["finished"]) == (26, False)
-        assert run("{mode: quick, budget: 1s}")["hit"]
-        whole = run("{mode: quick, budget: 10m}")
-        assert (whole["hit"], whole["finished"]) == (False, True)
-        assert whole["known"] == short["tuned"]
-        assert whole["known"] + whole["tuned"] == 26
-        assert whole["key"] != short["key"]
-        assert run("quick")["hit"], "a finished tuning has no budget in its key"
-        again = run("quick", salt="again")
-        assert (again["known"], again["tuned"]) == (26, 0)
-        assert again["saved"] > 0
-        assert again["ratio"] > 0
+    short = run("{mode: quick, budget: 1s}")
+    assert (short["operations"], short["finished"]) == (26, False)
+    assert run("{mode: quick, budget: 1s}")["hit"]
+    whole = run("{mode: quick, budget: 10m}")
+    assert (whole["hit"], whole["finished"]) == (False, True)
+    assert whole["known"] == short["tuned"]
+    assert whole["known"] + whole["tuned"] == 26
+    assert whole["key"] != short["key"]
+    assert run("quick")["hit"], "a finished tuning has no budget in its key"
+    again = run("quick", salt="again")
+    assert (again["known"], again["tuned"]) == (26, 0)
+    assert again["saved"] > 0
+    assert again["ratio"] > 0
 
 
 def test_kernel_binaries_go_into_one_folder(tmp_path: Path) -> None:
@@ -60,6 +59,7 @@ def test_kernel_binaries_go_into_one_folder(tmp_path: Path) -> None:
         archive.writestr("gfx942130.ukdb", b"kernels")
         archive.writestr("../../escaped.ukdb", b"elsewhere")
         archive.writestr("run.sh", b"not ours")
-    kernels = place_kernels(lambda blob, folder: packed, {}, tmp_path / "out")
+    kernels = tmp_path / "out"
+    place_kernels(lambda blob, place: place.write_bytes(packed.read_bytes()), {}, kernels)
     assert sorted(path.name for path in kernels.iterdir()) == ["escaped.ukdb", "gfx942130.ukdb"]
     assert [path for path in tmp_path.rglob("*.ukdb") if path.parent != kernels] == []

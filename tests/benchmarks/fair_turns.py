@@ -1,4 +1,4 @@
-"""How soon small builds start beside a huge one, and what it loses to a stream of them.
+"""How soon small builds start during a huge one, and what it loses to a stream of them.
 
     python tests/benchmarks/fair_turns.py [--slots 1 2 6] [--jobs 2000] [--builds 8] [--seconds 0.5]
 

@@ -53,7 +53,7 @@ class Shape:
     leaving: float = 0.0
     """Share of builds in which half of the slots leave in the middle, or as many more join."""
     others: float = 0.0
-    """Share of builds beside which another one of the same size waits, and takes turns."""
+    """Share of builds during which another one of the same size waits, and takes turns."""
 
 
 SHAPES = (

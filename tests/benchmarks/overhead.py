@@ -2,9 +2,9 @@
 
     python tests/benchmarks/overhead.py [RUNS]
 
-Both sides make every cell anew, with one thread per child: the loop runs the reference, compile and evaluate children
+Both sides make every cell again, with one thread per child: the loop runs the reference, compile and evaluate children
 one after the other and keeps their files in a folder; the farm does it through API, store, broker, worker and object
-storage, with one slot and with two. Prints the medians and the ratios, and beside them the loop with default threads.
+storage, with one slot and with two. Prints the medians and the ratios, and the loop with default threads.
 """
 
 from __future__ import annotations

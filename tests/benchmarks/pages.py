@@ -1,13 +1,14 @@
 """What pages cost: the time and size of builds' pages, and the share of a core for 200 readers of a build that runs.
 
-    python tests/benchmarks/pages.py [--cells 1000 100000]
+    python tests/benchmarks/pages.py [--cells 1000 100000] [--readers 200]
 
 Real Valkey and SeaweedFS, and the API in this process; what ends a cell is only recorded. A page is read twice: the
-second time the server has it in memory.
+second time the server has it in memory. With 100,000 cells it takes some minutes; `--readers 0` leaves the readers out.
 """
 
 import argparse
 import asyncio
+import os
 import resource
 import sys
 import tempfile
@@ -27,10 +28,11 @@ from farm.app import Farm  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
-from tests.support.shown import POOL, accept, claim, matrix_of, only_recorded, play, register  # noqa: E402
+from tests.support.shown import GPU, POOL, accept, claim, matrix_of, only_recorded, register  # noqa: E402
 
-READERS = 200
 SECONDS = 30.0
+PLAYED = 1000
+"""Cells of a build that compile; the others are cancelled, since to play 100,000 takes a quarter of an hour."""
 
 
 @contextmanager
@@ -51,13 +53,27 @@ def a_farm(folder: Path) -> Iterator[Farm]:
 
 
 def page(browser: httpx.Client, name: str, path: str) -> None:
-    """Read a page twice, and say what it took: the second time it is known."""
-    for which in ("first", "again"):
-        began = time.perf_counter()
+    """Read a page until it has the build, and once more; say what each answer took."""
+    which, began = "first", time.perf_counter()
+    while True:
+        asked = time.perf_counter()
         answer = browser.get(path)
-        took = time.perf_counter() - began
-        answer.raise_for_status()
-        print(f"{name:<34} {which:<6} {took:7.2f} s {len(answer.content) / 1024:8.0f} KiB")
+        took = time.perf_counter() - asked
+        if answer.status_code == 503:
+            which = "reads" if which == "first" else ""
+        else:
+            answer.raise_for_status()
+        if which:
+            print(f"{name:<34} {which:<6} {took:7.2f} s {len(answer.content) / 1024:8.0f} KiB", flush=True)
+        if which == "again":
+            return
+        if answer.status_code == 200:
+            if not which:
+                print(f"{name:<34} there after {time.perf_counter() - began:.1f} s")
+            which = "again"
+        else:
+            which = ""
+            time.sleep(0.5)
 
 
 async def read(client: httpx.AsyncClient, path: str, until: float) -> int:
@@ -71,15 +87,15 @@ async def read(client: httpx.AsyncClient, path: str, until: float) -> int:
     return count
 
 
-def readers(url: str, path: str) -> None:
+def readers(url: str, path: str, many: int) -> None:
     """Let many follow a build in a process of their own, so that this process's time is the API's."""
 
     async def all_of_them() -> None:
-        limits = httpx.Limits(max_connections=READERS + 1)
+        limits = httpx.Limits(max_connections=many + 1)
         headers = {"Authorization": "Bearer sesame"}
         async with httpx.AsyncClient(base_url=url, limits=limits, headers=headers, timeout=60, verify=False) as client:
-            counts = await asyncio.gather(*(read(client, path, time.monotonic() + SECONDS) for _ in range(READERS)))
-        print(f"{READERS} readers got {min(counts)} to {max(counts)} messages in {SECONDS:g} s")
+            counts = await asyncio.gather(*(read(client, path, time.monotonic() + SECONDS) for _ in range(many)))
+        print(f"{many} readers got {min(counts)} to {max(counts)} messages in {SECONDS:g} s")
 
     asyncio.run(all_of_them())
 
@@ -90,7 +106,7 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def live(farm: Farm, url: str, browser: httpx.Client) -> None:
+def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> None:
     """Measure the readers of a build in which two cells a second end."""
     import multiprocessing
 
@@ -98,9 +114,9 @@ def live(farm: Farm, url: str, browser: httpx.Client) -> None:
     path = f"/ui/ns/main/builds/{build_id}"
     position = browser.get(path).text.partition('data-position="')[2].partition('"')[0]
     costs = []
-    for many in (0, READERS):
+    for many in (0, readers_at_once):
         process = multiprocessing.get_context("spawn").Process(
-            target=readers, args=(url, f"{path}/events?after={position}")
+            target=readers, args=(url, f"{path}/events?after={position}", many)
         )
         if many:
             process.start()
@@ -112,18 +128,21 @@ def live(farm: Farm, url: str, browser: httpx.Client) -> None:
         costs.append((cpu() - used) / (time.monotonic() - began))
         if many:
             process.join()
-    print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {READERS}")
+    print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {readers_at_once}")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cells", type=int, nargs="*", default=[1000])
+    options.add_argument("--readers", type=int, default=200)
     given = options.parse_args()
+    print(f"load at the beginning: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, a_farm(Path(name)) as farm:
         register(farm)
         with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
             browser.headers["Authorization"] = "Bearer sesame"
-            live(farm, url, browser)
+            if given.readers:
+                live(farm, url, browser, given.readers)
             for cells in given.cells:
                 models = [f"model-{number:05}" for number in range(cells // 20)]
                 shapes = ["b1", "b2", "b4", "b8", "b16"]
@@ -131,8 +150,11 @@ def main() -> None:
                 build_id = accept(farm, f"{cells} cells", rows)
                 path = f"/ui/ns/main/builds/{build_id}"
                 page(browser, f"{cells:,} cells, waiting", path)
-                play(farm, lambda job, order, key, number: only_recorded(order, key))
-                page(browser, f"{cells:,} cells, ended", path)
+                for pool in (POOL, GPU):
+                    for job, claimed in claim(farm, pool, min(cells, PLAYED) // 2):
+                        farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))
+                page(browser, f"{cells:,} cells, {min(cells, PLAYED):,} ended", path)
+                farm.builds.cancel("main", build_id)
                 farm.build_finisher.finish(build_id)
                 page(browser, f"{cells:,} cells, reported", path)
                 page(browser, f"{cells:,} cells, one model", f"{path}?model={models[-1]}")

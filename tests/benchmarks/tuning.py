@@ -2,7 +2,7 @@
 
     python tests/benchmarks/tuning.py [--records 400000] [--head 50] [--races 500] [--kills 40]
 
-Each figure is taken in a process of its own, so its memory is its own, beside a baseline in the same run that
+Each figure is taken in a process of its own, so its memory is its own; so is a baseline in the same run that
 does with plain JSON what cannot be left out. The S3 server is an embedded SeaweedFS; a warm head is in its
 page cache. It fails where a limit is exceeded (see LIMITS).
 """
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace) -> dict[str, float]:
-    """Print each figure beside its baseline; return those that have limits."""
+    """Print each figure with its baseline; return those that have limits."""
     run("folders", options)
     merge, plain = run("merge", options), run("plain merge", options)
     print(f"merging {options.records} records from two folders into one: {merge['seconds']:.1f} s", end="")
@@ -101,7 +101,7 @@ def report(options: argparse.Namespace) -> dict[str, float]:
 
 
 def ratio(ours: dict[str, Any], plain: dict[str, Any]) -> str:
-    """Say how often ours takes as long on a CPU: what other processes do beside it says nothing of it."""
+    """Say how often ours takes as long on a CPU: what other processes do meanwhile says nothing of it."""
     return f"{ours['cpu']:.1f} against {plain['cpu']:.1f} s of CPU, {ours['cpu'] / plain['cpu']:.2f} times"
 
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/tuning_fan_out.py [--slices 24] [--seconds 5]
 
 A model is tuned in one slot, in two and in four, all made up; its slices take `seconds` each, in which the script
-sleeps where a GPU would work. Printed: the time as a part of that in one slot, beside what is ideal. The S3 server is
+sleeps where a GPU would work. Printed: the time as a part of that in one slot, and what is ideal. The S3 server is
 an embedded SeaweedFS.
 """
 

@@ -159,7 +159,7 @@ def main() -> None:
         print(f"kills                        {kills.kills}, {kills.models} models of {arguments.operations}")
         print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
         print(f"what is in hand has          {in_hand}")
-        print(f"deltas that cannot be read   {len(kills.unreadable)} beside {kills.deltas} that were merged")
+        print(f"deltas that cannot be read   {len(kills.unreadable)} of more than {kills.deltas} that were merged")
         print(f"records in the head          {kills.records}, none lost")
         work, time_ = second_model(settings, folder, arguments.operations, slowest=0.2)
         print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")

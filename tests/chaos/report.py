@@ -30,7 +30,7 @@ class Fault:
     counts: dict[str, int]
     full: dict[str, int]
     alone: bool = True
-    """Whether nothing else runs beside it: else how many seconds something took says nothing of the farm."""
+    """Whether nothing else runs meanwhile: else how many seconds something took says nothing of the farm."""
     figures: dict[str, Any] = field(default_factory=dict)
     recoveries: list[float] = field(default_factory=list)
     """Seconds from each fault until what it stopped went on."""
@@ -88,7 +88,7 @@ class Fault:
 def load_faults(share: float) -> dict[str, Fault]:
     """Read `counts.toml`; with a share of 0 the counts of the slice, which are empty where a fault is not in it.
 
-    The slice runs beside other tests.
+    The slice runs while other tests do.
     """
     faults = {}
     for name, row in tomllib.loads(COUNTS.read_text()).items():

@@ -112,21 +112,21 @@ class Rig:
     def serve(self, root: Path = ROOT, **settings: Any) -> FarmClient:
         """Start a control plane in a process of its own, and return a client of its API."""
         (port,) = servers.free_ports(1)
-        told = self.settings.model_copy(update={"api_url": f"http://127.0.0.1:{port}", **settings})
+        changed = self.settings.model_copy(update={"api_url": f"http://127.0.0.1:{port}", **settings})
         server = Server(
             "server",
-            told.api_url,
+            changed.api_url,
             [sys.executable, "-P", "-m", "farm", "serve", "--port", str(port)],
             self.folder / f"server-{port}.log",
-            ready=lambda: embedded._asked(told, "/v1/health") is not None,
+            ready=lambda: embedded._asked(changed, "/v1/health") is not None,
             patience=1,
-            environment={**os.environ, **told.environment(), "PYTHONPATH": str(root)},
+            environment={**os.environ, **changed.environment(), "PYTHONPATH": str(root)},
         )
         server.spawn()
         self.parts.callback(server.stop)
         assert server.wait_until_ready(), server.last_words()
         self.server = server
-        client = FarmClient(told.api_url, told.api_token.get_secret_value())
+        client = FarmClient(changed.api_url, changed.api_token.get_secret_value())
         self.parts.callback(client.close)
         return client
 

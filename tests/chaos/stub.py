@@ -73,8 +73,8 @@ def step_of(attempt: Attempt) -> dict[str, Any]:
     return step
 
 
-def publish(store: S3Store, namespace: str, sidecar: Any, whole: Any = S3Store.publish) -> Any:
-    published = whole(store, namespace, sidecar)
+def publish(store: S3Store, namespace: str, sidecar: Any, whole: Any = S3Store.publish, **options: Any) -> Any:
+    published = whole(store, namespace, sidecar, **options)
     line = f"{sidecar['key']} {sidecar['job']} {sidecar['attempt']} {'adopted' if published.adopted else 'new'}\n"
     with (farm.settings.data_dir / "published").open("a") as file:
         file.write(line)

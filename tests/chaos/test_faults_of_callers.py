@@ -98,11 +98,11 @@ def test_no_secret_is_in_any_log_or_error(
     monkeypatch.setattr(root, "handlers", root.handlers[:])
     monkeypatch.setattr(root, "level", root.level)
     farm = rig(log_level="debug")
-    told = farm.settings
+    own = farm.settings
     secrets = {
-        "the administrator's token": told.api_token.get_secret_value(),
-        "the key of object storage": told.s3_secret_key.get_secret_value(),
-        "the password of Redis": str(urlsplit(told.redis_url.get_secret_value()).password),
+        "the administrator's token": own.api_token.get_secret_value(),
+        "the key of object storage": own.s3_secret_key.get_secret_value(),
+        "the password of Redis": str(urlsplit(own.redis_url.get_secret_value()).password),
     }
     client = farm.serve()
     secrets["a token"] = client.create_token("ci", "submitter", "main")
@@ -111,12 +111,12 @@ def test_no_secret_is_in_any_log_or_error(
     cells = farm.wait(farm.submit(client, fault.count.jobs), timeout=120)
     texts = [str(cells)]
     texts += [client.log(cell["job"]).decode(errors="replace") for cell in cells if cell["job"]]
-    for name, value in told.environment().items():
+    for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
     wrong = {
         "FARM_S3_ENDPOINT": "http://127.0.0.1:9",
         "FARM_S3_SECRET_KEY": secrets["the key of object storage"] + "x",
-        "FARM_REDIS_URL": told.redis_url.get_secret_value().replace("127.0.0.1", "127.0.0.2"),
+        "FARM_REDIS_URL": own.redis_url.get_secret_value().replace("127.0.0.1", "127.0.0.2"),
         "FARM_API_TOKEN": secrets["the administrator's token"] + "x",
     }
     for name, value in wrong.items():

@@ -32,7 +32,8 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
 from tests.chaos.rig import ENDED, LEASE, Rig, pause
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, ROOT, alive, join_pool, new_cell, submit
+from tests.support.jobs import ROOT, alive, join_pool, new_cell, submit
+from tests.support.scripted_pool import POOL
 
 SUCCESS = Outcome.success({"latency": 0.001})
 
@@ -137,8 +138,8 @@ def test_a_black_hole(fault: Fault, rig: Rigs) -> None:
         lines = [stack.enter_context(Proxy(str(place.hostname), int(place.port or 0))) for _ in ports]
         for port, line in zip(ports, lines, strict=True):
             through = farm.valkey.url.replace(f":{place.port}", f":{line.port}")
-            told = {**farm.settings.model_dump(), "redis_url": through, "health_port": port}
-            farm.workers(f"n{port}", settings=load_settings({}, **told))
+            changed = {**farm.settings.model_dump(), "redis_url": through, "health_port": port}
+            farm.workers(f"n{port}", settings=load_settings({}, **changed))
         pace = Pace(farm, client)
         farm.script({"": [{"seconds": 1.0}]})
         build_id = farm.submit(client, 6 * fault.count.holes)
@@ -466,8 +467,8 @@ def test_flushed_in_mid_work(fault: Fault, rig: Rigs) -> None:
             known = [cell for cell in cells if cell["key"] in published]
             before += len(known)
             compiled_again += sum(map(farm.compiled, known))
-            told = client.report(build_id)["build"]["counts"]
-            assert {state: told[state] for state in ENDED if told.get(state)} == counts
+            counted = client.report(build_id)["build"]["counts"]
+            assert {state: counted[state] for state in ENDED if counted.get(state)} == counts
         sums.update(farm.ledger())
         farm.builds.clear()
     pace.measure()

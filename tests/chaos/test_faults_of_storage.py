@@ -59,7 +59,7 @@ def put(store: S3Store, name: str, data: bytes) -> dict[str, Any]:
 
 @pytest.mark.fault("16")
 def test_two_publish_the_same_key(fault: Fault, rig: Rigs) -> None:
-    """A fifth of the creations is first answered with 409, as AWS does beside another write; SeaweedFS never does."""
+    """A fifth of the creations is first answered with 409, as AWS does during another write; SeaweedFS never does."""
     farm, chance, answered = rig(), random.Random(SEED), Counter[int]()
     stores = [S3Store.from_settings(farm.settings) for _ in range(2)]
     winner: dict[str, str] = {}

@@ -340,7 +340,7 @@ def test_rolling_restart(fault: Fault, rig: Rigs) -> None:
 
 @pytest.mark.fault("7")
 def test_a_job_that_kills_workers(fault: Fault, rig: Rigs) -> None:
-    """It takes what runs beside it along: that is tried again, and done. Submitted again, it takes one worker more."""
+    """It ends what other slots run, too: that is tried again, and done. Submitted again, it takes one worker more."""
     farm = rig()
     client = farm.serve()
     bad = fault.count.good // 2

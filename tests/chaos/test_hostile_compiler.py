@@ -163,7 +163,7 @@ ATTACKS = {
 """What the stand-in does (`tests/support/standin/leaving.py`), and as what it ends."""
 
 IN_TIME = {"folders without end": FailureKind.DISK_LIMIT}
-"""As what it ends if the guard looks before the child is done: whoever hides from it has too much."""
+"""As what it ends if the guard looks before the child is done: a process that hides from it has too much."""
 
 
 def kept_by_the_kernel() -> list[str]:

@@ -1,4 +1,4 @@
-"""Loads that may not hurt others: a huge build beside small ones."""
+"""Loads that may not hurt others: a huge build and small ones at once."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from farm.artifacts import (
     readable,
     reference_key,
     sidecar_key,
+    statements_key,
     upload_key,
 )
 from farm.artifacts.index import rebuild
@@ -98,6 +99,7 @@ def object_storage() -> Document:
             "sidecar": sidecar_key("pr-7", DIGEST),
             "sidecars": artifacts_prefix("pr-7"),
             "reference outputs": reference_key("pr-7", DIGEST),
+            "statements": statements_key("pr-7", DIGEST),
         },
         "readable": {"main": readable("main"), "pr-7": readable("pr-7")},
         "ref of finished builds": LATEST,

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 
 from farm.client.client import freeze
 from farm.manifest import parse_manifest
-from farm.matrix import expand
+from farm.matrix.cells import expand
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.spec import Device
@@ -32,7 +32,10 @@ from farm.targets.pools import FEATURES, Pool, Target
 
 ROOT = Path(__file__).parent.parent.parent
 
-CONVERTED = {f"docs/guide/convert.md: {name}" for name in ("from-torch", "from-tensorflow", "frozen")}
+CONVERTED = {
+    f"docs/guide/convert.md: {name}"
+    for name in ("from-torch", "from-tensorflow", "from-tensorflow-for-nvidia", "frozen")
+}
 """Manifests whose models only torch and TensorFlow can make: they are not recorded."""
 
 SAMPLES = 2

@@ -8,17 +8,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import typer
-
 from farm import errors
 from farm.api.application import openapi
 from farm.api.auth import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
-from farm.cli.commands import app
 from farm.client.family import schema as family_schema
 from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
 from farm.manifest import manifest_schema
+from tests.support.command_line import whole_command_line
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -66,7 +64,7 @@ def without_words(document: Any) -> Any:
 
 def command_lines() -> Document:
     """Every command with its options and arguments."""
-    return dict(_commands("farm", typer.main.get_command(app)))
+    return dict(_commands("farm", whole_command_line()))
 
 
 def _commands(name: str, command: Any) -> Any:

@@ -1,6 +1,6 @@
 """Records the farm's contracts again: `python -m tests.contracts.record`, from the repository's root.
 
-Only for a change that is meant: whoever uses the farm relies on what is recorded. The diff of `recorded/` goes into the
+Only for a change that is meant: users of the farm rely on what is recorded. The diff of `recorded/` goes into the
 commit that makes the change, and says what it changes for users.
 """
 

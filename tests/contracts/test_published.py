@@ -1,4 +1,4 @@
-"""Documents that are checked in for whoever reads them without running the farm: they say what the code says."""
+"""Documents that are checked in for those who read them without running the farm: they say what the code says."""
 
 from __future__ import annotations
 

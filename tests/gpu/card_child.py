@@ -1,6 +1,7 @@
 """A stand-in for a broken kernel, and for a foreign process: what it does to a card, by the driver's own interface.
 
 python card_child.py hold GPU-UUID BYTES      holds memory until its standard input ends
+python card_child.py use FOLDER MODEL         runs the pack in a folder, prints how far it is from the model on the CPU
 (as a child of the farm, action `illegal`)    writes to an address that is nobody's
 (as a child of the farm, action `reach`)      starts CUDA, and tries to reach what is not its own
 """
@@ -44,6 +45,20 @@ def hold(size):
     sys.stdin.read()
 
 
+def use(folder, model):
+    import runpy
+
+    import numpy as np
+    import onnxruntime
+
+    session = runpy.run_path(str(Path(folder) / "use.py"))["session"]
+    [described] = session.get_inputs()
+    feeds = {described.name: np.random.default_rng(5).standard_normal(described.shape).astype(np.float32)}
+    [found] = session.run(None, feeds)
+    [wanted] = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    print(float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)))
+
+
 def illegal(request, messages):
     """Load a kernel that is broken and run it; what the driver says of it is the error."""
     messages.phase("compiling", None, "a broken kernel")
@@ -75,6 +90,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "hold":
         os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2]
         hold(int(sys.argv[3]))
+    elif sys.argv[1] == "use":
+        use(*sys.argv[2:])
     else:
         import child
 

@@ -21,11 +21,12 @@ def draw(run: Run, path: Path) -> None:
         times, counts = [0.0, *(at for at, _ in changes), end], [0, *(count for _, count in changes)]
         axes.stairs([card + 0.35 * count for count in counts], times, baseline=card, fill=True)
     axes.set_yticks(range(len(run.cards)), [f"card {card}" for card in range(len(run.cards))])
+    axes.set_ylim(0, len(run.cards))
     axes.set_xlabel("seconds")
     axes.set_title("processes on each card, by NVML (the height of a step is one)")
     for name, found in run.found.items():
         axes.axvline(found["from"], color="grey", linewidth=0.5)
-        axes.text(found["from"], len(run.cards) - 0.2, name, fontsize=7, rotation=20)
+        axes.text(found["from"], len(run.cards) - 0.05, name, fontsize=7, rotation=90, va="top", ha="right")
     figure.savefig(path, dpi=110)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from farm.artifacts.sidecar import validate
 from farm.client.client import FarmClient, freeze
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
@@ -25,6 +26,7 @@ from farm.local.embedded import EmbeddedFarm
 from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
+from farm.packs.starters import for_own_program
 from farm.settings import Settings, load_settings
 from farm.targets.compilers import COMPILERS
 from tests.gpu.card_sampler import Sampler
@@ -36,8 +38,12 @@ from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 CHILD = Path(__file__).with_name("card_child.py")
 THREADS = 4
 """Threads of each slot, however many cards there are."""
+LONGEST_START = 60.0
+"""Seconds after which some job of a build has begun, or its stage breaks: time on a card is dear."""
 MOST_OVERHEAD = 1.05
 """What the farm may take of one card's time, in times of a plain loop's."""
+PROOF = ("ratio", "interval", "tuned", "baseline")
+"""What a sidecar says of the tuned program and the untuned one, which took turns."""
 LEAST_OF_FOUR = 3.4
 """What four cards do at least, in times of one's work."""
 
@@ -64,9 +70,14 @@ def build(client: FarmClient, manifest: Path, seconds: float) -> dict[str, Any]:
 
 
 def follow(client: FarmClient, build_id: str, seconds: float) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while client.build(build_id)["state"] == "open" and time.monotonic() < deadline:
+    """Wait for a build's end, so long at most; raises at once if the workers have begun nothing for a minute."""
+    start = time.monotonic()
+    while client.build(build_id)["state"] == "open" and time.monotonic() - start < seconds:
         time.sleep(0.2)
+        if time.monotonic() - start > LONGEST_START:
+            cells = client.report(build_id)["cells"]
+            if all(cell["state"] == "queued" for cell in cells):
+                raise RuntimeError(f"no job has begun: {sorted({cell['waiting'] or '' for cell in cells})}")
     return client.report(build_id)
 
 
@@ -132,12 +143,14 @@ class Run:
         nets: Sequence[str] = tuple(NETS),
         copies: int = 1,
         more: str = "",
+        device: str = "",
     ) -> Path:
         """Write a manifest of larger nets, each so often with other weights."""
         folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
-        known = [each for each in precisions if each in COMPILERS["onnxruntime"].precisions(self.device)]
-        lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{self.device}]"]
+        device = device or self.device
+        known = [each for each in precisions if each in COMPILERS["onnxruntime"].precisions(device)]
+        lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{device}]"]
         lines += [f"precisions: [{', '.join(known)}]", "models:"]
         for copy in range(copies):
             for seed, net in enumerate(nets):
@@ -214,6 +227,7 @@ class Run:
             "conditions": sidecars[0]["measurements"]["conditions"] if sidecars else [],
             "most_processes_on_a_card": self.sampler.most(since),
             "ok": all((report["build"]["verdict"] or {}).get("exit_code") == 0 for report in reports)
+            and self.sampler.most(since) <= 1
             and all(mark == (["bf16"] if "/bf16/" in name else []) for name, mark in marks.items()),
         }
 
@@ -392,13 +406,18 @@ class Run:
                 }
                 found.append(
                     [
-                        {**row, "tuning": sidecars[row["identifier"]]["tuning"] if row["latency"] else None}
+                        {
+                            **row,
+                            "tuning": sidecars[row["identifier"]]["tuning"] if row["latency"] else None,
+                            **{name: sidecars[row["identifier"]]["measurements"].get(name) for name in PROOF},
+                        }
                         for row in rows(report)
+                        if row["latency"]
                     ]
                 )
                 manifest.write_text(f"{manifest.read_text()}salt: turn {turn}\n")
         first, second = found
-        good = all(row["state"] == "succeeded" for row in [*first, *second])
+        good = len(first) == len(second) == len(nets)
         return {
             "killed": victim,
             "cells": first,
@@ -407,6 +426,42 @@ class Run:
             and bool(victim)
             and all(row["tuning"]["known"] and not row["tuning"]["tuned"] for row in second),
         }
+
+    def tensorrt(self) -> dict[str, Any]:
+        """The larger nets by TensorRT, if its libraries are here: the program is the engine."""
+        if not any(pool.target.device == "tensorrt" for pool in survey(load_settings()).pools):
+            return {"left_out": "TensorRT's libraries are not here", "ok": True}
+        manifest = self.manifest("tensorrt", ["fp32", "tf32", "fp16", "bf16"], device="tensorrt")
+        with a_farm(self.work / "tensorrt-farm", self.cards) as (client, _):
+            wait_for_probe(client)
+            report = build(client, manifest, 400)
+            sidecars = [client.artifact(cell["key"]) for cell in report["cells"] if cell["facts"]]
+        return {
+            "cells": rows(report),
+            "placement": {each["identifier"]: each["placement"] for each in sidecars},
+            "computed_in": {each["identifier"]: each["compute_dtypes"] for each in sidecars},
+            "ok": succeeded(report) == len(report["cells"]),
+        }
+
+    def loaded(self) -> dict[str, Any]:
+        """A fetched program runs by its pack as it was verified: fp32 without TF32, tf32 with it."""
+        manifest = self.manifest("loaded", ["fp32", "tf32"], nets=["residual"])
+        found = {}
+        with a_farm(self.work / "loaded-farm", self.cards[:1]) as (client, _):
+            wait_for_probe(client)
+            report = build(client, manifest, 100)
+            for cell in report["cells"]:
+                sidecar = client.artifact(cell["key"])
+                folder = self.work / "loaded-farm" / "packs" / cell["precision"]
+                folder.mkdir(parents=True)
+                client.download(sidecar["blobs"]["program"], folder)
+                (folder / "use.py").write_text(for_own_program(validate(sidecar)))
+                command = [sys.executable, str(CHILD), "use", str(folder), str(manifest.parent / "residual-0.onnx")]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr[-2000:]
+                found[cell["precision"]] = float(done.stdout)
+        good = found.get("fp32", 1) < 1e-5 and ("tf32" not in found or found["tf32"] > 1e-5)
+        return {"cells": rows(report), "error": found, "ok": good}
 
     def illegal(self) -> dict[str, Any]:
         """A broken kernel is a fault of the GPU; the next child on the card runs."""

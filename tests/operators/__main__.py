@@ -132,12 +132,12 @@ def run(
         started: list[str] = []
 
         def tell(message: Any, started: list[str] = started) -> None:
-            told = json.loads(message["detail"])
-            name = told["case"]
-            if "found" in told:
-                ends[name] = compared(told["found"], tolerances[name])
-            elif "error" in told:
-                ends[name] = refused(told["error"])
+            answer = json.loads(message["detail"])
+            name = answer["case"]
+            if "found" in answer:
+                ends[name] = compared(answer["found"], tolerances[name])
+            elif "error" in answer:
+                ends[name] = refused(answer["error"])
             else:
                 started.append(name)
 

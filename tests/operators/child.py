@@ -27,18 +27,18 @@ def work(request: dict, messages) -> dict:
     for case in request["cases"]:
         messages.phase("verifying", None, json.dumps({"case": case["name"]}))
         shared = {name: request[name] for name in ("compiler", "device", "threads", "search", "options")}
-        told = {"case": case["name"]}
+        answer = {"case": case["name"]}
         try:
             actions.run_action({**shared, **case["compile"], "action": "compile"}, Quiet())
-            told["found"] = actions.run_action({**shared, **case["evaluate"], "action": "evaluate"}, Quiet())[
+            answer["found"] = actions.run_action({**shared, **case["evaluate"], "action": "evaluate"}, Quiet())[
                 "verification"
             ]
         except failure as error:
-            told["error"] = {"kind": error.kind, "message": error.message, "detail": error.detail[:2000]}
+            answer["error"] = {"kind": error.kind, "message": error.message, "detail": error.detail[:2000]}
         except Exception as error:
             traceback.print_exc()
-            told["error"] = {"kind": "internal", "message": f"{type(error).__name__}: {error}", "detail": ""}
-        messages.phase("verifying", None, json.dumps(told))
+            answer["error"] = {"kind": "internal", "message": f"{type(error).__name__}: {error}", "detail": ""}
+        messages.phase("verifying", None, json.dumps(answer))
     return {}
 
 

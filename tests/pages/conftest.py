@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from farm.app import Farm
+from farm.builds.acknowledged import today
 from farm.jobs.state import FailureKind, Outcome
 from tests.support.shown import GPU, Cell, accept, backdate, claim, failed, matrix_of, passed, play, register
 
@@ -88,6 +92,10 @@ class Shown:
         """Every page by its name."""
         home = "/ui/ns/main"
         return {
+            "now": home,
+            "history": f"{home}/history/{YEAR}",
+            "across": f"{home}/across?name=vision-nightly",
+            "known": f"{home}/known",
             "builds": f"{home}/builds",
             "build": f"{home}/builds/{self.build}",
             "open": f"{home}/builds/{self.open}",
@@ -113,6 +121,30 @@ def speed_of(order: Mapping[str, Any]) -> float:
     device = 0.11 if "gfx942" in target else 1.0
     batch = int(shape.removeprefix("b"))
     return SPEEDS[model] * device * {"fp32": 1.0, "fp16": 0.58, "int8": 0.41}[precision] * (0.4 + 0.6 * batch)
+
+
+YEAR = "resnet50/migraphx-gfx942/fp16/b8"
+"""A cell that was built every third day for a year."""
+
+
+def a_year(farm: Farm) -> None:
+    """Fill the history of one cell: noise, a new toolchain, a new driver, one failure, one regression."""
+    noise = random.Random(7)
+    for number in range(120):
+        ended = time.time() - (120 - number) * 3 * 86_400
+        made = number != 70
+        latency = 0.00134 * (0.93 if number >= 40 else 1.0) * (1.11 if number >= 100 else 1.0) * noise.gauss(1.0, 0.008)
+        facts = {
+            "key": f"{number:064x}", "toolchain": "rocm7.2-5f3a9c01" if number >= 40 else "rocm7.1-77aa01be",
+            "driver": "6.14.0" if number >= 85 else "6.12.12", "device": "gfx942", "node": f"gpu-{number % 2 + 1}",
+            "latency": latency, "errors": {"logits": 3e-4}, "program": {"size": 1}, "shared": number % 29 == 28,
+        }  # fmt: skip
+        cell = {
+            "identifier": YEAR, "state": "succeeded" if made else "failed", "kind": "" if made else "compiler_crash",
+            "hit": number % 17 == 16, "key": facts["key"], "facts": facts if made else None,
+        }  # fmt: skip
+        build = {"namespace": "main", "id": f"b-{number:016x}", "name": "vision-nightly", "ended_at": ended}
+        farm.cell_history.add({"build": build, "cells": [cell]})
 
 
 @pytest.fixture
@@ -155,6 +187,11 @@ def shown(farm: Farm, redis_url: str) -> Shown:
             farm.store.jobs.finish(job, claimed.token, made)
         else:
             farm.store.jobs.renew(claimed.token, job, phase="compiling" if number % 2 else "measuring")
+    a_year(farm)
+    failed_cell = "whisper-tiny/migraphx-gfx942/int8/b8"
+    link, reason = "https://github.com/ROCm/AMDMIGraphX/issues/4711", "fuse_mlir crashes on this layout, bug 4711"
+    known = {"cell": failed_cell, "kind": "compiler_crash", "reason": reason, "link": link, "by": "ann"}
+    farm.acknowledged.put("main", {**known, "until": str(today() + timedelta(days=2)), "at": time.time()})
     accept(farm, "audio-weekly", [Cell("denoise", precision="fp32")], created_by="ci")
     backdate(farm, redis_url)
     crashed = rows["whisper-tiny/migraphx-gfx942/int8/b8"]["job"]

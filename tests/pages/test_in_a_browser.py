@@ -48,6 +48,8 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         page.goto(path)
         if folder:
             page.screenshot(path=Path(folder) / f"{name}-{look}.png", full_page=name not in ("log",))
+            if name == "history":
+                page.screenshot(path=Path(folder) / f"{name}-top-{look}.png")
         wrong += [f"{name}: {each}" for each in findings(page)]
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             wrong.append(f"{name}: wider than the screen")
@@ -118,7 +120,7 @@ def test_the_log_opens_at_the_first_error(new_page: NewPage, shown: Shown) -> No
 
 def test_the_ways_to_use_an_artifact_open_without_a_script(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["artifact"], java_script_enabled=False)
-    expect(page.get_by_text("farm fetch resnet50 --target migraphx/gfx942")).to_be_visible()
+    expect(page.get_by_text("farm fetch resnet50 --target migraphx/gfx942").first).to_be_visible()
     for title, text in {
         "Python": "migraphx.load",
         "C++": "migraphx::load",
@@ -135,6 +137,28 @@ def test_pages_print_without_their_controls(new_page: NewPage, shown: Shown) -> 
     expect(page.locator("header")).to_be_hidden()
     expect(page.locator("form.filters").first).to_be_hidden()
     expect(page.locator("#matrix")).to_be_visible()
+
+
+def test_a_year_of_a_cell_is_a_chart_and_without_a_script_a_drawing(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["history"])
+    expect(page.locator("#chart canvas")).to_be_visible()
+    expect(page.locator("#chart svg")).to_have_count(0)
+    page.locator("#chart .u-over").hover()
+    expect(page.locator("#chart .u-legend")).to_contain_text("ms")
+    page = new_page(shown.paths["history"], java_script_enabled=False)
+    expect(page.locator("#chart svg .point").first).to_be_visible()
+    expect(page.locator("#chart svg .change")).to_have_count(2)
+
+
+def test_a_failure_is_acknowledged_by_keyboard(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(f"{shown.paths['build']}/cells/yolo11n/migraphx-gfx942/int8/b1")
+    page.locator("summary", has_text="I know this failure").press("Enter")
+    page.get_by_label("What is known").fill("quantized too coarsely, bug 12")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/known#"))
+    expect(page.locator("main")).to_contain_text("bug 12")
+    page.get_by_role("button", name=re.compile("Forget yolo11n")).click()
+    expect(page.locator("main")).not_to_contain_text("bug 12")
 
 
 # --- live -----------------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ def test_two_programs_take_turns_and_the_faster_is_named(run: Run, slow: Path, f
     assert "latency (ms)" in picture
 
 
+@pytest.mark.usefixtures("known")
 def test_against_the_original_model(run: Run, fast: Path, tmp_path: Path) -> None:
     code, out, err = run("bench", str(fast), "--against", "onnxruntime", "--seconds", "0.2")
     assert (code, out) == (2, "")
@@ -110,6 +111,7 @@ def test_against_the_original_model(run: Run, fast: Path, tmp_path: Path) -> Non
     assert "was not made from a PyTorch model" in err
 
 
+@pytest.mark.usefixtures("known")
 def test_a_family_is_measured_by_batch_and_drawn(run: Run, tmp_path: Path) -> None:
     """A folder as `farm fetch --family` writes it: one artifact in a folder of its own for each batch."""
     model = net(tmp_path / "net.onnx", 1)
@@ -124,6 +126,7 @@ def test_a_family_is_measured_by_batch_and_drawn(run: Run, tmp_path: Path) -> No
     assert "throughput (samples a second)" in Path("batches.svg").read_text()
 
 
+@pytest.mark.usefixtures("known")
 def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: Path) -> None:
     code, _, err = run("bench", "nothing.mxr")
     assert code == 4

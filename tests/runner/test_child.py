@@ -133,11 +133,11 @@ def test_log_is_kept_and_its_last_lines_are_the_detail(hostile: Run, tmp_path: P
 
 def test_answer_and_progress_arrive(hostile: Run) -> None:
     """Phases come in order, as they happen; an answer may be longer than a pipe holds."""
-    told: list[Any] = []
-    end = hostile("talk", on_message=told.append)
+    messages: list[Any] = []
+    end = hostile("talk", on_message=messages.append)
     assert end.ok
     assert end.result == {"long": "x" * 300_000}
-    assert [(message["phase"], message["progress"]) for message in told] == [
+    assert [(message["phase"], message["progress"]) for message in messages] == [
         ("compiling", None),
         *[("tuning", index / 5) for index in range(5)],
     ]

@@ -250,7 +250,7 @@ def test_a_program_is_measured_beside_the_pytorch_model(
     assert (code, f"--model {source}" in err) == (2, True)
     code, _, err = bench("--model", str(torch_models / "samples.npz"))
     assert (code, "is not the PyTorch model that net.onnx was made from" in err) == (2, True)
-    monkeypatch.setattr("farm.local.bench.MIN_ROUNDS", 1)  # torch takes seconds to import, in each round anew
+    monkeypatch.setattr("farm.local.bench.MIN_ROUNDS", 1)  # torch takes seconds to import, in each round
     code, out, err = bench("--model", model, "--seconds", "0.1", "--json")
     assert code == 0, err
     [found] = json.loads(out)["artifacts"]

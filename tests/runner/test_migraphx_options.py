@@ -83,7 +83,7 @@ def test_int4_weights_are_packed_counted_and_still_right(
     compiled = net.compile(precision)
     assert compiled["quantized"] == {"weights": 2}
     packed_bytes = compiled["weight_dtypes"]["int8" if symmetric else "uint8"]
-    assert 0 <= packed_bytes - (64 * 96 + 48 * 96) // 2 <= 300, "the zero points of blocks come beside"
+    assert 0 <= packed_bytes - (64 * 96 + 48 * 96) // 2 <= 300, "the zero points of blocks are added"
     assert full["weight_dtypes"] == {"float32": (64 * 96 + 48 * 96 + 48 * 6) * 4}
     assert net.evaluate(precision)["verification"]["errors"]["y"] < 0.2
 

@@ -24,9 +24,11 @@ from farm.artifacts import sidecar as sidecars
 from farm.cli import main
 from farm.files import NotPlain
 from farm.local.optimize import store
-from farm.node.survey import Findings, survey
+from farm.local.single_cell import Wanted, plan
+from farm.node.survey import Findings
 from farm.settings import load_settings
-from farm.spec import CompileSpec, cache_key
+from farm.spec import CompileSpec, Device, cache_key
+from farm.targets.pools import Pool, Target
 from tests.support.compiling import MAGIKA, PNET
 
 Run = Callable[..., tuple[int, str, str]]
@@ -41,17 +43,6 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # `signal` belongs to the test runner again afterwards.
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(signal, "signal", lambda *_: before)
-
-
-@pytest.fixture(scope="module")
-def findings() -> Findings:
-    """This machine, without MIGraphX: it is looked at once."""
-    return survey(load_settings({}))
-
-
-@pytest.fixture
-def known(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.local.single_cell.survey", lambda settings: findings)
 
 
 @pytest.fixture
@@ -88,7 +79,7 @@ def net(tmp_path: Path) -> Path:
 
 
 def left_over(folder: Path) -> list[str]:
-    """What a run left behind beside the model: work folders, half-written files, programs."""
+    """What a run left behind next to the model: work folders, half-written files, programs."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix != ".onnx")
 
 
@@ -114,7 +105,7 @@ def test_a_real_model_is_compiled_checked_and_compared(run: Run, tmp_path: Path)
 
 @pytest.mark.usefixtures("known")
 def test_the_sidecar_is_the_farms_own(run: Run, net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Same schema, and the key that a build gives to the same spec; `farm inspect` finds it beside the program."""
+    """Same schema, and the key that a build gives to the same spec; `farm inspect` finds it next to the program."""
     code, _, err = run(str(net), "--batch", "4")
     assert code == 0
     assert "onnxruntime-cpu/fp32/b4" in err
@@ -183,7 +174,7 @@ def test_an_input_file_gives_the_shape_and_is_what_it_is_run_on(run: Run, net: P
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
-    ("arguments", "told", "hint"),
+    ("arguments", "message", "hint"),
     [
         (["--fp16", "--bf16"], "--fp16 --bf16 cannot be combined", "onnxruntime/cpu has"),
         (["--fp8"], "onnxruntime/cpu has no --fp8", "has native, fp32"),
@@ -201,12 +192,12 @@ def test_an_input_file_gives_the_shape_and_is_what_it_is_run_on(run: Run, net: P
     ],
 )
 def test_what_does_not_go_together_is_refused_with_what_to_do(
-    run: Run, net: Path, tmp_path: Path, arguments: list[str], told: str, hint: str
+    run: Run, net: Path, tmp_path: Path, arguments: list[str], message: str, hint: str
 ) -> None:
     target = [] if "-t" in arguments else ["-t", "onnxruntime/cpu"]
     code, out, err = run(str(net), *target, *arguments)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert hint in err
     assert left_over(tmp_path) == []
 
@@ -318,3 +309,48 @@ def test_what_lies_in_a_programs_place_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(NotPlain, match="not a regular file with one name"):
         store(made, tmp_path / "out" / "net.onnx")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def on_cards(tensorrt: bool = True) -> Findings:
+    """A machine with an H200, whose libraries are there."""
+    card = Device("sm_90:h200", 132)
+    pools = [Pool(Target("onnxruntime", "cuda"), "onnxruntime1.31.1-cuda13.0-aabbccdd", card, 1)]
+    if tensorrt:
+        build = "onnxruntime1.31.1-tensorrt10.13.3-cuda13.0-aabbccdd"
+        pools.append(Pool(Target("onnxruntime", "tensorrt"), build, card, 1))
+    return Findings(pools)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target", "precision", "options"),
+    [
+        ({}, "onnxruntime/cuda", "fp32", {}),
+        ({"precisions": ["tf32"], "gpu_memory_limit": 2 << 30}, "onnxruntime/cuda", "tf32", {"gpu_mem_limit": 2 << 30}),
+        (
+            {"target": "onnxruntime/tensorrt", "precisions": ["fp16"], "options": {"trt_max_workspace_size": 1 << 28}},
+            "onnxruntime/tensorrt", "fp16", {"trt_max_workspace_size": 1 << 28},
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_for_an_nvidia_card_is_planned(
+    arguments: dict[str, Any],
+    target: str,
+    precision: str,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("farm.local.single_cell.survey", lambda _: on_cards())
+    planned = plan(
+        Wanted(model=PNET, inputs={"input_1": ["batch", 12, 12, 3]}, **arguments), load_settings({}), tmp_path
+    )
+    assert (str(planned.pool.target), planned.cell.spec.precision) == (target, precision)
+    assert {name: value for name, value in planned.cell.spec.options.items() if name in options} == options
+
+
+def test_what_only_tensorrt_has_is_refused_elsewhere(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.local.single_cell.survey", lambda _: on_cards(tensorrt=False))
+    code, _, said = run(str(PNET), "--input", "input_1=1x12x12x3", "--workspace", "1GiB")
+    assert code == 2 and "onnxruntime has no option trt_max_workspace_size" in said
+    code, _, said = run(str(PNET), "--input", "input_1=1x12x12x3", "-t", "onnxruntime/tensorrt")
+    assert code == 2 and "not on this machine; here is onnxruntime/cuda" in said

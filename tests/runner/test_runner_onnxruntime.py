@@ -174,7 +174,7 @@ def test_user_samples_and_expected_outputs_win(tmp_path: Path) -> None:
 
 
 def test_sample_file_reproduces_the_reference(case: NewCase) -> None:
-    """The sample beside an artifact holds inputs and expected outputs by the model's own names."""
+    """The sample next to an artifact holds inputs and expected outputs by the model's own names."""
     import onnxruntime
 
     net = case(RNET)
@@ -318,10 +318,10 @@ def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> Non
     net = case(RNET)
     net.reference()
     net.compile("fp32")
-    net.told.clear()
+    net.messages.clear()
     measured = net.evaluate("fp32", measure_seconds=1e-9)["measurements"]
     assert measured["repeats"] == 1
-    assert [message["progress"] for message in net.told if message["phase"] == "verifying"][-1] == 7 / 8
+    assert [message["progress"] for message in net.messages if message["phase"] == "verifying"][-1] == 7 / 8
 
 
 def test_overhead_of_one_child_is_the_interpreter(case: NewCase) -> None:

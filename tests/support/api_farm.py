@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from farm.api import page_reading
 from farm.api.application import create_app
 from farm.api.connections import BoundedConnection
 from farm.api.server import Listening, server_config
@@ -48,14 +49,20 @@ ANY_PORT = Listening("127.0.0.1", 0)
 
 ADMINS_ONLY = {
     "/v1/audit",
+    "/v1/changes",
     "/v1/gc",
     "/v1/history/rebuild",
     "/v1/tokens",
     "/v1/tokens/{name}",
+    "/v1/revocations/issue",
     "/v1/pools/{name}/pause",
     "/v1/pools/{name}/resume",
     "/v1/workers/{name}/drain",
     "/v1/nodes/{name}/unfence",
+    "/v1/webhooks",
+    "/v1/webhooks/{name}",
+    "/v1/webhooks/{name}/deliveries",
+    "/v1/webhooks/{name}/deliveries/{message}/replay",
 }
 OPEN_TO_ALL = {"/v1/health", "/v1/schema/manifest"}
 
@@ -103,6 +110,8 @@ def farm(settings: Settings) -> Farm:
 @pytest.fixture(scope="session")
 def api() -> Iterator[tuple[FastAPI, str]]:
     """The session's API server: it serves one farm after the other, since to start and to end it takes time."""
+    # A busy machine takes its time: only tests of impatience are about that.
+    page_reading.PATIENCE = page_reading.IMPATIENCE = 120.0
     app = create_app(Farm(load_settings({}, api_token="of no farm")))
     with serving(app) as url:
         yield app, url
@@ -174,7 +183,7 @@ def succeed(
             "created": created,
             "job": job_id,
         }
-        farm.artifacts.publish(namespace, sidecar)
+        farm.artifacts.publish(namespace, sidecar, sign=farm.notary.attest if farm.notary else None)
         farm.store.index.put(namespace, key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 

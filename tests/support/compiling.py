@@ -55,8 +55,9 @@ class Case:
     outputs: Sequence[str] = ()
     search: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
+    python: str = ""
     limits: ChildLimits = field(default_factory=lambda: ChildLimits(time=120))
-    told: list[Mapping[str, Any]] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def program(self) -> Path:
@@ -78,9 +79,10 @@ class Case:
         end = run_child(
             request,
             log_path=self.folder / "log.txt",
+            python=self.python,
             folder=self.folder,
             limits=self.limits,
-            on_message=self.told.append,
+            on_message=self.messages.append,
         )
         failure = classify(end)
         if failure:
@@ -108,7 +110,7 @@ class Case:
     def pack(self, precision: str, **quantization: Any) -> dict[str, int]:
         """Give the model int4 weights; the later steps take that one."""
         packed = self.folder / "packed.onnx"
-        options = COMPILERS[self.compiler].filled_quantization(precision, quantization)
+        options = COMPILERS[self.compiler].filled_quantization(precision, quantization, self.device)
         found = self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
         self.path = packed
         return dict(found["quantized"])
@@ -125,7 +127,7 @@ class Case:
             "compile",
             expected=expected,
             precision=precision,
-            quantization=COMPILERS[self.compiler].filled_quantization(precision, quantization),
+            quantization=COMPILERS[self.compiler].filled_quantization(precision, quantization, self.device),
             tuning={"mode": "off"},
             calibration=calibration or {"generate": 16, "seed": 0, "ranges": self.ranges},
             program=str(self.program),

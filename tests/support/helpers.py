@@ -22,6 +22,6 @@ def wait_until(fact: Callable[[], T], timeout: float = 60.0, message: str = "") 
         if (now := time.monotonic()) > deadline:
             said = message or getattr(fact, "__name__", repr(fact))
             raise AssertionError(f"not true within {timeout} s: {said} (last answer {answer!r})")
-        time.sleep(max(0.01, now - asked))
+        time.sleep(max(0.02, now - asked))
         asked = time.monotonic()
     return answer

@@ -339,7 +339,7 @@ def external(location: str, **more: str) -> onnx.ModelProto:
 
 
 def _at(location: str, prepare: Callable[[Path, Path], object] | None = None, **more: str) -> Escape:
-    """External data at a location; `{outside}` in it is a folder beside the model's that holds a secret."""
+    """External data at a location; `{outside}` in it is a folder next to the model's that holds a secret."""
     return lambda outside: external(location.format(outside=outside), **more), prepare or _data
 
 
@@ -477,7 +477,7 @@ ESCAPES: dict[str, Escape] = {
     "a function's default": _hidden(_in_default),
     "a graph for training": _hidden(_in_training),
 }
-"""Makers of a model, which get a folder outside; and what is to be put beside the model first."""
+"""Makers of a model, which get a folder outside; and what is to be put next to the model first."""
 
 
 def escape(name: str, folder: Path) -> Path:

@@ -16,13 +16,10 @@ from farm import broker
 from farm.control.loops import ControlPlane
 from farm.jobs.state import Outcome
 from farm.settings import Settings
-from farm.spec import Device
 from farm.store import Claim, Store
-from farm.targets.pools import Pool, Target
 from tests.support.helpers import wait_until
 from tests.support.places import ROOT
-
-POOL = Pool(Target("onnxruntime", "cpu"), "scripted-00000000", Device("cpu"), recipe=1)
+from tests.support.scripted_pool import POOL
 
 
 def new_cell(key: str | None = None, *, script: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
@@ -120,6 +117,8 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         tidy=lambda: None,  # There is no object storage here.
         merge=lambda: None,
         collect=lambda: None,
+        fire=lambda: None,
+        deliver=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))
@@ -134,20 +133,12 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
 START = (
     "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
     "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import SlotKind;"
-    "from farm.node.supervisor import run_worker; from tests.support.jobs import POOL, ask;"
+    "from farm.node.supervisor import run_worker; from tests.support.scripted_pool import POOL, ask;"
     "configure(load_settings()); kind = SlotKind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
     "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
     "probe=lambda settings, kind: ask(wrong)))"
 )
 """What a worker process runs; a test may have one of another release."""
-
-
-def ask(wrong: Path) -> str:
-    """The scripted health probe: it says what is in a file, and leaves a line beside it each time it is asked."""
-    if wrong != Path(os.devnull):
-        with wrong.with_suffix(".asked").open("a") as asked:
-            asked.write("asked\n")
-    return wrong.read_text()
 
 
 class Worker:

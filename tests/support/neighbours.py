@@ -20,7 +20,7 @@ def as_neighbour(deed: Callable[[], Any], within: Path) -> Any:
 
     He stands in that folder even if those above are closed to him, as pytest's are.
     """
-    answers, told = os.pipe()
+    answers, writer = os.pipe()
     if (pid := os.fork()) == 0:
         code = 1
         try:
@@ -30,12 +30,12 @@ def as_neighbour(deed: Callable[[], Any], within: Path) -> Any:
             os.setresuid(NOBODY, NOBODY, NOBODY)
             data = json.dumps(deed()).encode()
             os.close(answers)
-            with os.fdopen(told, "wb") as file:
+            with os.fdopen(writer, "wb") as file:
                 file.write(data)
             code = 0
         finally:
             os._exit(code)
-    os.close(told)
+    os.close(writer)
     with os.fdopen(answers, "rb") as file:
         data = file.read()
     assert os.waitpid(pid, 0)[1] == 0, "it failed as another user"

@@ -177,7 +177,7 @@ class ScriptedSteps(Steps):
 
 
 def save_model(folder: Path, operations: Sequence[str], slowest: float = 0.004, *, gate: Path | None = None) -> Path:
-    """Write a model of these operations, with an empty log of work beside it."""
+    """Write a model of these operations, with an empty log of work next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.json"
     log = folder / "work.log"

@@ -22,6 +22,9 @@ POOLS = {"onnxruntime/cpu": POOL, "migraphx/gfx942": GPU}
 PRECISIONS = ("fp32", "fp16", "int8")
 LOG = """\
 {identifier} attempt {number}
+== fetching ==
+model from the node's cache
+== compiling ==
 reading {model}.onnx: 214 nodes, 25.6 MB
 \x1b[32mparsed\x1b[0m in 0.41 s
 pass: eliminate_contiguous 0.012 s

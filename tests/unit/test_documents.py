@@ -12,9 +12,8 @@ from farm.artifacts import sidecar
 from farm.artifacts.tokens import TokenDocument
 from farm.client import family
 from farm.jobs.estimate import EstimateDocument, OutlookDocument, RangeDocument
-from farm.jobs.order import ConversionRecord, ExampleTensor
+from farm.jobs.order import ChosenGates, ConversionRecord, ExampleTensor
 from farm.jobs.rows import CancelledCells, VerdictDocument
-from farm.manifest.choice import ChosenGates
 from farm.matrix.planned import BlobSize, ShownCell, ShownPlan, SubmissionDocument
 from farm.models.data import FrozenDataDocument
 from farm.models.model import FrozenModelDocument, TensorDocument

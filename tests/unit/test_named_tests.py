@@ -1,4 +1,4 @@
-"""`docs/security.md` names a test for each wall, `docs/faults.md` one for each fault that was found: they are there."""
+"""Pages that name a test for each wall, each fault that was found and each detail: the tests are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import pytest
 
 from tests.support.places import ROOT
 
-PAGES = {"security.md": "## How it is tested", "faults.md": "## What was lost before"}
+PAGES = {
+    "security.md": "## How it is tested",
+    "faults.md": "## What was lost before",
+    "details.md": "## The details",
+}
 """By page, the section that has the table."""
 
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -55,12 +55,12 @@ def test_secrets_do_not_show_in_text() -> None:
     assert "t0ken" not in str(settings)
 
 
-# --- a file that lies in the folder: whoever made the folder wrote it ------------------------------------------------
+# --- a file that lies in the folder: who made the folder wrote it ---------------------------------------------------
 
 
 @pytest.fixture
 def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that somebody else made, with us in it, and the user's own (empty) configuration beside it."""
+    """A folder that somebody else made, with us in it, and the user's own (empty) configuration, too."""
     (tmp_path / "home" / "farm").mkdir(parents=True)
     (tmp_path / "clone").mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
@@ -83,8 +83,10 @@ def test_a_folders_file_sets_how_builds_are_made(cloned: Path) -> None:
 
 DANGEROUS = {
     "api_token": '"t"',
+    "proxy_secret": '"p"',
     "migraphx_python": '"./evil"',
     "migraphx_path": '"."',
+    "other_toolchains": '["./evil"]',
     "torch_python": '"./evil"',
     "tensorflow_python": '"./evil"',
     "data_dir": '"/home/user"',
@@ -97,10 +99,14 @@ DANGEROUS = {
     "s3_secret_key": '"k"',
     "s3_sources": '["private"]',
     "api_hosts": '["evil.example"]',
+    "webhook_networks": '["0.0.0.0/0"]',
     "gc": "true",
     "keep_days": "0.1",
     "health_port": "8081",
     "trusted_folders": '["/"]',
+    "signing_key": '"./evil.key"',
+    "builder_id": '"urn:example:evil"',
+    "trust_policy": '"./evil.toml"',
 }
 
 

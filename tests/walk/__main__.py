@@ -5,7 +5,7 @@
 
 A *hop* is the first call that enters a file from another file, in each process. Files that every room may use (see
 `SHARED`) do not count. A hop is a *step* if the file calls further files: it hands the cell on. All others are *tools*:
-whoever follows the cell need not open them.
+you need not open them to follow the cell.
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ FOLDER = "FARM_WALK"
 """The environment variable with the folder of the record: the file `calls`, and the switch `on`."""
 HOOK = "FARM_WALK_HOOK"
 """The environment variable with the folder of this module; `hook/sitecustomize.py` reads it."""
-UPKEEP = {"control-reap", "control-sweep", "control-repair", "control-tuning", "control-garbage", "lifeline", "leases"}
+UPKEEP = {
+    *(f"control-{name}" for name in ("reap", "sweep", "repair", "tuning", "triggers", "webhooks", "garbage", "radar")),
+    "lifeline",
+    "leases",
+}
 """Threads that look after the farm, or repeat by the clock what the walk has anyway."""
 ROLES = {"serve": "server", "celery": "worker process", "submit": "farm submit", "fetch": "farm fetch"}
 """What a process is, by a word of its command line; other processes are not followed."""

@@ -20,7 +20,9 @@
 
   function connect() {
     source = new EventSource(`${main.dataset.events}?after=${encodeURIComponent(position)}`);
-    source.addEventListener("open", () => say("Live: this page updates by itself."));
+    source.addEventListener("open", () => {
+      say(position === "reading" ? "It is shown as soon as they are read." : "Live: this page updates by itself.");
+    });
     source.addEventListener("news", (event) => {
       position = event.lastEventId;
       pause = FIRST_PAUSE;

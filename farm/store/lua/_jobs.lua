@@ -133,3 +133,22 @@ local function end_job(job, cells, to, outcome, kind)
     call("PEXPIRE", key("job", job.id) .. part, KEEP)
   end
 end
+
+-- End one live cell of a build, and its job if nobody else waits for it: a queued job at once, a running one at its
+-- worker's next renewal.
+local function cancel_cell(build, identifier, job, outcome)
+  local cells = cells_of(job)
+  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
+                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
+  end_cell(build, identifier, job.state, "cancelled", job, ending(about, outcome))
+  for _, cell in ipairs(cells) do
+    if cell.build == build and cell.identifier == identifier then cell.live = false end
+  end
+  if any_live(cells) then
+    set_priority(job, cells)
+  elseif job.state == "running" then
+    call("HSET", key("job", job.id), "cancelling", "1")
+  else
+    end_job(job, cells, "cancelled", outcome)
+  end
+end

@@ -11,21 +11,7 @@ call("HSET", key("build", build), "stop", "1")
 local outcome = cjson.encode({["end"] = "cancelled", message = reason})
 local identifiers = call("SRANDMEMBER", key("build", build, "live"), limit)
 for _, identifier in ipairs(identifiers) do
-  local job = read(call("HGET", key("build", build, "jobs"), identifier))
-  local cells = cells_of(job)
-  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
-                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
-  end_cell(build, identifier, job.state, "cancelled", job, ending(about, outcome))
-  for _, cell in ipairs(cells) do
-    if cell.build == build and cell.identifier == identifier then cell.live = false end
-  end
-  if any_live(cells) then
-    set_priority(job, cells)
-  elseif job.state == "running" then
-    call("HSET", key("job", job.id), "cancelling", "1")
-  else
-    end_job(job, cells, "cancelled", outcome)
-  end
+  cancel_cell(build, identifier, read(call("HGET", key("build", build, "jobs"), identifier)), outcome)
 end
 if #identifiers == 0 then call("SREM", key("stopping"), build) end
 return #identifiers

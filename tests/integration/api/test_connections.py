@@ -120,7 +120,7 @@ def test_a_request_after_another_has_its_own_time(hasty: str) -> None:
 
 
 def test_idle_connections_do_not_stop_the_api(settings: Settings) -> None:
-    """More of them than the server takes: each newcomer costs one of them, and whoever asks is answered."""
+    """More of them than the server takes: each newcomer costs one of them, and one that asks is answered."""
     with serving(create_app(Farm(settings), loopback=True), Crowded) as url, ExitStack() as held:
         idle = [held.enter_context(connected(url)) for _ in range(3 * Crowded.most)]
         for _ in range(3):

@@ -27,14 +27,14 @@ def test_every_one_is_refused_with_its_line(fault: Fault, tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(Path(corpus).parents[2])}
     done = subprocess.run([sys.executable, corpus, str(tmp_path)], capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    told = json.loads(done.stdout)
-    problems = told["problems"]
-    seconds, name = told["slowest"]
+    answer = json.loads(done.stdout)
+    problems = answer["problems"]
+    seconds, name = answer["slowest"]
     fault.measured(
         refused=sum(map(bool, problems.values())),
         slowest=f"{seconds:.2f} s: {name}",
-        honest=told["honest"],
-        memory_mib=told["memory"] >> 20,
+        honest=answer["honest"],
+        memory_mib=answer["memory"] >> 20,
     )
     assert len(problems) >= fault.count.manifests
     assert [name for name, *_ in hostile() if not problems[name]] == [], "each is refused"
@@ -42,8 +42,8 @@ def test_every_one_is_refused_with_its_line(fault: Fault, tmp_path: Path) -> Non
     assert wrong == [], "each at its line"
     assert all(line > 0 for found in problems.values() for line, _ in found)
     assert all(len(message) < 1000 for found in problems.values() for _, message in found)
-    assert told["memory"] <= 200 << 20
-    assert seconds <= 1.5 * told["honest"], name
+    assert answer["memory"] <= 200 << 20
+    assert seconds <= 1.5 * answer["honest"], name
 
 
 @pytest.mark.fault("22-api")

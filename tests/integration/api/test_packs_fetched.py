@@ -80,7 +80,7 @@ def publish(farm: Farm, order: dict[str, Any], key: str) -> dict[str, Any]:
         "offload_copy": order["spec"]["options"]["offload_copy"],
         "created": "2026-11-22T00:00:00+00:00",
     }
-    farm.artifacts.publish("main", sidecar)
+    farm.artifacts.publish("main", sidecar, sign=farm.notary.attest if farm.notary else None)
     farm.store.index.put("main", key, facts(sidecar))
     return sidecar
 

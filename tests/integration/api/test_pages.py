@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
+import anyio
 import httpx
 import pytest
 
+from farm.api import page_reading
 from farm.api.application import create_app
+from farm.api.build_routes import WATCHERS
+from farm.api.event_hub import EventHub
+from farm.api.page_reading import BuildPages
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen
@@ -64,6 +71,9 @@ PAGES = [
     "/ui/ns/main/jobs/j-1/log/raw",
     f"/ui/ns/main/artifacts/{'ab' * 32}",
     f"/ui/ns/main/artifacts/{'ab' * 32}/log",
+    "/ui/ns/main/history/net/onnxruntime-cpu/fp32/b1",
+    "/ui/ns/main/across?name=nightly",
+    "/ui/ns/main/known",
     "/ui/ns/main/workers",
     "/ui/ns/main/models",
     "/ui/ns/main/storage",
@@ -162,6 +172,8 @@ def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browse
     assert "guest" not in seen.partition("<main")[2] and "nothing names" not in words(seen)
     assert "guest" in browser.get("/ui/ns/main/storage").text
     assert "nothing names" in words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+    accept(farm, "nightly", [Cell("net"), Cell("other")])
+    assert "main 0 2 –" in words(browser.get("/ui/ns/main/storage").text) and "Changes today" not in seen
 
 
 # --- what pages are made of -----------------------------------------------------------------------------------------
@@ -179,7 +191,8 @@ def test_no_page_has_anything_inline_or_from_elsewhere(farm: Farm, browser: http
     key = farm.build_reader.cells("main", build_id)[0]["facts"]["key"]
     for path in [
         "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
-        f"jobs/{job}/log", f"artifacts/{key}", "workers", "models", "storage",
+        f"jobs/{job}/log", f"artifacts/{key}", "workers", "models", "storage", "history/net/onnxruntime-cpu/fp32/b1",
+        "across?name=nightly", "known", "",
     ]:  # fmt: skip
         answer = browser.get(f"/ui/ns/main/{path}")
         assert answer.status_code == 200, (path, answer.text)
@@ -240,6 +253,90 @@ def test_what_is_not_there_is_a_page_that_says_so(browser: httpx.Client, path: s
     answer = browser.get(f"/ui/{path}")
     assert answer.status_code == 404
     assert "<h1>Not" in answer.text
+
+
+def test_the_history_of_a_cell_has_a_page(farm: Farm, browser: httpx.Client) -> None:
+    for number, seconds in enumerate((0.002, 0.00201, 0.003)):
+        build_id = accept(farm, "nightly", [Cell("net", salt=str(number))])
+        play(farm, lambda job, order, key, number, seconds=seconds: passed(farm, order, key, latency=seconds))
+        farm.build_finisher.finish(build_id)
+    cell = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1").text
+    (path,) = re.findall(r'href="(/ui/ns/main/history/[^"]+)"', cell)
+    page = browser.get(path).text
+    assert "slower than the noise of those before explains" in words(page)
+    assert page.count("data-latency") == 3 and "<polyline" in page and 'data-low="0.0018' in page
+    for script in re.findall(r'src="(/ui/static/[^"]+)"', page):
+        assert browser.get(script).headers["content-type"].startswith("text/javascript")
+    assert "No build of this time had this cell" in browser.get("/ui/ns/main/history/other/x").text
+
+
+def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> None:
+    assert "Nothing has been built yet" in words(browser.get("/ui/").text)
+    for broken in (False, True):
+        build_id = accept(farm, "nightly", [Cell("net", salt=str(broken)), Cell("other")])
+        play(
+            farm,
+            lambda job, order, key, number, broken=broken: (
+                failed(farm, order) if broken and "net" in order["identifier"] else passed(farm, order, key)
+            ),
+        )
+        farm.build_finisher.finish(build_id)
+    accept(farm, "weekly", [Cell("later")])
+    page = browser.get("/ui/")
+    said = words(page.text)
+    assert page.url.path == "/ui/ns/main"
+    assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
+    assert f"nightly ✗ failed {build_id} just now 1 0 0 0" in said, "newly failed, slower, fixed, faster"
+    assert "weekly" in said and "1 waiting" in said and "1 for 6 slots of onnxruntime-cpu" in said
+
+
+def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> None:
+    ids = []
+    for number, seconds in enumerate((0.002, 0.00202, 0.003)):
+        cells = [Cell(name, salt=str(number)) for name in ("moves", "stays")] + [Cell("breaks", salt=str(number))]
+        ids.append(accept(farm, "nightly", [*cells, Cell("new")] if number else cells))
+        play(
+            farm,
+            lambda job, order, key, number, seconds=seconds, build=number: (
+                failed(farm, order)
+                if "breaks" in order["identifier"] and build == 2
+                else passed(farm, order, key, latency=seconds if "moves" in order["identifier"] else 0.002)
+            ),
+        )
+        farm.build_finisher.finish(ids[-1])
+    page = browser.get("/ui/ns/main/across?name=nightly").text
+    assert ['id="across"' in page, page.count('scope="row"')] == [True, 2], "what is the same is left out"
+    said = words(page)
+    assert "2 cells are worse in the last build" in said and "▲ +49 %" in said
+    assert "1 cell the same in all builds and left out; 1 cell only in some and left out" in said
+    (everything,) = re.findall(r'href="([^"]+)">Show all cells', page)
+    assert browser.get(f"/ui/ns/main/across{html.unescape(everything)}").text.count('scope="row"') == 4
+    third = browser.get("/ui/ns/main/compare", params={"left": ids[1], "right": ids[2], "third": ids[0]})
+    assert third.url.path == "/ui/ns/main/across" and re.findall(r"b-[0-9a-f]{6}(?=<)", third.text) == [
+        each[:8] for each in ids
+    ]
+    assert browser.get("/ui/ns/main/across?name=nothing").status_code == 404
+    assert browser.get("/ui/ns/main/across?build=b-zz").status_code == 404
+
+
+def test_earlier_attempts_have_their_logs(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        kind = FailureKind.COMPILER_CRASH
+        return failed(farm, order, kind=kind, log=f"== compiling ==\nerror: try {number}\n".encode())
+
+    play(farm, ends)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    attempts = farm.jobs.get("main", str(job))["attempts"]
+    assert len(attempts) > 1
+    page = browser.get(f"/ui/ns/main/jobs/{job}").text
+    for one in attempts:
+        (path,) = re.findall(rf'href="([^"#]+attempt={one["number"]})#error"', page)
+        assert f"error: try {one['number']}" in browser.get(path).text
+        assert browser.get(path.replace("/log?", "/log/raw?")).text.endswith(f"try {one['number']}\n")
+    assert f"error: try {attempts[-1]['number']}" in browser.get(f"/ui/ns/main/jobs/{job}/log").text
+    assert browser.get(f"/ui/ns/main/jobs/{job}/log?attempt=9").status_code == 404
 
 
 # --- builds ---------------------------------------------------------------------------------------------------------
@@ -381,10 +478,10 @@ def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: ht
     job = farm.build_reader.cells("main", "@latest")[0]["job"]
     page = browser.get(f"/ui/ns/main/jobs/{job}/log").text
     (number,) = re.findall(r'<li id="L(\d+)" class="wrong"><a id="error">', page)
-    assert number == "47"
+    assert number == "50"
     assert '<span class="c1">error: unsupported layout' in page and '<span class="c2">parsed</span>' in page
     found = browser.get(f"/ui/ns/main/jobs/{job}/log?q=NODE_12").text
-    assert re.findall(r'<li id="L(\d+)"', found) == ["19"]
+    assert re.findall(r'<li id="L(\d+)"', found) == ["22"]
 
 
 def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:
@@ -398,7 +495,7 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert f"/v1/blobs/{onnx['program']['digest']}" in page and "TYPE_FP32" in page
     page = words(browser.get(f"/ui/ns/main/artifacts/{mxr['key']}").text)
     assert "migraphx.load('net--migraphx-gfx942--fp32--b1.mxr')" in page and "migraphx-driver perf" in page
-    assert "ONNX Runtime's MIGraphX provider cannot load" in page
+    assert "--layout onnxruntime-cache" in page
     models = browser.get("/ui/ns/main/models").text
     assert "net" in words(models) and "2 1" not in models
     assert onnx["key"] in browser.get("/ui/ns/main/models/net").text
@@ -467,6 +564,75 @@ def test_many_readers_cost_one(farm: Farm, url: str, browser: httpx.Client, monk
         reader.join(120)
     assert ends.count("end") == 12
     assert len(reads) < 12
+
+
+def test_a_build_that_takes_long_to_read_says_so_until_it_is_there(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = accept(farm, "huge", [Cell("net")])
+    report, go_on = farm.build_reader.report, threading.Event()
+    monkeypatch.setattr(farm.build_reader, "report", lambda *which: (go_on.wait(60), report(*which))[1])
+    monkeypatch.setattr(page_reading, "PATIENCE", 0.0)
+    path = f"/ui/ns/main/builds/{build_id}"
+    for page in (path, f"{path}/cells/net/onnxruntime-cpu/fp32/b1", f"/ui/ns/main/compare/{build_id}/{build_id}"):
+        answer = browser.get(page)
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert "huge" in words(answer.text) and "queued 1" in words(answer.text)
+    assert browser.get("/ui/ns/main/workers").status_code == 200, "other pages do not wait for it"
+    events = stream_of(browser, build_id, "reading")
+    go_on.set()
+    assert next(events)[0] == "reset"
+    assert "data-position" in build_page(browser, build_id)
+
+
+def test_of_a_large_open_build_only_what_changed_is_read_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(farm)
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(5)])
+    monkeypatch.setattr(page_reading, "SMALL", 0)
+    monkeypatch.setattr(page_reading, "WHOLE", 1e9)
+    pages = BuildPages(farm)
+    assert pages.newest("main", build_id).looks == {"queued": 5}
+    monkeypatch.setattr(farm.build_reader, "live_report", None)
+    for job, claimed in shown.claim(farm, shown.POOL, 2):
+        farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))
+    now = pages.newest("main", build_id)
+    assert now.looks == {"queued": 3, "compiled": 2} and now.position == pages.position("main", build_id)
+    monkeypatch.undo()
+    farm.builds.cancel("main", build_id)
+    assert pages.newest("main", build_id).looks == {"cancelled": 3, "compiled": 2}
+    farm.build_finisher.finish(build_id)
+    assert not pages.newest("main", build_id).is_open
+
+
+def test_all_who_missed_the_same_wait_for_one_reading(farm: Farm, browser: httpx.Client) -> None:
+    """After a restart of the server all pages come back at once, each with the place that it had."""
+    build_id = accept(farm, "nightly", [Cell("net")])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    play(farm, everything_passes(farm))
+    reads: list[str] = []
+    events = farm.build_reader.events
+    farm.build_reader.events = lambda *which: (reads.append(which[2]), events(*which))[1]  # type: ignore[method-assign]
+
+    async def follow(hub: EventHub, pages: BuildPages) -> str:
+        stream = hub.follow(farm, pages, "main", build_id, after)
+        texts = [await anext(stream), await anext(stream)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return texts[1]
+
+    async def all_of_them() -> list[str]:
+        hub, pages = EventHub(anyio.CapacityLimiter(256)), BuildPages(farm)
+        return await asyncio.gather(*(follow(hub, pages) for _ in range(120)))
+
+    assert all(text.startswith("event: news") for text in asyncio.run(all_of_them()))
+    assert reads.count(after) < 5
+
+
+def test_as_many_wait_for_events_as_there_are_threads_for(farm: Farm) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    position = farm.build_reader.events("main", build_id, "newest", 0)["items"][-1]["id"]
+    with ThreadPoolExecutor(WATCHERS) as threads:
+        found = [threads.submit(farm.build_reader.events, "main", build_id, position, 1.0) for _ in range(WATCHERS)]
+    assert [each.result()["items"] for each in found] == [[]] * WATCHERS
 
 
 def test_a_farm_without_a_token_shows_its_pages_on_loopback(settings: Settings) -> None:

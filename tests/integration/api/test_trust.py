@@ -16,9 +16,11 @@ import httpx
 import pytest
 import redis
 
+from farm.api.change_log import CHANGES, read_changes
 from farm.app import Farm
 from farm.artifacts import blob_key, sidecar_key
 from farm.artifacts.refs import Refs
+from farm.builds.acknowledged import today
 from farm.client.client import FarmClient, Frozen
 from farm.errors import Conflict
 from tests.chaos.report import Fault
@@ -108,7 +110,7 @@ ATTACKS: dict[str, Attack] = {
     "a job of main": lambda w: w.get(f"/v1/jobs/{w.jobs[0]}"),
     "its log": lambda w: w.get(f"/v1/jobs/{w.jobs[0]}/log"),
     "what reproduces it": lambda w: w.get(f"/v1/jobs/{w.jobs[0]}/reproduction"),
-    "the ref of main": lambda w: w.get("/v1/refs/latest"),
+    "delete the ref of main": lambda w: w.ask("DELETE", "/v1/refs/latest"),
     "the ref of main by a path": lambda w: w.get("/v1/refs/..%2f..%2fmain%2frefs%2flatest"),
     # The id of another's build.
     "replay a build": lambda w: w.post("/v1/builds", w.frozen.submission),
@@ -171,11 +173,11 @@ def _program(world: World) -> str:
 
 
 def of_others(farm: Farm) -> dict[str, bytes]:
-    """Every object that is not `pr`'s own, and no new blob."""
+    """Every object that is not `pr`'s own, and no new blob. Without the log of changes, which others write later."""
     return {
         key: farm.artifacts.get_object(key).data
         for key in farm.artifacts.list_objects("")
-        if not key.startswith(("ns/pr/", "uploads/pr/"))
+        if not key.startswith(("ns/pr/", "uploads/pr/", CHANGES))
     }
 
 
@@ -192,6 +194,7 @@ def test_nothing_of_another_namespace_is_read_or_changed(fault: Fault, world: Wo
     assert {name: answer.status_code for name, answer in answers.items() if answer.status_code >= 500} == {}
     assert [name for name, answer in answers.items() if CANARY in answer.text] == []
     assert of_others(world.farm) == before
+    assert [line for line in read_changes(world.farm.artifacts, str(today()), 1000) if line["namespace"] == "pr"] == []
     assert {build_id: (client.build(build_id), client.cells(build_id)) for build_id in builds} == builds
     assert not list(world.farm.artifacts.list_objects("ns/pr/")), "nothing was half accepted"
 

@@ -77,8 +77,8 @@ def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, stor
     assert again.generation == 2, "what changes nothing moves nothing"
     document = store.get_object("ns/main/refs/latest.json")
     assert document
-    told = json.loads(document.data)
-    assert {name: told[name] for name in ("schema", "generation", "snapshot", "previous")} == {
+    pointer = json.loads(document.data)
+    assert {name: pointer[name] for name in ("schema", "generation", "snapshot", "previous")} == {
         "schema": 1,
         "generation": 2,
         "snapshot": second.snapshot,

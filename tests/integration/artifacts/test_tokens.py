@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Iterator
@@ -12,15 +13,19 @@ from typing import Any
 
 import httpx
 import pytest
+from securesystemslib.signer import CryptoSigner
 
 from farm.app import Farm
 from farm.artifacts import tokens as tokens_room
+from farm.builds.acknowledged import today
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
 from farm.jobs.state import FailureKind, Outcome
 from farm.local.servers import write_private
 from farm.settings import load_settings
+from farm.signing.revocations import Revocations, write
+from farm.signing.trust import clock
 from farm.tuning import text
 from farm.tuning.database import TuningDatabase, device_name
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
@@ -57,6 +62,17 @@ def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, r
             assert answer.status_code < 500, (method, pattern)
 
 
+NUMBERS = itertools.count(1)
+
+ONE_TOOLCHAIN = {"/v1/toolchains/shadows", "/v1/toolchains/promote", "/v1/toolchains/rollback"}
+"""Routes that need another toolchain, which is not here: they refuse for that reason, and not for the role."""
+
+
+def revocations() -> bytes:
+    """A revocation document that is newer than all before it."""
+    return write(Revocations(next(NUMBERS), clock()), CryptoSigner.generate_ed25519())
+
+
 @dataclass
 class Team:
     """Builds that ended and are under way, in `main` and in `team`, and a token of each role for `team`."""
@@ -68,10 +84,12 @@ class Team:
     tokens: dict[str, str]
     database: str
     packed: bytes
+    messages: dict[str, str]
 
     def requests(self, namespace: str) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
         """A real request for each route that changes something, on what is the namespace's: its path, and its body."""
         submission = {**self.frozen.submission, "build_id": new_build_id()}
+        content = {name: value for name, value in submission.items() if name != "build_id"}
         ended, running = f"/v1/builds/{self.ended[namespace]}", f"/v1/builds/{self.running[namespace]}"
         blob = {"digest": hashlib.sha256(secrets.token_bytes(4)).hexdigest(), "size": 4}
         token = {"name": f"made-{secrets.token_hex(4)}", "role": "reader", "namespace": namespace}
@@ -85,6 +103,9 @@ class Team:
             ("post", f"{of}/resume"): (f"{running}/resume", {}),
             ("post", f"{of}/retry/plan"): (f"{ended}/retry/plan", {"json": {"build_id": new_build_id()}}),
             ("post", f"{of}/retry"): (f"{ended}/retry", {"json": {"build_id": new_build_id()}}),
+            ("put", "/v1/manifests/{name}"): ("/v1/manifests/demo", {"json": content}),
+            ("post", "/v1/manifests/{name}/builds"): ("/v1/manifests/demo/builds", {"json": {}}),
+            ("delete", "/v1/manifests/{name}"): ("/v1/manifests/demo", {}),
             ("put", "/v1/refs/{tag}"): ("/v1/refs/stable", {"json": {"source": "latest"}}),
             ("delete", "/v1/refs/{tag}"): ("/v1/refs/stable", {}),
             ("post", "/v1/blobs"): ("/v1/blobs", {"json": {"blobs": [blob]}}),
@@ -92,8 +113,32 @@ class Team:
             ("post", f"{database}/import"): (f"{there}/import", {"content": self.packed}),
             ("post", f"{database}/merge"): (f"{there}/merge", {}),
             ("post", f"{database}/prune"): (f"{there}/prune", {"params": {"everything": True}}),
+            ("post", "/v1/webhooks"): (
+                "/v1/webhooks",
+                {"json": {"name": f"made-{secrets.token_hex(4)}", "url": "https://ci.invalid/"}},
+            ),
+            ("post", "/v1/webhooks/{name}/deliveries/{message}/replay"): (
+                f"/v1/webhooks/spare/deliveries/{self.messages[namespace]}/replay",
+                {},
+            ),
+            ("delete", "/v1/webhooks/{name}"): ("/v1/webhooks/spare", {}),
             ("post", "/v1/tokens"): ("/v1/tokens", {"json": token}),
             ("delete", "/v1/tokens/{name}"): (f"/v1/tokens/spare-{namespace}", {}),
+            ("put", "/v1/acknowledged"): (
+                "/v1/acknowledged",
+                {"params": {"cell": "net"}, "json": {"kind": "time_limit", "reason": "known", "until": str(today())}},
+            ),
+            ("delete", "/v1/acknowledged"): ("/v1/acknowledged", {"params": {"cell": "net"}}),
+            ("post", "/v1/toolchains/shadows"): (
+                "/v1/toolchains/shadows",
+                {"json": {"build_id": new_build_id(), "ref": "latest"}},
+            ),
+            ("post", "/v1/toolchains/promote"): (
+                "/v1/toolchains/promote",
+                {"json": {"build_id": self.ended[namespace]}},
+            ),
+            ("post", "/v1/toolchains/rollback"): ("/v1/toolchains/rollback", {"json": {"ref": "latest"}}),
+            ("post", "/v1/revocations/issue"): ("/v1/revocations/issue", {"json": json.loads(revocations())}),
             ("post", "/v1/gc"): ("/v1/gc", {"params": {"dry_run": True}}),
             ("post", "/v1/history/rebuild"): ("/v1/history/rebuild", {}),
             ("post", "/v1/pools/{name}/pause"): (f"/v1/pools/{POOL.name}/pause", {}),
@@ -119,6 +164,7 @@ class Team:
 def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Path) -> Team:
     admin = farm.settings.api_token.get_secret_value()
     ended: dict[str, str] = {}
+    messages: dict[str, str] = {}
     second = tmp_path / "second"
     second.mkdir()
     other = freeze_manifest(second, OTHER)
@@ -134,12 +180,16 @@ def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Pat
         work(farm, succeed(farm, namespace=namespace))
         farm.build_finisher.finish(ended[namespace])
         client.create_token(f"spare-{namespace}", "reader", namespace)
+        farm.webhooks.create(namespace, "spare", "https://ci.invalid/", ["build.finished"], by="admin")
+        farm.webhooks.tell(namespace, "build.finished", "b-1", {})
+        (message,) = farm.webhooks.deliveries(namespace, "spare", 1)
+        messages[namespace] = message["id"]
         TuningDatabase(farm.artifacts, namespace, POOL.stem, device, "quick").commit(Snapshot.of([learnt]))
     running = {namespace: submit(namespace, other) for namespace in ended}
     tokens = {role: client.create_token(f"a-{role}", role, "team") for role in ("reader", "submitter", "admin")}
     farm.store.workers.probed("w1", node="n1", wrong="as a test wants it", row=0)
     empty = text.pack(Snapshot())
-    return Team(url, frozen, ended, running, tokens, f"{POOL.stem}/{device}/quick", empty)
+    return Team(url, frozen, ended, running, tokens, f"{POOL.stem}/{device}/quick", empty, messages)
 
 
 @pytest.mark.parametrize("role", ["reader", "submitter", "admin"])
@@ -154,7 +204,8 @@ def test_no_role_does_with_a_real_body_what_only_a_higher_one_may(team: Team, ro
             needed = "admin" if pattern in ADMINS_ONLY else "submitter"
             enough = ["reader", "submitter", "admin"].index(role) >= ["reader", "submitter", "admin"].index(needed)
             answer = somebody.request(method, path, **body)
-            assert (answer.status_code < 300) is enough, (method, pattern, answer.status_code, answer.text)
+            done = answer.status_code < 300 or (pattern in ONE_TOOLCHAIN and answer.status_code in (404, 409, 422))
+            assert done is enough, (method, pattern, answer.status_code, answer.text)
             assert enough or answer.status_code == 403, (method, pattern, answer.status_code)
 
 
@@ -215,8 +266,8 @@ def test_a_token_of_the_settings_counts_also_for_the_farm_that_runs_here(
     url: str, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who tries a role on his own `farm up` has that role, in its namespace, and not the administrator's."""
-    told = {"api_url": url, "api_token": "the administrator's"}
-    write_private(tmp_path / "farm.json", json.dumps(told))
+    written = {"api_url": url, "api_token": "the administrator's"}
+    write_private(tmp_path / "farm.json", json.dumps(written))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("FARM_API_TOKEN", client.create_token("reader", "reader", "team"))
     with FarmClient.from_settings(load_settings()) as reader:
@@ -304,7 +355,8 @@ def test_the_command_line_makes_lists_and_revokes(
     monkeypatch.setenv("FARM_API_URL", url)
     monkeypatch.setenv("FARM_API_TOKEN", farm.settings.api_token.get_secret_value())
     assert main(["token", "create", "ci", "--namespace", "pr", "--role", "reader", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["secret"].startswith("farm_")
+    # The API in this process logs the change, to the same place.
+    assert '"secret": "farm_' in capsys.readouterr().out
     assert main(["token", "ls"]) == 0
     assert "reader" in capsys.readouterr().out
     assert main(["token", "revoke", "ci"]) == 0

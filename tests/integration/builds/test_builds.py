@@ -555,7 +555,7 @@ def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm:
 
 
 def with_external_data(folder: Path, *locations: str) -> Path:
-    """Save a net that adds weights, each in a file of its own beside the model."""
+    """Save a net that adds weights, each in a file of its own next to the model."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
     nodes, weights, last = [], [], "x"
     for number, location in enumerate(locations):

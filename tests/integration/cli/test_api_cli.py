@@ -21,7 +21,7 @@ import pytest
 import farm as package
 from farm.app import Farm
 from farm.artifacts import blob_key
-from farm.cli import main
+from farm.cli import build_commands, main
 from farm.client.client import FarmClient, Frozen
 from farm.jobs.state import FailureKind, Outcome
 from farm.node.survey import Findings
@@ -327,6 +327,7 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
 
     assert main(["ls"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "ARTIFACT",
         "net/onnxruntime-cpu/fp16/static",
         "net/onnxruntime-cpu/fp32/static",
     ]
@@ -343,14 +344,42 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert "is not an ONNX program" in shown.err
     assert main(["fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "all", "--family"]) == 0
     assert "all/family.json  1 program, checked" in capsys.readouterr().out
-    assert main(["inspect", "all/static/artifact.json"]) == 0
+    assert main(["inspect", "all/static"]) == 0
     capsys.readouterr()
-    key = json.loads(Path("out/artifact.json").read_text())["key"]
+    key = json.loads(Path("out/program.onnx.artifact.json").read_text())["key"]
     assert main(["inspect", key, "--program"]) == 39
     assert "is not an ONNX program" in capsys.readouterr().err
     for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):
         assert main(["inspect", name, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["key"] == key
+
+
+def test_fetch_takes_the_names_that_builds_print(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(manifest).write_text(MANIFEST.replace("net.onnx}", "net.onnx}\n    batches: [2, 10]").replace("static", ""))
+    freeze_manifest(Path(), Path(manifest).read_text(), batch="batch")
+    assert main(["submit", manifest]) == 0
+    build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
+    assert main(["ls"]) == 0
+    header, *names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert header == "ARTIFACT"
+    assert main(["ls", "fp32", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["items"]) == 2
+    assert main(["ls", "nett"]) == 4
+    assert "did you mean `net`?" in capsys.readouterr().err
+    assert names == [f"net/onnxruntime-cpu/{precision}/b{size}" for precision in ("fp16", "fp32") for size in (2, 10)]
+    assert main(["fetch", f"net/onnxruntime-cpu/fp16/b10@{build}", "-o", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["identifier"] == "net/onnxruntime-cpu/fp16/b10"
+    assert main(["fetch", "net", "-t", "onnxruntime-cpu", "-p", "fp32", "-s", "b2", "-o", "other"]) == 0
+    capsys.readouterr()
+    for wanted in (["net", "-t", "onnxruntime-cpu", "-p", "fp61", "-s", "b10"], ["net/onnxruntime-cpu/fp61/b10"]):
+        assert main(["fetch", *wanted]) == 4
+        assert "it has net/onnxruntime-cpu/fp16/b10, " in capsys.readouterr().err
+    assert main(["fetch", "net/onnxruntime-cpu/fp16"]) == 2
+    assert "add --shape, one of b2, b10" in capsys.readouterr().err
+    assert main(["fetch", "net/onnxruntime-cpu"]) == 2
+    assert "add --precision" in capsys.readouterr().err
 
 
 def test_a_ref_is_promoted_rolled_back_and_forgotten(
@@ -433,3 +462,78 @@ def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.S
         assert httpx.get(f"{url}/v1/health", timeout=60).json()["status"] == "ok"
         server.send_signal(number)
         assert server.wait(timeout=60) == 0
+
+
+def completed(line: str) -> list[str]:
+    """What the shell would offer at the end of a line, from another process, as bash asks for it."""
+    words = line.split(" ")
+    environment = {
+        **os.environ, "_FARM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
+        "PYTHONPATH": str(Path(package.__file__).parents[1]),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from farm.cli import completion, main; completion.PATIENCE = 60; main([])"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_completion_knows_ids_refs_artifacts_and_targets(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["submit", manifest, "--label", "run=7"]) == 0
+    build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
+    assert completed("farm status b-") == [build]
+    assert completed("farm watch ") == ["@latest", build, "demo", "run=7"]
+    assert completed(f"farm logs {build} net/onnxruntime-cpu/fp3") == ["net/onnxruntime-cpu/fp32/static"]
+    assert completed("farm fetch n") == ["net"]
+    assert completed("farm fetch net/") == ["net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp32/static"]
+    assert completed("farm fetch net@la") == ["net@latest"]
+    assert completed("farm fetch net -t onnx") == ["onnxruntime/cpu"]
+    assert completed("farm fetch net -t onnxruntime/cpu -p ") == ["fp16", "fp32"]
+    assert completed("farm drain ") == ["w1"]
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
+    assert completed("farm fetch n") == []
+
+
+def test_ctrl_c_says_what_exists(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FarmClient, "submit", interrupted)
+        assert main(["submit", manifest]) == 8
+    assert "stopped: nothing was submitted" in capsys.readouterr().err
+    assert farm.build_reader.list("main", 10) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(FarmClient, "fetch", interrupted)
+        assert main(["fetch", "net/onnxruntime-cpu/fp32/static"]) == 8
+    assert "stopped: no file is half written" in capsys.readouterr().err
+
+
+def test_earlier_builds_that_go_on_are_named(
+    client: FarmClient, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    build = capsys.readouterr().out.strip()
+    build_commands._say_unfinished(client)
+    err = capsys.readouterr().err
+    assert f"an earlier build goes on, too: {build} demo (2 queued)\n  cancel:  farm cancel {build}\n" in err
+    assert main(["status", "demo", "--json"]) == 0, "a build may be called by its manifest's name"
+    assert json.loads(capsys.readouterr().out)["build"]["id"] == build
+    assert main(["cancel", "nightly"]) == 4
+
+
+def test_a_log_is_followed_to_its_end(worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", manifest, "--detach", "--label", "run=8"]) == 0
+    build = capsys.readouterr().out.strip()
+    assert main(["logs", build, "fp16", "--follow"]) == 0
+    assert capsys.readouterr().out == "compiled\n"
+    assert main(["logs", build, "fp16", "--follow", "--json"]) == 2
+    assert main(["status", "--label", "run=8"]) == 0
+    assert "run=8" in capsys.readouterr().out
+    assert main(["status", "--label", "run=9"]) == 0
+    assert "no build has the label run=9" in capsys.readouterr().err

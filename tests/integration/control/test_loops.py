@@ -21,7 +21,9 @@ from tests.support.jobs import Reports, join_pool, new_cell, submit
 
 
 def make_plane(farm: Farm, **does: Any) -> ControlPlane:
-    nothing: dict[str, Any] = dict.fromkeys(("send", "queued", "finish_build", "resume", "tidy", "merge", "collect"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("send", "queued", "finish_build", "resume", "tidy", "merge", "collect", "fire", "deliver")
+    )
     return ControlPlane(farm.settings, farm.store, **{**{name: lambda *_: None for name in nothing}, **does})
 
 
@@ -106,6 +108,8 @@ def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_u
         tidy=lambda: None,
         merge=lambda: None,
         collect=lambda: None,
+        fire=lambda: None,
+        deliver=lambda: None,
     )
     thread = threading.Thread(target=plane.run, args=(stop,))
     thread.start()

@@ -24,8 +24,8 @@ from farm.artifacts.s3 import S3Store
 from farm.cli import main
 from farm.client.client import FarmClient
 from farm.errors import NotAllowed, StoreUnavailable, UsageError
-from farm.local.embedded import EmbeddedFarm
-from farm.local.servers import write_private
+from farm.local.embedded import EmbeddedFarm, _credentials
+from farm.local.servers import own_data_folder, write_private
 from farm.settings import Settings, load_settings
 from tests.support.helpers import wait_until
 from tests.support.neighbours import as_neighbour, needs_root
@@ -139,7 +139,7 @@ def test_another_user_of_the_machine_reads_and_reaches_nothing(
     ports = sorted({each.laddr.port for each in connections if each.status == "LISTEN"})
     assert len(ports) >= 5, "Valkey, the API, and the parts of SeaweedFS"
     sockets = sorted({str(each.laddr) for each in connections if each.family == socket.AF_UNIX and each.laddr})
-    read, reached, told = as_neighbour(
+    read, reached, written = as_neighbour(
         lambda: (
             [name for name in (".", "farm.json", "credentials.json", "logs", "s3") if readable(name)],
             [path for path in sockets if connects(path)],
@@ -150,8 +150,8 @@ def test_another_user_of_the_machine_reads_and_reaches_nothing(
     assert (read, reached) == ([], [])
     assert as_neighbour(lambda: readable("."), within=Path("/")), "what is open, he does read"
     known = json.loads((folder / "credentials.json").read_text())
-    assert [answer for answer in told for secret in known.values() if secret in answer] == []
-    assert [answer for answer in told if not re.search(REFUSED, answer, re.IGNORECASE)] == []
+    assert [answer for answer in written for secret in known.values() if secret in answer] == []
+    assert [answer for answer in written if not re.search(REFUSED, answer, re.IGNORECASE)] == []
     assert ask(settings, "/v1/workers")["items"], "it goes on"
 
 
@@ -268,8 +268,8 @@ def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp
     run = Run(tmp_path)
     url = run.wait_until_up()
     assert len(run.processes) >= 8, "four parts, each with its guard"
-    told = json.loads((tmp_path / "farm.json").read_text())
-    settings = settings_for(tmp_path, **told)
+    written = json.loads((tmp_path / "farm.json").read_text())
+    settings = settings_for(tmp_path, **written)
     digest, size = S3Store.from_settings(settings).put_blob_bytes(b"kept")
     run.kill()
     wait_until(lambda: none_runs(run.processes))
@@ -280,7 +280,7 @@ def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp
     farm = EmbeddedFarm(settings_for(tmp_path))
     with farm as settings:
         assert not farm.joined
-        assert settings.s3_access_key.get_secret_value() == told["s3_access_key"]
+        assert settings.s3_access_key.get_secret_value() == written["s3_access_key"]
         assert S3Store.from_settings(settings).has_blob(digest, size)
         processes = processes_of(farm)
     assert len(processes) >= 8
@@ -301,8 +301,8 @@ def test_the_first_does_not_stop_under_the_second(tmp_path: Path) -> None:
     owner.process.stdin.close()
     with pytest.raises(subprocess.TimeoutExpired):
         owner.process.wait(2)
-    told = json.loads((tmp_path / "farm.json").read_text())
-    assert ask(settings_for(tmp_path, **told), "/v1/workers")["items"]
+    written = json.loads((tmp_path / "farm.json").read_text())
+    assert ask(settings_for(tmp_path, **written), "/v1/workers")["items"]
 
     guest.leave()
     owner.leave()
@@ -346,8 +346,8 @@ def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) ->
         FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
     with EmbeddedFarm(settings_for(tmp_path)) as settings:
         assert tmp_path.stat().st_mode & 0o777 == 0o700
-        told = (tmp_path / "farm.json").read_text() + (tmp_path / "credentials.json").read_text()
-        assert "known" not in told and settings.api_token.get_secret_value() in told
+        written = (tmp_path / "farm.json").read_text() + (tmp_path / "credentials.json").read_text()
+        assert "known" not in written and settings.api_token.get_secret_value() in written
 
 
 @pytest.mark.parametrize("name", ["s3", "valkey", "outbox"])
@@ -412,3 +412,32 @@ def test_a_part_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) 
         EmbeddedFarm(settings_for(tmp_path)).start()
     assert "appendonlydir" in error.value.hint
     assert set(psutil.Process().children(recursive=True)) == before
+
+
+def test_what_a_farm_has_stored_is_read_when_none_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a worker, and nobody joins it; when the command has read, nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FARM_API_URL", raising=False)
+    assert main(["status"]) == 4
+    assert "no farm: api_url is not set" in capsys.readouterr().err
+    _credentials(own_data_folder(tmp_path / ".farm"))
+    started: list[EmbeddedFarm] = []
+    start = EmbeddedFarm.start
+
+    def noting(farm: EmbeddedFarm) -> Settings:
+        started.append(farm)
+        settings = start(farm)
+        assert ask(settings, "/v1/workers")["items"] == []
+        assert not (tmp_path / ".farm" / "farm.json").exists()
+        assert settings.pool_timeout > 10**8, "a build that was interrupted long ago does not fail by being looked at"
+        return settings
+
+    monkeypatch.setattr(EmbeddedFarm, "start", noting)
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": []}
+    (farm,) = started
+    assert processes_of(farm) == []
+    assert f":{farm._port()}" in farm.settings.api_url, "the URLs of its pages stay"

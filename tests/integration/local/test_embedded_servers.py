@@ -93,7 +93,7 @@ def test_weed_passes_objects_on_where_nobody_else_can_be_first(tmp_path: Path, l
 
 @needs_root
 def test_a_socket_of_another_user_does_not_keep_a_farm_from_starting() -> None:
-    """Nobody takes its connections, so whoever connects would wait for ever."""
+    """Nobody takes its connections, so one that connects would wait for ever."""
     name = f"/tmp/seaweedfs-test-{os.getpid()}.sock"
     for user in (NOBODY, os.geteuid()):
         with contextlib.ExitStack() as full:
@@ -138,8 +138,8 @@ def test_weed_gives_and_takes_nothing_without_a_key(tmp_path: Path) -> None:
         process = psutil.Process(server.pid)
         ports = {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
         answers = [answer for port in sorted(ports) for answer in asked(port, document)]
-        told = [(place, status, body) for place, status, body in answers if b"a token" in body or status in (201, 202)]
-        assert told == []
+        leaks = [(place, status, body) for place, status, body in answers if b"a token" in body or status in (201, 202)]
+        assert leaks == []
         assert [place for place, status, _ in answers if "/buckets/" in place and status == 200] == []
         assert store.get_object(document) is None
         assert store.get_object("config/tokens/known.json") is not None
@@ -194,7 +194,7 @@ def test_a_page_of_another_site_changes_nothing_whatever_origin_and_host_it_has(
 
 
 def asked(port: int, document: str) -> Iterator[tuple[str, int, bytes]]:
-    """What a port answers to whoever has no key: as a form of a web page asks it, and as curl does."""
+    """What a port answers without a key: as a form of a web page asks it, and as curl does."""
     form = {"Origin": "http://evil.example", "Content-Type": "multipart/form-data; boundary=b"}
     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{"role": "admin"}\r\n--b--\r\n'
     for method, path in (

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +17,17 @@ import redis
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
-from farm.artifacts import blob_key
+from farm.artifacts import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
-from farm.errors import StorageUnavailable
+from farm.cli import main
+from farm.client.storage_client import StorageClient
+from farm.client.verifying import Trust
+from farm.errors import StorageUnavailable, UsageError
 from farm.local import servers
 from farm.settings import Settings
+from farm.signing.notary import stored
+from farm.signing.signing_keys import new_key
+from farm.signing.trust import policy_of_keys
 from tests.chaos.rig import Rig
 from tests.support.helpers import wait_until
 from tests.support.places import ROOT
@@ -42,7 +53,9 @@ class Rights:
     def __init__(self, rig: Rig, weed: servers.Server) -> None:
         self.rig = rig
         self.weed = weed
-        self.admin = rig.settings
+        # Who has a key signs, which is part of a role's work.
+        self.public = new_key("farm", rig.settings.data_dir)[1]
+        self.admin = rig.settings.model_copy(update={"signing_key": str(self.public.with_suffix(".key"))})
         for role in ROLES:
             user = f"farm-{role}"
             rig.raw.execute_command("ACL", "SETUSER", user, "reset", *USERS[user], f">{role}-password")
@@ -50,9 +63,9 @@ class Rights:
         client = rig.serve()
         rig.settings = self.settings("worker")
         rig.node(1)
-        build = rig.submit(client, 1)
-        wait_until(lambda: client.build(build)["state"] == "reported")
-        self.cells = client.cells(build)
+        self.build = rig.submit(client, 1)
+        wait_until(lambda: client.build(self.build)["state"] == "reported")
+        self.cells = client.cells(self.build)
         self.denied = rig.raw.execute_command("ACL", "LOG")
 
     def settings(self, role: str) -> Settings:
@@ -87,7 +100,9 @@ def rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
                 "policyNames": [role],
             }
             for role in ROLES
-        ],
+        ]
+        # A public URL: who signs nothing may do what a reader may.
+        + [{"name": "anonymous", "policyNames": ["reader"]}],
         "policies": [{"name": role, "content": policy(role)} for role in ROLES],
     }
     weed = servers.start_weed(data, "admin", "admin-secret", bucket=BUCKET, users=users)
@@ -106,6 +121,11 @@ def rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
 
 def test_each_role_can_do_its_work(rights: Rights) -> None:
     assert [(cell["state"], cell["message"]) for cell in rights.cells] == [("succeeded", "")]
+    key = rights.cells[0]["key"]
+    text = rights.storage("reader").get_object(sidecar_key("main", key)).data
+    found = stored(rights.storage("reader"), ["main"], key)
+    judged = Trust(policy_of_keys([rights.public], "main")).judge(text, found)
+    assert [check.name for check in judged.checks] == ["provenance", "test-results", "test-results"]
     # Both look at settings of the server if they may; they would hold its password.
     assert {(entry["object"], entry["reason"]) for entry in rights.denied} == {("config|get", "command")}
 
@@ -146,7 +166,7 @@ FOR_NOBODY: dict[str, tuple[str, ...]] = {
 FOR_THE_CONTROL_PLANE_ALONE: dict[str, tuple[str, ...]] = {
     "go through all keys": ("SCAN", "0"),
     "become the control plane": ("SET", "{farm}:leader", "me"),
-    "begin the store anew": ("DEL", "{farm}:epoch"),
+    "begin a new store": ("DEL", "{farm}:epoch"),
     "pause a pool": ("SADD", "{farm}:paused", "pool"),
     "name a namespace": ("SADD", "{farm}:namespaces", "other"),
     "forget builds": ("DEL", "{farm}:builds:main"),
@@ -170,6 +190,67 @@ def test_a_reader_reads(rights: Rights) -> None:
         assert connection.zcard("{farm}:builds:main") == 1
     assert rights.storage("reader").get_object(REF)
     assert list(rights.storage("reader").list_objects("ns/main/builds/"))
+
+
+@pytest.fixture
+def alone(rights: Rights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for commands that know object storage, and no farm's API."""
+    monkeypatch.chdir(tmp_path)
+    settings = rights.settings("reader")
+    for name in ("s3_endpoint", "s3_access_key", "s3_secret_key"):
+        value = getattr(settings, name)
+        monkeypatch.setenv(f"FARM_{name.upper()}", value if isinstance(value, str) else value.get_secret_value())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("by", ["keys of a reader", "a public URL"])
+def test_a_program_is_fetched_without_the_api(rights: Rights, alone: Path, by: str, capsys: Any) -> None:
+    """By tag and by build."""
+    storage = f"s3://{BUCKET}" if by.startswith("keys") else f"{rights.weed.url}/{BUCKET}"
+    cell = rights.cells[0]
+    assert cell["facts"]
+    wanted = ["-t", cell["target"], "-p", cell["precision"], "-s", cell["shape"], "--json", "--from", storage]
+    for ref in ("", f"@{rights.build}"):
+        assert main(["fetch", f"{cell['model']}{ref}", *wanted, "-o", "out"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["key"] == cell["facts"]["key"]
+        content = (alone / found["program"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == cell["facts"]["program"]["digest"]
+        assert json.loads((alone / found["sidecar"]).read_text())["key"] == cell["facts"]["key"]
+    for absent in ("net@nobody", "net@b-0123456789abcdef"):
+        assert main(["fetch", absent, *wanted, "-o", "out"]) == 4
+    assert main(["fetch", "net@b-01", *wanted, "-o", "out"]) == 2
+    assert "its whole id" in capsys.readouterr().err
+
+
+def test_what_storage_alone_cannot_do_is_said(rights: Rights) -> None:
+    with StorageClient.below(f"{rights.weed.url}/{BUCKET}") as client:
+        with pytest.raises(UsageError, match="for the farm's API"):
+            client.builds()
+        with pytest.raises(UsageError, match="for the farm's API"):
+            next(client.watch(rights.build))
+    with pytest.raises(UsageError, match="no address of object storage"):
+        StorageClient.below("ftp://storage.example")
+
+
+def test_the_documented_commands_fetch_from_a_public_url(rights: Rights, alone: Path) -> None:
+    if missing := [name for name in ("bash", "curl", "jq", "sha256sum") if not shutil.which(name)]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    page = (ROOT / "docs/object-storage.md").read_text()
+    (script,) = re.findall(r"```sh\n(.+?)```", page.partition("## Fetch an artifact")[2].partition("\n## ")[0], re.S)
+    cell = rights.cells[0]
+    assert cell["facts"]
+    environ = {**os.environ, "URL": f"{rights.weed.url}/{BUCKET}", "CELL": cell["identifier"]}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], env=environ, cwd=alone, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    name = cell["facts"]["program"]["path"]
+    assert done.stdout.strip() == f"{name}: OK"
+    content = (alone / name).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == cell["facts"]["program"]["digest"]
+    assert main(["inspect", name, "--json"]) == 0
 
 
 TOKEN = "config/tokens/" + "ab" * 32 + ".json"

@@ -156,7 +156,7 @@ def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_stor
 def test_kernel_binaries_are_published_beside_the_program_and_come_back(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime stands for MIGraphX, and leaves what MIOpen would; both first runs are told."""
+    """ONNX Runtime stands for MIGraphX, and leaves what MIOpen would; both first runs are reported."""
 
     def kernels(tuner: Tuner) -> list[Path]:
         folder = tuner.proof / "kernels"
@@ -175,12 +175,10 @@ def test_kernel_binaries_are_published_beside_the_program_and_come_back(
     sidecar = json.loads(found.data)
     assert min(sidecar["measurements"][f"first_run_{how}"] for how in ("cold", "warm")) > 0
 
-    def download(blob: Mapping[str, Any], folder: Path) -> Path:
-        farm.artifacts.get_blob(blob["digest"], folder / "kernels.zip")
-        return folder / "kernels.zip"
-
-    (tmp_path / "out").mkdir()
-    placed = place_kernels(download, sidecar["blobs"]["kernel_cache"], tmp_path / "out")
+    placed = tmp_path / "out"
+    place_kernels(
+        lambda blob, place: farm.artifacts.get_blob(blob["digest"], place), sidecar["blobs"]["kernel_cache"], placed
+    )
     assert [(path.name, path.read_bytes()) for path in placed.iterdir()] == [("gfx942130.ukdb", b"kernels")]
 
 
@@ -225,8 +223,8 @@ def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: py
     samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}, {"x": 2 * x}], [{"y": x}, {"y": 2 * x}], meta)
     monkeypatch.setattr(actions, "compiler_module", lambda request: SimpleNamespace(load=lambda request: OnDevice()))
     request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
-    told = Messages(os.open(os.devnull, os.O_WRONLY))
-    answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
+    messages = Messages(os.open(os.devnull, os.O_WRONLY))
+    answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, messages)
     measured = Measurements.model_validate(speed_of(answer["measurements"], shared=False))
     assert measured.latency
     assert measured.device_latency
@@ -260,10 +258,10 @@ def test_what_cannot_be_run_through_no_fault_of_its_own_is_not_verified(
     samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}], [{}] if refused else [{"y": x}], meta)
     monkeypatch.setattr(actions, "compiler_module", lambda request: SimpleNamespace(load=lambda _: Unfed(failure)))
     request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
-    told = Messages(os.open(os.devnull, os.O_WRONLY))
+    messages = Messages(os.open(os.devnull, os.O_WRONLY))
 
     def evaluated() -> dict[str, Any]:
-        return actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, told)
+        return actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, messages)
 
     if published:
         answer = evaluated()
@@ -275,7 +273,7 @@ def test_what_cannot_be_run_through_no_fault_of_its_own_is_not_verified(
 
 
 def test_a_mistake_of_the_farm_leaves_its_log(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(namespace: str, sidecar: Any) -> Any:
+    def refuse(namespace: str, sidecar: Any, **_: object) -> Any:
         raise UsageError("not a valid sidecar: outputs: Field required")
 
     monkeypatch.setattr(farm.artifacts, "publish", refuse)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farm.runner.seal import unsealable
-from tests.gpu.__main__ import REHEARSED, STAGES
+from tests.gpu.__main__ import REHEARSED, STAGES, main
 from tests.gpu.stages import Run
 from tests.support.places import ROOT
 
@@ -37,3 +39,23 @@ def test_each_stage_has_its_code_and_unknown_ones_are_refused(tmp_path: Path) ->
     done = gpu_test("--only", "machine,dancing", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "no stage dancing: there are machine, sealed," in done.stderr
+
+
+def test_a_run_that_is_terminated_reports_the_stage_under_way_and_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(_: Run) -> dict[str, object]:
+        """What a stage does that takes too long."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"ok": True}
+
+    monkeypatch.setattr(Run, "machine", terminated)
+    monkeypatch.setattr("sys.argv", ["gpu", "--rehearse", "--only", "machine,sealed", "--out", str(tmp_path)])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main() == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (name, found), *more = json.loads((tmp_path / "gpu.json").read_text())["stages"].items()
+    assert (name, found["ok"], more) == ("machine", False, [])
+    assert "TimeoutError" in found["broke"]

@@ -88,6 +88,8 @@ def control(farm: Farm) -> Iterator[None]:
         tidy=lambda: None,
         merge=lambda: None,
         collect=lambda: None,
+        fire=lambda: None,
+        deliver=lambda: None,
     )
     stop = threading.Event()
     thread = threading.Thread(target=plane.run, args=(stop,))
@@ -190,7 +192,7 @@ def test_a_worker_compiles_for_gpus_that_it_does_not_have(settings: Settings, tm
         assert [child["ROCR_VISIBLE_DEVICES"] for child in given(farm, cell)] == ["-1"]
 
 
-# --- what the operator is told ----------------------------------------------------------------------------------------
+# --- notes for the operator -----------------------------------------------------------------------------------------
 
 
 def notes(settings: Settings, machine: Machine) -> dict[str, tuple[str, str, bool]]:
@@ -201,8 +203,8 @@ def test_cross_targets_need_a_migraphx_that_can(settings: Settings, tmp_path: Pa
     settings = settings.model_copy(
         update={"migraphx_path": standin(tmp_path / "standin", "gfx942"), "cross_targets": ("mi300x", "mi999")}
     )
-    told = notes(settings, recorded("cpu-only", tmp_path / "root"))
-    assert "compiles only for GPUs that are there: cross_targets is not served" in told["migraphx"][0]
+    found = notes(settings, recorded("cpu-only", tmp_path / "root"))
+    assert "compiles only for GPUs that are there: cross_targets is not served" in found["migraphx"][0]
     able = settings.model_copy(update={"migraphx_path": standin(tmp_path / "able", "gfx942", cross=True)})
     assert "mi999" in notes(able, recorded("cpu-only", tmp_path / "root"))["cross_targets"][0]
 

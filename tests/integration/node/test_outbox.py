@@ -18,12 +18,17 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from farm.app import Farm
+from farm.artifacts import sidecar_key
 from farm.artifacts.s3 import S3Store
+from farm.client.verifying import Trust
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageUnavailable
 from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.deliveries import Deliveries
 from farm.node.outbox import Outbox
+from farm.signing.notary import stored
+from farm.signing.signing_keys import new_key
+from farm.signing.trust import policy_of_keys
 from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.helpers import wait_until
@@ -184,6 +189,9 @@ def test_waiting_does_not_count_against_the_time_limit(
 def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
     farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And signs it, as the attempt would have."""
+    private, public, _ = new_key("farm", tmp_path)
+    farm.settings = farm.settings.model_copy(update={"signing_key": str(private)})
     attempt = claimed(farm, tmp_path)
     outage = Outage(farm, monkeypatch, "uploading")
     with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
@@ -199,6 +207,10 @@ def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
     assert (job["state"], job["charged"], [one["end"] for one in job["attempts"]]) == ("succeeded", 0, ["succeeded"])
     assert "compiling" in job["attempts"][0]["phases"]
     assert farm.artifacts.lookup(["main"], attempt.key)
+    text = farm.artifacts.get_object(sidecar_key("main", attempt.key)).data
+    judged = Trust(policy_of_keys([public], "main")).judge(text, stored(farm.artifacts, ["main"], attempt.key))
+    assert [check.name for check in judged.checks] == ["provenance", "test-results"]
+    assert judged.refused == []
     assert box.size == 0
 
 
@@ -217,9 +229,9 @@ def test_a_program_that_was_published_before_its_end_was_told_is_not_uploaded_ag
     assert box.size == 0
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["worker alive", "worker dead"])
+@pytest.mark.parametrize("alive", [True, False], ids=["worker alive", "worker dead"])
 def test_a_program_that_nobody_wants_any_more_is_there_for_the_next_who_does(
-    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+    farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
     attempt = claimed(farm, tmp_path)
     outage = Outage(farm, monkeypatch, "uploading")
@@ -227,7 +239,7 @@ def test_a_program_that_nobody_wants_any_more_is_there_for_the_next_who_does(
         (build,) = farm.store.builds.list("main")
         farm.store.builds.cancel(build["id"])
         cancelled.set()
-    if told:
+    if alive:
         assert farm.store.jobs.finish(attempt.job_id, attempt.token, Outcome.cancelled()) == "ok"
     outage.end()
     assert look(farm) == ""

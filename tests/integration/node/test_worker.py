@@ -1,5 +1,6 @@
 """Jobs on real workers: a supervisor, its Celery process, a Valkey, and a scripted executor."""
 
+import json
 import math
 import os
 import secrets
@@ -28,18 +29,17 @@ from farm.store import Store
 from tests.chaos.proxy import Proxy
 from tests.support.helpers import wait_until
 from tests.support.jobs import (
-    POOL,
     Reports,
     Worker,
     alive,
     control_plane,
-    explain,
     join_pool,
     new_cell,
     running_worker,
     submit,
 )
 from tests.support.places import ROOT
+from tests.support.scripted_pool import POOL
 
 FOREIGN = ["hello", "7", "{}", '{"headers": {"id": "elsewhere"}}', '{"headers": 1, "body": "", "properties": {}}']
 """What somebody else might put into a queue."""
@@ -69,7 +69,7 @@ def wait_until_running(store: Store, build_id: str) -> dict:
 
 
 def wait_for_another(store: Store, reports: Reports) -> None:
-    """Wait until a worker takes jobs beside one whose only slot is at work: it is known before it does."""
+    """Wait until a worker takes jobs while the only slot of another is at work: it is known before it does."""
     reports.wait(submit(store, new_cell()))
 
 
@@ -125,9 +125,15 @@ def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
     scripts = [[{"do": "raise"}, {"do": "succeed"}], [{"do": "wait", "until": str(done)}], *[[{"do": "succeed"}]] * 4]
     build_id = submit(store, *[new_cell(script=script) for script in scripts])
     first = store.builds.cells(build_id)[0]["job"]
+
+    def is_next() -> bool:
+        """Whether its message is the next that a worker takes: it is sent to the other end first, and then moved."""
+        with redis.Redis.from_url(settings.redis_url.get_secret_value()) as connection:
+            messages = connection.lrange(f"{broker.PREFIX}{POOL.name}", -1, -1)
+        return any(json.loads(message)["headers"]["id"] == f"{first}.2" for message in messages)
+
     with running_worker(settings, store, slots=1):
-        wait_until(lambda: store.jobs.get(first)["attempt"] == 2)
-        wait_until(lambda: explain(store, first)["handed_out"])
+        wait_until(is_next)
         done.touch()
         reports.wait(build_id)
     started = {cell["job"]: cell["started_at"] for cell in store.builds.cells(build_id)}

@@ -13,7 +13,8 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, explain, join_pool, new_cell, run_next, submit, take
+from tests.support.jobs import explain, join_pool, new_cell, run_next, submit, take
+from tests.support.scripted_pool import POOL
 
 SUCCESS = Outcome.success({})
 

@@ -18,8 +18,9 @@ from farm.settings import load_settings
 from farm.store import Store
 from farm.store.scripts import load_scripts
 from tests.support.helpers import wait_until
-from tests.support.jobs import POOL, join_pool, new_cell, run_next, submit, take
+from tests.support.jobs import join_pool, new_cell, run_next, submit, take
 from tests.support.places import ROOT
+from tests.support.scripted_pool import POOL
 
 DOCUMENT = ROOT / "docs" / "job-store.md"
 

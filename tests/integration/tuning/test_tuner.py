@@ -136,7 +136,7 @@ def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
     """With empty databases it is slower than with those that tuned it; a program out already takes turns too."""
-    out = PublishedProgram("a" * 64, MadeProgram(tmp_path / "published.mxr", [], None))
+    out = PublishedProgram("a" * 64, MadeProgram(tmp_path / "published.mxr", [], None), "")
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
     tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}

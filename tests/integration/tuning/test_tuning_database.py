@@ -128,7 +128,7 @@ def test_garbage_collection_keeps_the_snapshots_of_heads(store: S3Store, databas
 
 
 def test_a_merge_waits_until_it_is_worth_a_snapshot(database: TuningDatabase) -> None:
-    """Each rewrites the head, so one small new delta beside a large head waits; many, or an old one, do not."""
+    """Each rewrites the head, so one small new delta of a large head waits; many, or an old one, do not."""
     now = datetime.now(UTC)
     assert not database.merge_due(now)
     database.commit(delta(1, records=2000))

@@ -89,12 +89,12 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path, gate: Path
 ) -> None:
     """Three slices are in hand before any may go on; each is tuned once, and nothing again in the whole."""
-    free, told = gpus(3), list[str]()
+    free, details = gpus(3), list[str]()
     model = save_model(tmp_path, OPERATIONS, gate=gate)
 
     def hear(phase: Phase, share: float | None, detail: str) -> None:
         if phase is Phase.TUNING:
-            told.append(detail)
+            details.append(detail)
 
     with (
         tuner_in(free, artifacts, farm_settings, tmp_path, on_phase=hear) as tuner,
@@ -107,7 +107,7 @@ def test_all_spare_slots_tune_at_once_and_the_database_is_as_if_one_had(
     assert Counter(each.slice for each in begun(gate)) == Counter(SLICES)
     assert (tuner.search.work.tuned, tuner.search.work.known, tuner.search.work.untunable) == (24, 0, 0)
     assert worked(model) == 24 * CANDIDATES
-    assert any(detail.endswith("; 3 GPUs at work") for detail in told)
+    assert any(detail.endswith("; 3 GPUs at work") for detail in details)
     assert "slices that were tuned on GPU-1:" in tuner.children.log_path.read_text()
 
     alone = tuner_for(artifacts, farm_settings, tmp_path, "alone", mode="full")

@@ -1,6 +1,6 @@
 """A hostile MIGraphX: on import it tries to reach what is not its own, says how that went, and then plays the stand-in.
 
-`targets.json` beside it says where things are. Each probe prints a line `PROBE {"name", "said"}`.
+`targets.json` next to it says where things are. Each probe prints a line `PROBE {"name", "said"}`.
 """
 
 # ruff: noqa (plain calls, as an attacker writes them, and the stand-in last)

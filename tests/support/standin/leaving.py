@@ -1,6 +1,6 @@
 """A hostile MIGraphX: it plays the stand-in, and when it has saved its program it attacks by what it leaves, or takes.
 
-`targets.json` beside it names the attack, and a secret of the worker's.
+`targets.json` next to it names the attack, and a secret of the worker's.
 """
 
 # ruff: noqa (plain calls, as an attacker writes them, and the stand-in last)

@@ -1,9 +1,9 @@
 """A STAND-IN for MIGraphX's Python module on a node with GPUs. Nothing is compiled here, and no GPU is used.
 
 It has the names and signatures that `farm/runner/migraphx_compiler.py` calls, for models that are one Relu of `x`. On
-import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` beside
+import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` next to
 it says which GPU it is to find (`arch`), whether `get_target` takes `gpu_arch`, and which targets it `refuses`.
-Programs have the form of real ones (`tests/support/gpu_programs.py`, copied beside it), with a genuine code object of
+Programs have the form of real ones (`tests/support/gpu_programs.py`, copied next to it), with a genuine code object of
 the arch that they were compiled for.
 """
 

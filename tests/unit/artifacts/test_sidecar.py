@@ -73,6 +73,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "program": {"path": "program.onnx", "digest": DIGEST, "size": 3},
         "toolchain": "onnxruntime1.31.1-1a2b3c4d",
         "device": "gfx942:sramecc+:xnack-",
+        "driver": "",
         "verified": True,
         "unverified": "",
         "errors": {"scores": 1e-4},

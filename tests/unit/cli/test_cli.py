@@ -31,6 +31,9 @@ COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
     "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
     "serve", "help", "retry", "tag", "diff", "history",
+    "manifest push", "manifest ls", "manifest show", "manifest diff", "manifest rm", "manifest build",
+    "manifest triggers",
+    "webhook add", "webhook ls", "webhook log", "webhook replay", "webhook rm",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
 ]  # fmt: skip
 
@@ -117,9 +120,10 @@ def test_the_documentation_has_the_exit_codes() -> None:
 
 def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    commands = capsys.readouterr().out.partition("Commands:")[2]
+    commands = capsys.readouterr().out.partition("Builds:")[2]
     assert "..." not in commands
     assert all(f"\n  {command.split()[0]} " in commands for command in COMMANDS)
+    assert re.findall(r"^(\w.*):$", commands, re.M) == ["Programs", "Manifests", "Without a farm", "The farm", "Help"]
 
 
 def test_exit_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +146,7 @@ def test_a_missing_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
     assert "--target" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["statu"], ["fetch", "net"], ["ls", "cells"], ["status", "--bogus"], []])
+@pytest.mark.parametrize("arguments", [["statu"], ["fetch", "net"], ["ls", "--bogus"], ["status", "--bogus"], []])
 def test_wrong_usage_is_a_document_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--json"]) == 2
     out, err = capsys.readouterr()
@@ -263,6 +267,65 @@ def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytes
     assert out.endswith("2 errors\n")
     assert main(["lint", file, "--no-models"]) == 2
     assert capsys.readouterr().out.endswith("1 error\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (GOOD.replace("  - name", "\t- name"), "indent with spaces: YAML allows no tabs"),
+        (GOOD.replace("[fp32]", "[fp32"), "the `[` on line 4 is not closed"),
+        (GOOD.replace("{path: net.onnx}", "net.onnx"), "write `source: {path: net.onnx}`"),
+        (GOOD.replace("{path: net.onnx}", "{https: 'https://x.example/n.onnx'}"), "`sha256sum FILE` prints it"),
+        ("[a, b]", "`farm init MODEL` writes a whole manifest"),
+        ("version: 1\nname: x\n", "`farm init MODEL` writes a whole manifest"),
+    ],
+)
+def test_lint_says_what_to_write_instead(
+    text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", manifest(tmp_path, text), "--no-models"]) == 2
+    assert hint in capsys.readouterr().out
+
+
+def test_a_model_given_as_manifest_gets_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "net.onnx"
+    for size in (100, 400_000):
+        file.write_bytes(b"\x08\x09\x12\x00" * size)
+        assert main(["lint", str(file)]) == 2
+        assert f"`farm init {file}` writes a manifest" in capsys.readouterr().out
+
+
+def test_lint_shows_people_a_bounded_number_of_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, GOOD + "".join(f"unknown{number}: 1\n" for number in range(80)))
+    assert main(["lint", file, "--no-models"]) == 2
+    out = capsys.readouterr().out
+    assert out.count("unknown field") == 50
+    assert out.endswith(f"and 30 more: --json lists all\n{file}: 80 errors\n")
+
+
+@pytest.mark.parametrize("command", ["farm schema > /dev/full", "set -o pipefail; farm schema | head -1"])
+def test_a_reader_that_goes_away_is_no_mistake_of_the_farm_and_no_failed_cell(command: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = command.replace("farm", f"{sys.executable} -m farm", 1)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in ((2,) if "full" in command else (0, 8))
+    if "full" in command:
+        assert done.stderr == "error: cannot write: No space left on device\n  is the disk full?\n"
+
+
+def test_dash_o_of_optimize_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "net.onnx", "-o", "out.onnx"]) == 2
+    assert "--output-path (-p) names the file" in capsys.readouterr().err
+
+
+def test_mistakes_are_written_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "farm.yaml", "--format", "xml"]) == 2
+    err = capsys.readouterr().err
+    assert "\nerror: " in err
+    assert "Error:" not in err and "Value error" not in err
+    assert main(["-V"]) == 0
+    assert capsys.readouterr().out == f"farm {farm.__version__}\n"
 
 
 def test_lint_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from farm.artifacts.sidecar import Conditions, Processes
 from farm.cli import render
 from farm.cli.artifact_commands import describe
+from farm.cli.log_following import added
 from farm.cli.progress import Lines, Screen
 from farm.inert import inert, one_line
 
@@ -108,7 +110,7 @@ def test_gains_say_what_a_precision_brings_and_why_not_more() -> None:
     fp16, int8 = render.gains(COMPILED)
     assert fp16.startswith("fp16 on onnxruntime/cpu: 50% of the fp32 size, 0.96x its speed; ")
     assert "casts to fp32" in fp16
-    # It was measured beside another attempt: no speed is claimed.
+    # It was measured during another attempt: no speed is claimed.
     assert int8 == "int8 on onnxruntime/cpu: 28% of the fp32 size"
 
 
@@ -216,7 +218,7 @@ def test_plan_shows_misses_with_their_reason() -> None:
     assert lines[3].endswith("first compile; waits: no live worker")
     assert (
         "done in about 42 s (21 s to 84 s); about 42 s (21 s to 84 s) of compiling to come; "
-        "no comparable compile yet of 2 cells"
+        "2 cells of unknown duration: nothing like that was compiled yet"
     ) in lines
     assert lines[-1] == "warning: no live worker serves x"
 
@@ -412,3 +414,95 @@ def test_foreign_text_drives_neither_a_terminal_nor_a_ci_server(text: str, shown
 def test_our_own_colours_are_kept() -> None:
     assert inert("\x1b[32mok\x1b[0m \x1b[2J\x07", colours=True) == "\x1b[32mok\x1b[0m  "
     assert inert("::error::x", command=True) == "::error::x"
+
+
+# --- widths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_tables_fit_the_terminal_and_lose_nothing(columns: int) -> None:
+    lines = plain(render.table(COMPILED, columns))
+    assert max(map(len, lines)) <= columns
+    text = " ".join(lines)
+    for words in (
+        "magika/onnxruntime-cpu/int8/b1",
+        "succeeded",
+        "1.59 MB",
+        "4.3 ms",
+        "2.1 ms",
+        "8.0e-02",
+        "3.21 s",
+    ):
+        assert words in text
+    if columns == 80:
+        assert lines[1] == "    size 3.16 MB  100%, latency 4.3 ms  1.00x, error 2.0e-07, time hit"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_builds_are_listed_with_time_and_labels(columns: int) -> None:
+    build = {
+        "id": "b-0123456789abcdef", "name": "nightly", "state": "reported", "paused": False, "created_at": 1.8e9,
+        "labels": {"team": "x", "commit": "0123456789abcdef0123456789abcdef01234567", "ci": "https://x"},
+        "counts": {}, "verdict": {"text": "6 of 6 cells succeeded"}, "follows": None, "retries": None,
+    }  # fmt: skip
+    lines = plain(render.builds([build], columns))
+    assert max(map(len, lines)) <= max(columns, 130)
+    for words in ("2027-01-15 08:00", "nightly", "team=x", "commit=0123456789abcdef0123", "6 of 6 cells succeeded"):
+        assert words in " ".join(line.strip() for line in lines)
+    assert "https" not in " ".join(lines)
+    assert (lines[0].split()[0] == "BUILD") == (columns == 200)
+
+
+def test_prose_ends_at_words() -> None:
+    text = "  shared: another attempt ran on the node, or others used the GPU, so the speed is rough"
+    lines = render.wrap(text, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[0].startswith("  shared")
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(line.strip() for line in lines) == text.strip()
+    assert render.wrap("https://farm.example/ui/" + "x" * 80, 40).count("\n") == 0
+
+
+@pytest.mark.parametrize("columns", [45, 60, 130])
+def test_the_live_display_keeps_states_on_narrow_terminals(columns: int) -> None:
+    from rich.console import Console
+
+    screen = Screen()
+    screen.show(
+        [{**cell("fp16", "running", facts=None), "phase": "measuring", "worker": "node-1-cpu", "elapsed": 75.0}]
+    )
+    console = Console(width=columns, height=10, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(screen)
+    shown = console.file.getvalue()
+    assert "running" in shown and "measuring" in shown and "1:15" in shown
+    assert ("node-1-cpu" in shown) == (columns == 130)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+
+
+def test_a_worker_that_starts_is_no_missing_worker() -> None:
+    outlook = {
+        "eta": None,
+        "unserved": ["x", "y"],
+        "slot_seconds": None,
+        "gpu_hours": None,
+        "spent_seconds": 0,
+        "unknown": 0,
+    }
+    assert render.outlook(outlook) == ["end unknown: no worker takes jobs of x, y now"]
+    assert render.outlook(outlook, {"x"}) == ["end unknown: no worker takes jobs of y now"]
+    assert render.outlook(outlook, {"x", "y"}) == ["a worker is starting"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        (b"", b"a\nb\n", b"a\nb\n"),
+        (b"a\nb\n", b"a\nb\nc\n", b"c\n"),
+        (b"a\nb\nc\n", b"b\nc\nd\n", b"d\n"),
+        (b"b\nc\n", b"a\nb\nc\nd\n", b"d\n"),
+        (b"a\n", b"x\ny\n", b"x\ny\n"),
+        (b"a\n", b"a\n", b""),
+    ],
+)
+def test_a_followed_log_shows_each_line_once(before: bytes, now: bytes, new: bytes) -> None:
+    assert added(before, now) == new

@@ -43,7 +43,7 @@ def test_an_answer_is_read_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_packed_answer_is_as_before() -> None:
     found = asked(httpx.Response(200, content=gzip.compress(b'{"items": []}'), headers={"Content-Encoding": "gzip"}))
-    assert found.json() == {"items": []}
+    assert found.json()["items"] == []
     assert found.url == "http://farm.example/v1/builds"
 
 

@@ -1,4 +1,4 @@
-"""What has to be converted is told apart by looking, and nothing pickled is ever loaded."""
+"""What has to be converted is recognized by looking, and nothing pickled is ever loaded."""
 
 from __future__ import annotations
 

@@ -25,21 +25,20 @@ def blob(path: str, content: bytes = b"a program") -> dict[str, Any]:
     return {"path": path, "digest": digest, "size": len(content)}
 
 
-def download(wanted: Mapping[str, Any], folder: Path) -> Path:
+def bring(wanted: Mapping[str, Any], place: Path) -> None:
     """As the client does, once its bytes are checked."""
-    with replacing(folder / wanted["path"]) as part:
+    with replacing(place) as part:
         part.write_bytes(BYTES[wanted["digest"]])
-    return folder / str(wanted["path"])
 
 
 def fetch(folder: Path, program: dict[str, Any], *, force: bool = False, **others: dict[str, Any]) -> None:
     cell = {"identifier": "net/onnxruntime-cpu/fp32/b1", "program": program, "shape": "b1"}
     sidecar = {"blobs": {"program": program, "log": None, **others}}
-    write_artifact(download, cell, sidecar, folder, ref="latest", log=True, force=force)
+    write_artifact(bring, cell, sidecar, folder, ref="latest", log=True, force=force)
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "artifact.json"}
+    return {path.name: path.read_text() for path in folder.iterdir() if not path.name.endswith("artifact.json")}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "package.json", "net.onnx"])
@@ -48,19 +47,47 @@ def test_a_file_of_the_user_is_not_written_over(tmp_path: Path, name: str) -> No
     with pytest.raises(UsageError, match=f"{name} exists, and no fetch has written it") as error:
         fetch(tmp_path, blob(name))
     assert "--force" in error.value.hint
-    with pytest.raises(UsageError, match="no fetch has written it"):
+    (tmp_path / f"other.onnx.{name}").write_text("mine")
+    with pytest.raises(UsageError, match=f"other.onnx.{name} exists, and no fetch has written it"):
         fetch(tmp_path, blob("other.onnx"), log=blob(name))
-    assert contents(tmp_path) == {name: "mine"}
+    assert contents(tmp_path) == {name: "mine", f"other.onnx.{name}": "mine"}
     fetch(tmp_path, blob(name), force=True)
-    assert contents(tmp_path) == {name: "a program"}
+    assert contents(tmp_path)[name] == "a program"
+
+
+def test_programs_share_a_folder(tmp_path: Path) -> None:
+    """Each has its sidecar and its log by its own name."""
+    fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"its log"))
+    fetch(tmp_path, blob("other.onnx", b"two"), log=blob("log.txt", b"another log"))
+    fetch(tmp_path, blob("net.onnx", b"three"))
+    assert contents(tmp_path) == {
+        "net.onnx": "three", "net.onnx.log.txt": "its log", "other.onnx": "two", "other.onnx.log.txt": "another log"
+    }  # fmt: skip
+    for name in ("net.onnx", "other.onnx"):
+        document = json.loads((tmp_path / f"{name}.artifact.json").read_text())
+        assert document["blobs"]["program"]["path"] == name
+
+
+def test_a_folder_of_an_older_client_is_taken_over(tmp_path: Path) -> None:
+    """Its program is replaced, with its sidecar; what describes another program stays, and so does a user's file."""
+    (tmp_path / "net.onnx").write_text("old")
+    (tmp_path / "artifact.json").write_text(json.dumps({"blobs": {"program": blob("net.onnx", b"old"), "log": None}}))
+    fetch(tmp_path, blob("other.onnx"))
+    assert (tmp_path / "artifact.json").exists()
+    fetch(tmp_path, blob("net.onnx", b"new"))
+    assert contents(tmp_path) == {"net.onnx": "new", "other.onnx": "a program"}
+    assert not (tmp_path / "artifact.json").exists()
+    (tmp_path / "artifact.json").write_text("mine")
+    fetch(tmp_path, blob("net.onnx", b"newer"))
+    assert (tmp_path / "artifact.json").read_text() == "mine"
 
 
 def test_what_a_fetch_wrote_is_replaced_by_the_next(tmp_path: Path) -> None:
     fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
     fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
     fetch(tmp_path, blob("net.onnx", b"two"), log=blob("log.txt", b"another log"))
-    assert contents(tmp_path) == {"net.onnx": "two", "log.txt": "another log"}
-    (tmp_path / "artifact.json").unlink()  # As after a fetch that was killed before its last step.
+    assert contents(tmp_path) == {"net.onnx": "two", "net.onnx.log.txt": "another log"}
+    (tmp_path / "net.onnx.artifact.json").unlink()  # As after a fetch that was killed before its last step.
     fetch(tmp_path, blob("net.onnx", b"two"), log=blob("log.txt", b"another log"))
     (tmp_path / "net.onnx").write_text("edited")
     with pytest.raises(UsageError, match=r"net\.onnx"):
@@ -69,16 +96,16 @@ def test_what_a_fetch_wrote_is_replaced_by_the_next(tmp_path: Path) -> None:
 
 def test_a_name_that_was_only_announced_gives_no_right_to_it(tmp_path: Path) -> None:
     """A first sidecar that names the user's file as a log that is not fetched must not make it the farm's."""
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "net.onnx.notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):
         fetch(tmp_path, blob("net.onnx"), reproduction=blob("notes.txt", b"something"))
-    assert contents(tmp_path) == {"notes.txt": "mine"}
+    assert contents(tmp_path) == {"net.onnx.notes.txt": "mine"}
 
 
 @pytest.mark.parametrize(
     "name",
     ["../net.onnx", "/etc/net.onnx", ".net.onnx", "a/net.onnx", "Makefile", "conftest.py", "farm.toml", "artifact.json",
-     "family.json", "net.onnx\n", "..", ""],
+     "a.artifact.json", "family.json", "net.onnx\n", "..", ""],
 )  # fmt: skip
 def test_names_that_no_artifact_has_are_refused(tmp_path: Path, name: str) -> None:
     for blobs in ({"program": blob(name)}, {"program": blob("net.onnx"), "sample": blob(name)}):
@@ -95,7 +122,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (outside / "file").write_text("theirs")
     folder = tmp_path / "out"
     folder.mkdir()
-    for name in ("net.onnx", "artifact.json"):
+    for name in ("net.onnx", "net.onnx.artifact.json"):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(outside / "file")
         with pytest.raises(UsageError, match="no fetch has written it"):
@@ -108,11 +135,11 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetching, "family_index", lambda *_: index)
         with pytest.raises(UsageError, match="b1 is a link"):
-            write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+            write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
         (folder / "b1").unlink()
         (folder / "family.json").write_text('{"name": "my own"}')
         with pytest.raises(UsageError, match=r"family\.json exists"):
-            write_family(download, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+            write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "theirs"}
 
 
@@ -127,25 +154,25 @@ def test_kernels_stay_in_their_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kernels.zip").write_text("mine")
     packed = archive(tmp_path, "../../a.ukdb", "/b.ukdb", "c.sh", "d/e.ukdb")
-    place_kernels(download, packed, tmp_path / "out")
-    place_kernels(download, packed, tmp_path / "out")
+    place_kernels(bring, packed, tmp_path / "out" / "kernels")
+    place_kernels(bring, packed, tmp_path / "out" / "kernels")
     assert sorted(path.name for path in (tmp_path / "out" / "kernels").iterdir()) == ["a.ukdb", "b.ukdb", "e.ukdb"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["kernels", "kernels.zip"]
     assert (tmp_path / "out" / "kernels.zip").read_text() == "mine"
     (tmp_path / "out" / "kernels" / "mine.txt").write_text("")
     with pytest.raises(UsageError, match="no fetch has written"):
-        place_kernels(download, packed, tmp_path / "out")
+        place_kernels(bring, packed, tmp_path / "out" / "kernels")
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "kernels").symlink_to(tmp_path / "out")
     with pytest.raises(UsageError, match="no fetch has written"):
-        place_kernels(download, packed, tmp_path / "link")
+        place_kernels(bring, packed, tmp_path / "link" / "kernels")
 
 
 def test_kernels_that_unpack_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "LARGEST_KERNELS", 1 << 20)
     packed = archive(tmp_path, "a.ukdb", "b.ukdb", content=b"\0" * (600 << 10))
     with pytest.raises(ArtifactGone, match="the kernel binaries are more than"):
-        place_kernels(download, packed, tmp_path / "out")
+        place_kernels(bring, packed, tmp_path / "out" / "kernels")
     assert json.dumps([path.name for path in (tmp_path / "out").rglob("*")]) == '["kernels"]'
     with pytest.raises(ArtifactGone, match="cannot be unpacked"):
-        place_kernels(download, blob("kernels.zip", b"no archive"), tmp_path / "out")
+        place_kernels(bring, blob("kernels.zip", b"no archive"), tmp_path / "out" / "kernels")

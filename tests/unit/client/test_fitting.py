@@ -109,6 +109,17 @@ def test_a_gpu_comes_first_then_the_same_toolchain_then_the_batch_then_speed() -
     assert "another build of this release" in other_build.best.why and other_build.next is None
 
 
+def test_a_program_that_was_superseded_or_rolled_back_is_taken_only_if_no_other_one_runs() -> None:
+    """Although this very toolchain made it: somebody may have rolled it back for its results."""
+    older = on_cpu(toolchain="onnxruntime1.30.0-00000000")
+    rolled_back: SnapshotCell = {**on_cpu(), "superseded": 1.0}
+    found = best_fit([(rolled_back, sidecar(0.001)), (older, sidecar(0.002))], [CPU])
+    assert found.best.cell == older
+    alone = best_fit([(rolled_back, sidecar(0.001))], [CPU])
+    assert alone.best.cell == rolled_back
+    assert "another toolchain's program has its place" in alone.best.why
+
+
 def test_a_range_takes_the_batch_as_it_is() -> None:
     ranged = entry(shape="b1to64", sizes={"batch": {"min": 1, "max": 64}})
     assert best_fit([(entry(shape="b8"), sidecar()), (ranged, sidecar())], [CARD], batch=5).best.cell == ranged

@@ -16,7 +16,7 @@ from farm.client.authoring import init_manifest, lint
 from farm.client.freezing import as_submission, freeze, in_package
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest
-from farm.matrix import expand
+from farm.matrix.cells import expand
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 
@@ -125,7 +125,7 @@ def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path
         f"source: {{path: resnet50.onnx}}\ncalibration: {{path: cal.npz}}\n{SHAPE}",
     )
     text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "cache"))
-    for told in (
+    for expected in (
         "farm.yaml:6:20: there is no file",
         "did you mean `resnet50.onnx`?",
         "farm.yaml:8:13:",
@@ -136,7 +136,7 @@ def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path
         "install it on this machine",
         "farm.yaml:15:25: there is no file",
     ):
-        assert told in text, text
+        assert expected in text, text
 
 
 def test_models_in_a_bucket_are_left_to_the_farm(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_download_is_checked_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         (httpx.Response(200, content=b"something else"), "has the SHA-256"),
         (httpx.Response(500), "answered 500 Internal Server Error"),
@@ -202,11 +202,11 @@ def test_a_download_is_checked_and_kept(tmp_path: Path) -> None:
         (httpx.Response(302, headers={"location": "https://models.example/net.onnx"}), "cannot be read"),
     ],
 )
-def test_a_download_that_goes_wrong_leaves_nothing(answer: httpx.Response, told: str, tmp_path: Path) -> None:
+def test_a_download_that_goes_wrong_leaves_nothing(answer: httpx.Response, expected: str, tmp_path: Path) -> None:
     web = Web(net=answer, plain=httpx.Response(200, content=b"right"))
     text = refused(lambda: get(tmp_path, web, b"right"))
     assert "farm.yaml:6:21" in text
-    assert told in text
+    assert expected in text
     assert all(address.startswith("https://") for address in web.asked)
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 

@@ -25,14 +25,14 @@ calibration: {generator: "%s"}"""
 
 
 def submitted(folder: Path, code: str, function: str = "calib:samples") -> Any:
-    """Freeze a manifest whose calibration data comes from `code`, a module beside it."""
+    """Freeze a manifest whose calibration data comes from `code`, a module in the same folder."""
     save_net(folder / "net.onnx")
     (folder / "calib.py").write_text("import numpy as np\n" + dedent(code))
     write_text(folder, ENTRY % function)
     return freeze(folder / "farm.yaml", cache=folder / "cache")
 
 
-def told(folder: Path, code: str, function: str = "calib:samples") -> str:
+def refusal(folder: Path, code: str, function: str = "calib:samples") -> str:
     with pytest.raises(ManifestError) as caught:
         submitted(folder, code, function)
     assert caught.value.problems[0].line == 10
@@ -92,11 +92,11 @@ def test_what_a_function_yields_becomes_a_blob_that_the_key_names(tmp_path: Path
     ],
 )
 def test_what_goes_wrong_names_function_sample_and_input(code: str, message: str, tmp_path: Path) -> None:
-    assert message in told(tmp_path, code)
+    assert message in refusal(tmp_path, code)
 
 
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    text = told(tmp_path, "", "no_such.calibration:samples")
+    text = refusal(tmp_path, "", "no_such.calibration:samples")
     assert "there is no module `no_such.calibration`" in text
     assert str(tmp_path / "no_such" / "calibration.py") in text
 
@@ -104,10 +104,10 @@ def test_a_module_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path)
 def test_an_endless_generator_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "def samples():\n    while True: yield {'x': np.zeros((1, 4), np.float32)}"
     monkeypatch.setattr(generators, "MAX_SAMPLES", 5)
-    assert "calib:samples yields more than 5 samples" in told(tmp_path, endless)
+    assert "calib:samples yields more than 5 samples" in refusal(tmp_path, endless)
     monkeypatch.setattr(generators, "MAX_SAMPLES", 500)
     monkeypatch.setattr(generators, "MAX_BYTES", 100)
-    assert "calib:samples, sample 6: more than 100 bytes" in told(tmp_path, endless)
+    assert "calib:samples, sample 6: more than 100 bytes" in refusal(tmp_path, endless)
 
 
 def test_lint_runs_nobodys_code(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.api_farm import MANIFEST, freeze_manifest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A stranger's folder beside a file that is nobody else's business."""
+    """A stranger's folder next to a file that is nobody else's business."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (tmp_path / "secret.npz").write_bytes(b"mine")
@@ -61,3 +61,13 @@ def test_models_elsewhere_buckets_conversions_and_env_files_are_refused(folder: 
     assert "not converted" in problems(folder, MANIFEST + "    format: torch\n")[0]
     env = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: ../secret.npz}}\n"
     assert "outside its folder: ../secret.npz" in problems(folder, MANIFEST + env)[0]
+
+
+def test_it_starts_nothing_later_and_ends_nothing_of_others(folder: Path) -> None:
+    """All strangers submit into one namespace: a group that cancels would cancel what others wait for."""
+    assert problems(folder, MANIFEST + 'triggers: [{schedule: "* * * * *"}]\n') == [
+        "a stranger's manifest is built by nothing else than its submission: `triggers`"
+    ]
+    assert problems(folder, MANIFEST + "concurrency: {group: x, cancel-in-progress: true}\n") == [
+        "a stranger's manifest cancels no other builds: `cancel-in-progress`"
+    ]

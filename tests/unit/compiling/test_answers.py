@@ -32,8 +32,8 @@ EVALUATED: dict[str, Any] = {
     "verification": {"errors": {"y": 0.0}, "spread": {"y": 1.0}, "samples": 8, "weak": False},
     "measurements": {"load": 0.1, "latency": None},
 }
-SLICE = {"action": "slice", "slices": "/work/slices"}
-PIECE = {"path": "/work/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
+SLICE = {"action": "slice", "slices": "/attempt/slices"}
+PIECE = {"path": "/attempt/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
 SLICED: dict[str, Any] = {"slices": [PIECE], "operations": 1}
 ASKED = ((CHECK, CHECKED), (COMPILE, COMPILED), (EVALUATE, EVALUATED), (SLICE, SLICED))
 
@@ -88,8 +88,8 @@ def test_an_honest_answer_is_taken_as_it_is_and_what_nobody_asked_is_left_out(
         ("check", "opset", "17", "no whole number"),
         ("check", "operators", ["Relu"], "no object"),
         ("slice", "slices.0.path", "/etc/shadow", "not in its folder"),
-        ("slice", "slices.0.path", "/work/slices/../slice-0000.onnx", "not in its folder"),
-        ("slice", "slices.0.path", "/work/slices/other.onnx", "not in its folder"),
+        ("slice", "slices.0.path", "/attempt/slices/../slice-0000.onnx", "not in its folder"),
+        ("slice", "slices.0.path", "/attempt/slices/other.onnx", "not in its folder"),
         ("slice", "slices.0.signature", "../../main", "no text"),
     ],
 )

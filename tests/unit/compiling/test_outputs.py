@@ -1,4 +1,4 @@
-"""What a child left in its folders: only plain files are there for whoever reads them next."""
+"""What a child left in its folders: only plain files are there for the next reader."""
 
 from __future__ import annotations
 

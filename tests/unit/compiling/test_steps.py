@@ -49,10 +49,10 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
 ) -> None:
     """No GPU and no compiler here: the looks and the child's answer are made up."""
     looks = [{"processes": {"count": count, "memory": count * 3_000_000}} for count in (0, 2)]
-    told = iter(looks)
+    answers = iter(looks)
     limits: AttemptLimits = {"time": 60.0, "memory": 9}
     children = Children(
-        tmp_path, load_settings({}), limits, lambda *_: None, threading.Event(), conditions=lambda: next(told)
+        tmp_path, load_settings({}), limits, lambda *_: None, threading.Event(), conditions=lambda: next(answers)
     )
     monkeypatch.setattr(children, "ask", lambda *_, **__: {"measurements": {"latency": 0.1}})
     spec: dict[str, Any] = {

@@ -84,7 +84,7 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("models/*.onnx", "model/*.onnx", "farm.yaml:7:20: no file matches `model/*.onnx`"),
         ("models/*.onnx", "models/b*", None),
@@ -99,15 +99,15 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
     ],
 )
 def test_what_is_wrong_with_a_pattern_is_told_at_its_place(
-    manifest: Path, old: str, new: str, told: str | None
+    manifest: Path, old: str, new: str, message: str | None
 ) -> None:
     manifest.write_text(TEXT.replace(old, new))
-    if told is None:
+    if message is None:
         assert [model.name for model in load_manifest(manifest).models] == ["first", "beta", "last"]
         return
     with pytest.raises(ManifestError) as caught:
         load_manifest(manifest)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_two_files_of_one_name_are_refused(manifest: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
 from farm.manifest import Manifest, load_manifest, parse_manifest
+from farm.manifest.cron import runs_after
 from farm.manifest.yaml import MAX_BYTES, read_document
-from farm.matrix import expand
+from farm.matrix.cells import expand
 from farm.units import parse_duration, parse_size
 from tests.support.places import ROOT
 
@@ -85,10 +89,12 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
 
 MEASURE = """
 import json, resource, sys
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from farm.errors import ManifestError
 from farm.manifest import load_manifest
-from farm.matrix import check
+from farm.matrix.cells import check
 # A document that takes the reader for hours would show here; how fast it is belongs to no test.
 resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 try:
@@ -156,7 +162,7 @@ def test_aliases_and_a_byte_order_mark_are_fine() -> None:
     assert document.place(("c", "b"), key=True) == (1, 10)
 
 
-# --- what a wrong manifest is told ------------------------------------------------------------------------------
+# --- messages about a wrong manifest -------------------------------------------------------------------------------
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place() -> None:
@@ -171,16 +177,16 @@ def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place(
     )
     found = problems(text)
     assert [(p.line, p.column) for p in found] == [(7, 5), (8, 18), (9, 24), (9, 30), (11, 1), (12, 16), (13, 31)]
-    told = [f"{p.message} | {p.hint}" for p in found]
-    assert "unknown field `models[0].precision`" in told[0]
-    assert "did you mean `precisions`?" in told[0]
-    assert "no dataset `imagenet`" in told[1]
-    assert "did you mean `images`?" in told[1] or "known: images" in told[1]
-    assert "did you mean `int8`?" in told[2]
-    assert "`fp16` occurs twice" in told[3]
-    assert "did you mean `overrides`?" in told[4]
-    assert "90s" in told[5]
-    assert "did you mean `accuracy`?" in told[6]
+    lines = [f"{p.message} | {p.hint}" for p in found]
+    assert "unknown field `models[0].precision`" in lines[0]
+    assert "did you mean `precisions`?" in lines[0]
+    assert "no dataset `imagenet`" in lines[1]
+    assert "did you mean `images`?" in lines[1] or "known: images" in lines[1]
+    assert "did you mean `int8`?" in lines[2]
+    assert "`fp16` occurs twice" in lines[3]
+    assert "did you mean `overrides`?" in lines[4]
+    assert "90s" in lines[5]
+    assert "did you mean `accuracy`?" in lines[6]
 
 
 def test_a_problem_prints_its_place_the_line_a_caret_and_a_way_out() -> None:
@@ -219,7 +225,7 @@ def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("{path: a, package: b/c.onnx}", "exactly one of"),
         ("{}", "exactly one of"),
@@ -230,12 +236,12 @@ def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
         ("{package: ../../etc/passwd}", "does not look right"),
     ],
 )
-def test_a_source_is_one_place(change: str, told: str) -> None:
-    assert told in only(SMALL.replace("{path: net.onnx}", change)).message
+def test_a_source_is_one_place(change: str, message: str) -> None:
+    assert message in only(SMALL.replace("{path: net.onnx}", change)).message
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("name: Nightly Build", "`nightly-build` would do"),
         ("targets: [mi300]", "did you mean `mi300x`?"),
@@ -260,13 +266,13 @@ def test_a_source_is_one_place(change: str, told: str) -> None:
         ("version: 2", "write 1"),
     ],
 )
-def test_a_wrong_value_is_told_what_would_do(line: str, told: str) -> None:
+def test_a_wrong_value_is_told_what_would_do(line: str, message: str) -> None:
     field = line.partition(":")[0]
     kept = [each for each in SMALL.splitlines() if not each.startswith(f"{field}:")]
     if field == "models":
         kept = kept[: kept.index("  - name: net")]
     found = problems("\n".join([*kept, line]) + "\n")
-    assert any(told in f"{problem.message} {problem.hint}" for problem in found), "\n".join(map(str, found))
+    assert any(message in f"{problem.message} {problem.hint}" for problem in found), "\n".join(map(str, found))
 
 
 def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
@@ -347,3 +353,34 @@ def test_reading_a_manifest_needs_no_heavy_import() -> None:
     code = "import sys, farm.manifest, farm.matrix; print([m for m in ('onnx', 'numpy', 'httpx') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        ('{schedule: "17 25 * * *"}', "`17 25 * * *` is not a schedule: bad hour"),
+        ('{schedule: "0 0 30 2 *"}', "`0 0 30 2 *` is not a schedule: bad day-of-month"),
+        (f'{{schedule: "0 0 {"9" * 90} * *"}}', "is not a schedule: bad day-of-month"),
+        ('{schedule: "0 0 * * *", timezone: Europe/Berlim}', "unknown time zone `Europe/Berlim`"),
+        ('{schedule: "0 0 * * *", timezone: a/b/c}', "unknown time zone `a/b/c`"),
+        ("{toolchain: mi300y}", "unknown target `mi300y`"),
+    ],
+)
+def test_a_trigger_that_can_never_fire_is_refused_with_its_place(trigger: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(message)) as caught:
+        parse_manifest(SMALL + f"triggers:\n  - {trigger}\n")
+    (problem,) = caught.value.problems
+    assert problem.line == SMALL.count("\n") + 2
+
+
+def test_schedules_follow_the_clock_of_their_time_zone() -> None:
+    """Berlin skips 02:30 on 28 March 2027, and has it twice on 31 October."""
+
+    def runs(day: str, schedule: str, count: int) -> list[str]:
+        start = datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()
+        found = islice(runs_after(schedule, "Europe/Berlin", start), count)
+        return [datetime.fromtimestamp(when, UTC).strftime("%d %H:%M") for when in found]
+
+    assert runs("2027-03-27", "30 2 * * *", 3) == ["27 01:30", "28 01:00", "29 00:30"]
+    assert runs("2027-10-30", "30 2 * * *", 3) == ["30 00:30", "31 00:30", "01 01:30"]
+    assert runs("2027-01-01", "0 12 * * FRI", 2) == ["01 11:00", "08 11:00"]

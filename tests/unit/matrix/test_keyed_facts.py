@@ -1,4 +1,4 @@
-"""Workers that differ in what cache keys say never fill each other's keys: whichever registered last, whoever lives."""
+"""Workers that differ in what cache keys say never fill each other's keys: whichever came last or lives."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
-from farm.matrix import Cell, expand
+from farm.matrix.cells import Cell, expand
 from farm.models.model import FrozenModel, Tensor
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX

@@ -212,7 +212,7 @@ def header(shape: str, dtype: str = "<f4") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "message"),
     [
         ({"x.npy": header("(1000000, 1000000)") + b"\0" * 8}, "its header declares"),
         ({"x.npy": header("(-1, 3)")}, "declares"),
@@ -224,10 +224,10 @@ def header(shape: str, dtype: str = "<f4") -> bytes:
         ({f"a{index}.npy": npy(np.zeros(1)) for index in range(1001)}, "more than 1000 arrays"),
     ],
 )
-def test_a_hostile_archive_is_refused_by_name(members: dict[str, bytes], told: str, tmp_path: Path) -> None:
+def test_a_hostile_archive_is_refused_by_name(members: dict[str, bytes], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         freeze_data(archive(tmp_path / "a.npz", members), MODEL, SYMBOLIC, tmp_path / "frozen")
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert "a.npz" in caught.value.message
 
 

@@ -1,4 +1,4 @@
-"""Models: what a file is, and how a bad one is told apart."""
+"""Models: what a file is, and how a bad one is recognized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.spec import digest_of
 
 
 def save_net(path: Path, dtype: int = TensorProto.FLOAT, *, external: str = "") -> Path:
-    """A matrix product [batch, 4] x [4, 2] whose weights are in the file, or in `external` beside it."""
+    """A matrix product [batch, 4] x [4, 2] whose weights are in the file, or in `external` next to it."""
     weights = numpy_helper.from_array(np.ones((4, 2), dtype=helper.tensor_dtype_to_np_dtype(dtype)), "w")
     if external:
         weights.ClearField("raw_data")
@@ -69,19 +69,19 @@ def test_lower_precision_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "empty (0 bytes)"),
         (b"This is a text that somebody called .onnx\n" * 10, "not an ONNX model"),
         (b"\x08\x09", "no graph"),
     ],
 )
-def test_what_is_no_model_says_what_it_is(content: bytes, told: str, tmp_path: Path) -> None:
+def test_what_is_no_model_says_what_it_is(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(content)
     with pytest.raises(UnreadableModel) as caught:
         read_model(path)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert str(path) in caught.value.message
     assert "export or download it again" in caught.value.hint
     assert caught.value.kind == "bad_model"

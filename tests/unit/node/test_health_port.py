@@ -22,7 +22,7 @@ def test_who_says_nothing_takes_no_threads_and_stops_nobody(begun: bytes, monkey
     monkeypatch.setattr(health_port, "MOST_CONNECTIONS", 8)
     monkeypatch.setattr(health_port, "PATIENCE", 1.0)
     (port,) = free_ports(1)
-    with serve_health(port, lambda: HEALTH), ExitStack() as held:
+    with serve_health(port, lambda: HEALTH, bytes), ExitStack() as held:
         before = threading.active_count()
         for _ in range(40):
             held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)).sendall(begun)
@@ -43,7 +43,7 @@ def test_a_client_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_port, "PATIENCE", 1.0)
     (port,) = free_ports(1)
     with (
-        serve_health(port, lambda: HEALTH),
+        serve_health(port, lambda: HEALTH, bytes),
         socket.create_connection(("127.0.0.1", port), timeout=0.2) as connection,
     ):
 

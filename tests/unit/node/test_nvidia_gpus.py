@@ -10,11 +10,13 @@ import pytest
 
 from farm.compiling.child_process import child_environment
 from farm.compiling.slots import Slot, as_text, from_text
+from farm.node import survey as node_survey
 from farm.node.gpu_usage import conditions, watch
 from farm.node.machine import Machine
 from farm.node.nvidia_gpus import find_nvidia_gpus, model_slug
 from farm.node.slot_shares import share_out
-from farm.settings import load_settings
+from farm.runner.documents import ProbeAnswer
+from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.devices import profiles
 from farm.targets.pools import Pool, Target
@@ -181,3 +183,37 @@ def test_both_makers_cards_are_slots_alike_and_children_see_one_card(tmp_path: P
     assert (sees["nvidia"]["CUDA_VISIBLE_DEVICES"], sees["nvidia"]["ROCR_VISIBLE_DEVICES"]) == (FIRST, "-1")
     assert (sees["amd"]["CUDA_VISIBLE_DEVICES"], sees["amd"]["ROCR_VISIBLE_DEVICES"]) == ("-1", FIRST)
     assert sees["nvidia"]["CUDA_CACHE_PATH"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_each_device_of_onnx_runtime_has_its_pools_and_what_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """TensorRT is nobody's duty to have: without its libraries the node is as good, and says what is missing."""
+
+    def answer(name: str, settings: Settings, *, device: str = "", **_: object) -> ProbeAnswer:
+        if name != "onnxruntime" or (device == "tensorrt" and not there):
+            missing = "the TensorRT provider lacks libnvinfer.so.10: cannot open shared object file"
+            return {"available": False, "reason": missing, "fix": "get TensorRT 10"}
+        label = {"": "", "cuda": "-cuda13.0", "tensorrt": "-tensorrt10.13.3-cuda13.0"}[device]
+        return {
+            "available": True,
+            "reason": "",
+            "version": "1.31.1",
+            "label": f"onnxruntime1.31.1{label}",
+            "toolchain": f"onnxruntime1.31.1{label}-1a2b3c4d",
+            "parts": [],
+            "libraries": {},
+            "features": [],
+            "targets": [device or "cpu"],
+            "cpu_family": "",
+            "lowest": 75 if device else 0,
+        }
+
+    monkeypatch.setattr(node_survey, "probe", answer)
+    found = node_survey.survey(load_settings(), RecordedMachine(tmp_path, "h200-x2", 2))
+    pools = {str(pool.target): pool.toolchain for pool in found.pools}
+    assert pools["onnxruntime/cuda"] == "onnxruntime1.31.1-cuda13.0-1a2b3c4d"
+    assert ("onnxruntime/tensorrt" in pools) == there
+    notes = [note for note in found.notes if note.subject == "onnxruntime/tensorrt"]
+    assert [(note.broken, "libnvinfer.so.10" in note.text) for note in notes] == ([] if there else [(False, True)])

@@ -286,6 +286,33 @@ def test_a_program_of_onnx_runtimes_own_starts(tmp_path: Path) -> None:
     assert "CPUExecutionProvider ['x']" in done.stdout
 
 
+def on_a_card(precision: str, **session: Any) -> Sidecar:
+    """A program of ONNX Runtime's for an H200."""
+    spec = {
+        "compiler": {"name": "onnxruntime"}, "model": {"format": "onnx"}, "device": {"arch": "sm_90:h200"},
+        "precision": precision, "options": {"gpu_mem_limit": 1 << 30},
+    }  # fmt: skip
+    blobs = {"program": {"path": "net.onnx", "digest": "1" * 64, "size": 9}}
+    return sidecar_of(spec=spec, device={"arch": "sm_90:h200"}, blobs=blobs, tuning={"session": session or None})
+
+
+def test_a_program_for_a_card_starts_with_the_options_that_it_was_verified_with() -> None:
+    session = {"level": "basic", "threads": 4, "spinning": False, "cudnn_conv_algo_search": "HEURISTIC"}
+    scope: dict[str, Any] = {}
+    for precision, on in (("fp32", "0"), ("tf32", "1")):
+        text = starters.for_own_program(on_a_card(precision, **session))
+        [line] = [line for line in text.splitlines() if line.startswith("providers = ")]
+        exec(line, scope)
+        [(provider, options), _] = scope["providers"]
+        assert provider == "CUDAExecutionProvider"
+        assert options == {
+            "use_tf32": on, "gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC",
+        }  # fmt: skip
+        assert "GraphOptimizationLevel.ORT_ENABLE_BASIC" in text
+    assert "NVIDIA_TF32_OVERRIDE=0" in starters.plain_start(on_a_card("fp32"))
+    assert all("NVIDIA" not in starters.plain_start(each) for each in (on_a_card("tf32"), own_program()))
+
+
 # --- Triton ------------------------------------------------------------------------------------------------------
 
 

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-from farm.pages import drawing, log_view, quantities, usage
+from farm.pages import drawing, log_view, quantities, rendering, usage
 from farm.pages.build_view import CellFilter, ShownBuild, matrix
 from farm.pages.comparison import compare
 from farm.pages.drawing import Bar, Spread
+from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import ingredients_of
 
 
@@ -228,6 +229,74 @@ def test_odd_logs_are_shown(text: str) -> None:
         log_view.page(text, start=start)
 
 
+# --- history --------------------------------------------------------------------------------------------------------
+
+
+def past(*latencies: float | None, **changes: dict[int, Any]) -> CellPast:
+    """A cell that was built once a day; None failed. `changes` has by field which builds differ."""
+    rows = []
+    for day, latency in enumerate(latencies):
+        values = {"latency": latency, "shared": False, "driver": "6.8"}
+        row: Any = {
+            "identifier": "a/gpu-y/fp32/b1", "ended": day * 86_400.0, "build": f"b-{day}", "manifest": "m",
+            "state": "succeeded" if latency else "failed", "kind": "" if latency else "compiler_error",
+            "expected": False, "hit": False, "key": str(day), "toolchain": "rocm7.1" if latency else "",
+            "device": "gfx942" if latency else "", "node": "n1", "error": None, "values": values if latency else {},
+        }  # fmt: skip
+        for name, by_day in changes.items():
+            if day in by_day:
+                (values if name in values else row)[name] = by_day[day]
+        rows.append(row)
+    return past_of(reversed(rows))
+
+
+NOISE = [1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.01, 0.99]
+
+
+def test_a_step_is_found_and_noise_is_not() -> None:
+    found = past(*[each * 0.004 for each in NOISE], 0.0046)
+    assert [point.moved for point in found.points] == [""] * 8 + ["slower"]
+    assert found.look == "failed" and "slower" in found.headline
+    assert not [point for point in past(*[each * 0.004 for each in NOISE], 0.00403).points if point.moved]
+    assert past(*NOISE, 0.8).points[-1].moved == "faster"
+
+
+def test_after_a_change_of_toolchain_or_driver_the_band_begins_again() -> None:
+    found = past(*NOISE, 1.4, 1.41, toolchain={8: "rocm7.2", 9: "rocm7.2"}, driver={9: "6.9"})
+    assert [list(point.changes) for point in found.points[7:]] == [
+        [], ["toolchain rocm7.1 → rocm7.2"], ["driver 6.8 → 6.9"],
+    ]  # fmt: skip
+    assert found.points[8].band is None and not found.points[8].moved
+
+
+def test_a_new_level_is_named_when_it_has_become_usual() -> None:
+    found = past(*NOISE, *[1.2 * each for each in NOISE * 2])
+    assert not found.points[-1].moved, "by now it is the noise"
+    assert found.headline.endswith("; it became slower on 1970-01-09")
+    assert past(*NOISE, 1.2, *NOISE).step is None, "an outlier is no level"
+
+
+def test_hits_and_crowded_measurements_make_no_band_and_are_not_drawn() -> None:
+    found = past(1.0, 9.0, 9.0, 1.0, hit={1: True}, shared={2: True})
+    assert [point.latency for point in found.drawn] == [1.0, 1.0]
+    assert found.points[3].band == (0.9, 1.1)
+
+
+def test_a_history_says_since_when_it_fails() -> None:
+    assert past(1.0, None, None).headline == "Fails with compiler_error since b-1"
+    assert past().headline.startswith("No build") and drawing.past(past()) == ""
+
+
+def test_stages_without_the_error_are_folded() -> None:
+    text = "x attempt 1\n== fetching ==\n" + "got\n" * 30 + "== compiling ==\n" + "pass\n" * 30 + "error: no\n"
+    found = log_view.stages(log_view.page(text))
+    assert [(stage.name, len(stage.lines), stage.folded) for stage in found] == [
+        ("", 1, False), ("fetching", 31, True), ("compiling", 32, False),
+    ]  # fmt: skip
+    assert not any(stage.folded for stage in log_view.stages(log_view.page(text.replace("error: no", "fine"))))
+    assert log_view.stages(log_view.page("")) == []
+
+
 # --- drawings and words ---------------------------------------------------------------------------------------------
 
 
@@ -240,9 +309,19 @@ def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
         drawing.spreads([Spread(hostile, 1e-3, 2e-3, 3e-3, 4e-3), Spread("zero", 0.0, 0.0, 0.0, 0.0)]),
         drawing.share([("compiled", 3), ("failed", 0)], hostile),
         drawing.share([], "nothing"),
+        drawing.past(past(*NOISE, None, 1.4, toolchain={9: hostile})),
+        drawing.past(past(1.0)),
     ):
         ElementTree.fromstring(drawn)
         assert "<script>" not in drawn and "style=" not in drawn
+
+
+def test_what_is_to_be_typed_is_marked_and_foreign_text_is_not_markup() -> None:
+    page = rendering.render(
+        "problem", title="Gone", detail="<b>`farm <i>` and `", hint="run `farm gc`", namespace="", base="/ui", home="",
+        section="", signed_in=False, who="",
+    )  # fmt: skip
+    assert "&lt;b&gt;<code>farm &lt;i&gt;</code> and `" in page and "run <code>farm gc</code>" in page
 
 
 def test_every_kind_of_program_has_its_ways() -> None:
@@ -270,6 +349,10 @@ def test_every_kind_of_program_has_its_ways() -> None:
     assert "https://farm.example/v1/blobs/" in onnx["curl"] and "'a b.onnx'" in onnx["curl"]
     compile(onnx["python"], "python", "exec")
     assert "dims: [ -1, 4 ]" in onnx["triton"] and r'name: "x\"\n"' in onnx["triton"]
+    card = {way.slug: way.text for way in usage.ways(made("a.onnx", "sm_90:h200"), "https://farm.example")}
+    compile(card["python"], "python", "exec")
+    assert "('CUDAExecutionProvider', {'use_tf32': '0'})" in card["python"], "as it was verified"
+    assert 'keys[] = {"use_tf32"}, *values[] = {"0"}' in card["cpp"] and "ORT_ENABLE_ALL" in card["cpp"]
     mxr = {way.slug: way.text for way in usage.ways(made("a.mxr", "gfx942"), "https://farm.example")}
     assert list(mxr) == ["fetch", "curl", "python", "cpp", "driver", "triton", "onnxruntime"]
     compile(mxr["python"], "python", "exec")

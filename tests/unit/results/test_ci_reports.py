@@ -134,8 +134,8 @@ def test_junit_of_a_thousand_cells_parses_and_counts() -> None:
     text = junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
     (suite,) = JUnitXml.fromstring(text.encode())
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (1000, 400, 200, 0)
-    told = {each.name: each.value for each in suite.properties()}
-    assert (told["build"], told["label.commit"], told["url"]) == ("b-1", "abc", LINK)
+    properties = {each.name: each.value for each in suite.properties()}
+    assert (properties["build"], properties["label.commit"], properties["url"]) == ("b-1", "abc", LINK)
 
 
 def test_junit_says_in_the_body_of_a_gate_what_was_measured() -> None:
@@ -146,8 +146,8 @@ def test_junit_says_in_the_body_of_a_gate_what_was_measured() -> None:
     assert failure.get("type") == "regression"
     assert "latency is 25 % above prod's" in (failure.text or "")
     assert "y: error 0, tolerance 0.1" in (failure.text or "")
-    told = {each.get("name"): each.get("value") for each in case.findall("./properties/property")}
-    assert told["url"] == f"{LINK}/cells/{case.get('name')}"
+    properties = {each.get("name"): each.get("value") for each in case.findall("./properties/property")}
+    assert properties["url"] == f"{LINK}/cells/{case.get('name')}"
     attempts = root.findall("./testsuite/testcase")[1].find("./properties/property[@name='attempts']")
     assert attempts is not None
     assert attempts.get("value") == "3"

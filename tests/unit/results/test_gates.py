@@ -1,4 +1,4 @@
-"""Gates beside accuracy: what fails, what is said, and how often noise alone fails a build."""
+"""Gates other than accuracy: what fails, what is said, and how often noise alone fails a build."""
 
 from __future__ import annotations
 
@@ -135,6 +135,12 @@ def test_the_baseline_itself_passes() -> None:
 def test_compile_time_has_to_be_longer_than_noise_explains(seconds: float, beside: bool, expected: str) -> None:
     cell = planned({"shared": beside}, limits={"compile_time": 0.5})
     assert outcome(cell, facts(compile_seconds=seconds, shared=beside)) == expected
+
+
+def test_times_that_a_process_has_by_luck_are_no_regression_whatever_the_share() -> None:
+    cell = planned({"load": 0.01}, limits={"load": 0.5})
+    assert outcome(cell, facts(load=0.2)) == "within"
+    assert outcome(cell, facts(load=0.5)) == "worse"
 
 
 def test_times_of_two_nodes_are_never_compared() -> None:

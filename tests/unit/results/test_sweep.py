@@ -61,7 +61,7 @@ def test_a_sweep_on_shared_measurements_is_called_weak() -> None:
         "  batch  latency  throughput",
         "  1      1 ms     1,000/s",
         "  8      4 ms     2,000/s     best",
-        "  weak: other attempts ran at the same time, another batch may be best; cpu_slots = 1 measures alone",
+        "  weak: other attempts ran at the same time, another may be best; FARM_CPU_SLOTS=1 measures alone",
     ]
     assert "weak" not in "".join(render.sweeps([cell(1, 0.001), cell(8, 0.004)]))
     assert render.sweeps([cell(1, 0.5, max_latency=0.01)])[-1] == "  no batch was measured within 10 ms"

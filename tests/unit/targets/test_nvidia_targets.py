@@ -68,6 +68,44 @@ def test_options_belong_to_devices_and_leave_the_keys_of_others_as_they_were() -
     assert set(ONNXRUNTIME.precisions("cuda")) - set(ONNXRUNTIME.precisions("cpu")) == {"tf32"}
 
 
+def test_tensorrt_is_a_device_of_its_own_with_its_own_options() -> None:
+    tensorrt = replace(H200, target=Target("onnxruntime", "tensorrt"), toolchain="onnxruntime1.31.1-tensorrt10.13.3-aa")
+    choice = understand_target("onnxruntime/tensorrt:h200")
+    assert choice.serves(tensorrt) and not choice.serves(H200)
+    assert not understand_target("onnxruntime/cuda:h200").serves(tensorrt)
+    assert tensorrt.name != H200.name
+    assert ONNXRUNTIME.resolve_options({}, "tensorrt") == {}, "defaults stay out of keys"
+    asked = {"engine": False, "trt_max_workspace_size": 1 << 30, "gpu_mem_limit": 1 << 31}
+    assert ONNXRUNTIME.resolve_options(asked, "tensorrt") == asked
+    with pytest.raises(ValueError, match="no onnxruntime option `prefer_nhwc`"):
+        ONNXRUNTIME.resolve_options({"prefer_nhwc": True}, "tensorrt")
+    with pytest.raises(ValueError, match=r"`trt_builder_optimization_level` must be one of 0, 1, 2, 3, 4, 5, not 9"):
+        ONNXRUNTIME.resolve_options({"trt_builder_optimization_level": 9}, "tensorrt")
+
+
+def test_tensorrt_quantizes_without_zero_points() -> None:
+    assert ONNXRUNTIME.resolve_quantization("int8", {}, "tensorrt")["activations"] == "int8"
+    assert ONNXRUNTIME.resolve_quantization("int8", {}, "cuda")["activations"] == "uint8"
+    with pytest.raises(ValueError, match="`activations` must be one of int8, not 'uint8'"):
+        ONNXRUNTIME.resolve_quantization("int8", {"activations": "uint8"}, "tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("device", "arch", "precision", "said"),
+    [
+        ("tensorrt", "sm_75:t4", "bf16", "bf16 needs compute capability 8.0, and this card has 7.5"),
+        ("cuda", "sm_75:t4", "tf32", "tf32 needs compute capability 8.0, and this card has 7.5"),
+        ("cuda", "sm_75:t4", "bf16", ""),
+        ("tensorrt", "sm_90:h200", "bf16", ""),
+        ("cpu", "cpu", "bf16", ""),
+    ],
+)
+def test_a_card_too_old_for_a_precision_is_known_at_plan_time(
+    device: str, arch: str, precision: str, said: str
+) -> None:
+    assert ONNXRUNTIME.too_old(device, arch, precision) == said
+
+
 def test_a_tuned_program_for_a_card_is_of_no_cpu_family() -> None:
     tuned, untuned = (understand_target("onnxruntime/cuda").device(H200, family_bound=bound) for bound in (True, False))
     assert tuned == untuned

@@ -14,8 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
-from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, canonical, miopen_name, read_files, read_folder, write_folder
-from farm.tuning.records import RecordSource, RecordStore, Snapshot
+from farm.tuning.formats import (
+    OBJECTS,
+    PROBLEM_CACHE,
+    canonical,
+    check_place,
+    check_record,
+    miopen_name,
+    read_files,
+    read_folder,
+    write_folder,
+)
+from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 
 SOURCE = RecordSource("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
@@ -91,7 +101,7 @@ def test_a_sqlite_file_cannot_run_anything(tmp_path: Path) -> None:
 
 
 def test_of_a_childs_folder_only_what_it_was_given_is_read(tmp_path: Path) -> None:
-    """What a hostile child adds is not parsed: a SQLite file has its journals beside it, which it would bring too."""
+    """What a hostile child adds is not parsed: a SQLite file has its journals next to it, which it would bring too."""
     write_sqlite(tmp_path / "cache.db", [(DEVICE, *PLAIN[0])])
     (tmp_path / "other.json").write_text(json.dumps([PLAIN[0]]))
     (tmp_path / PROBLEM_CACHE).write_text(json.dumps([PLAIN[2]]))
@@ -126,7 +136,7 @@ def test_a_crowded_file_of_a_child_is_left_unparsed(
 
 @pytest.mark.parametrize("how", ["link", "folder", "pipe", "second name"])
 def test_nothing_is_written_through_what_a_child_left(how: str, tmp_path: Path) -> None:
-    """The tuning files of a slot are written anew in a folder in which children write."""
+    """The tuning files of a slot are written again in a folder in which children write."""
     victim = tmp_path / "profile"
     victim.write_text("the user's")
     made, folder = tmp_path / "made", tmp_path / "tuning"
@@ -149,6 +159,28 @@ def test_nothing_is_written_through_what_a_child_left(how: str, tmp_path: Path) 
     write_folder(snapshot, folder)
     assert victim.read_text() == "the user's"
     assert read_folder(folder, SOURCE).snapshot == snapshot
+
+
+def test_a_timing_cache_of_tensorrt_is_kept_as_it_is_and_the_longer_one_stays(tmp_path: Path) -> None:
+    name, data = "TensorrtExecutionProvider_cache_sm90.timing", bytes(range(256)) + b"\n;,[{"
+    for folder, size in (("long", len(data)), ("short", 100)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(data[:size])
+        (tmp_path / folder / "other.timing").write_bytes(b"?")
+    long, short = (read_folder(tmp_path / folder, SOURCE).snapshot for folder in ("long", "short"))
+    assert len(long) == len(short) == 1
+    assert long.join(short).tables == short.join(long).tables == long.tables
+    write_folder(short.join(long), tmp_path / "copy")
+    assert (tmp_path / "copy" / name).read_bytes() == data
+    [place] = long.tables
+    [record] = long
+    assert not check_place(place) and not check_record(*record_parts(record))
+    assert check_place((RecordStore.TIMING_CACHE, "../x.timing"))
+    assert check_record(RecordStore.TIMING_CACHE, "cache", "no base64!")
+
+
+def record_parts(record: Record) -> tuple[RecordStore, str, str]:
+    return record.store, record.key, record.value
 
 
 def test_find_db_and_perf_db(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The page of acknowledged failures, and the only forms that change something besides signing in."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from farm.api.auth import Caller, FarmDep
+from farm.api.browser_sessions import OwnForm, Visitor
+from farm.api.page_answers import BASE, Form, Namespace, page_of
+from farm.artifacts.tokens import Role
+from farm.builds.acknowledged import today
+from farm.errors import NotAllowed, UsageError
+
+router = APIRouter()
+
+
+@router.get("/ns/{namespace}/known")
+def known(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+    """List the acknowledged failures."""
+    entries = farm.acknowledged.list(caller.namespace)
+    may = caller.role >= Role.SUBMITTER
+    return page_of(request, caller, "known", section="now", entries=entries, today=str(today()), may_change=may)
+
+
+@router.post("/ns/{namespace}/known", dependencies=[OwnForm])
+def acknowledge(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Acknowledge a failure, and lead to the list."""
+    _require_submitter(caller)
+    wanted = {name: form.get(name, "").strip() for name in ("cell", "kind", "reason", "until", "link")}
+    if not wanted["cell"] or not wanted["reason"] or len(form.get("cell", "")) > 500 or len(wanted["reason"]) > 1000:
+        raise UsageError("a cell and a reason are needed", hint="go back, and say what is known of it")
+    if wanted["link"] and not wanted["link"].startswith(("https://", "http://")):
+        raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
+    farm.acknowledged.put(
+        caller.namespace,
+        {
+            "cell": wanted["cell"],
+            "kind": wanted["kind"],
+            "reason": wanted["reason"],
+            "until": wanted["until"],
+            "link": wanted["link"][:500],
+            "by": caller.name,
+            "at": time.time(),
+        },
+    )
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(wanted['cell'])}", 303)
+
+
+@router.post("/ns/{namespace}/known/forget", dependencies=[OwnForm])
+def forget(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Expect nothing of a cell any more, and lead to the list."""
+    _require_submitter(caller)
+    farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)
+
+
+def _require_submitter(caller: Caller) -> None:
+    if caller.role < Role.SUBMITTER:
+        raise NotAllowed(f"this needs the role submitter; the token has {caller.role.name.lower()}")

@@ -1,0 +1,177 @@
+"""Pages over several builds: builds next to each other, and what is most important now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from farm.api.auth import Caller, FarmDep
+from farm.api.browser_sessions import Visitor
+from farm.api.page_answers import BASE, Namespace, Text, page_of, reading_of, url_with
+from farm.api.page_reading import PATIENCE, BuildPages, StillReading
+from farm.api.schemas import BUILD_REFERENCE
+from farm.app import Farm
+from farm.builds.acknowledged import Acknowledged, today
+from farm.builds.reading import is_aside
+from farm.errors import NotFound, UsageError
+from farm.pages.across import MOST, across
+from farm.pages.build_view import Look
+from farm.pages.comparison import BAND, ComparedBuilds
+from farm.pages.quantities import plural
+from farm.results.report import BuildView
+
+router = APIRouter()
+
+ROWS = 500
+NAMES = 12
+"""Names of builds on the page of what is important now."""
+SOON = 3
+"""Days before its last one on which an acknowledged failure is named."""
+
+BuildReference = Annotated[str, Query(pattern=BUILD_REFERENCE)]
+
+
+class News(NamedTuple):
+    """The single most important thing in a namespace now."""
+
+    look: Look
+    text: str
+    href: str = ""
+    link: str = ""
+
+
+class NameLine(NamedTuple):
+    """The newest build of one name, and what it made worse."""
+
+    build: BuildView
+    changes: ComparedBuilds | None
+    builds: int
+    """How many builds of this name the farm knows."""
+
+
+@router.get("/ns/{namespace}/across")
+def builds_across(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    build: Annotated[list[BuildReference] | None, Query(max_length=MOST)] = None,
+    name: Text = "",
+    last: Annotated[int, Query(ge=2, le=MOST)] = 8,
+    text: Text = "",
+    everything: Annotated[str, Query(alias="all", max_length=10)] = "",
+) -> Response:
+    """Show builds next to each other: those that are named, or the last ones of a name."""
+    reading = reading_of(farm, request)
+    wanted = list(build or ())
+    if not wanted:
+        known = [row for row in farm.build_reader.list(caller.namespace, 1000) if not is_aside(row)]
+        wanted = [row["id"] for row in known if row["name"] == name][:last]
+    if not wanted:
+        raise NotFound(f"no build is called {name}" if name else "no builds are named")
+    views = sorted((reading.view(caller.namespace, each) for each in wanted), key=lambda view: view.build["created_at"])
+    found = across(views, everything=bool(everything))
+    found = replace(found, rows=[row for row in found.rows if text in row.identifier])
+    names = {view.build["name"] for view in views}
+    return page_of(
+        request,
+        caller,
+        "across",
+        section="builds",
+        title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
+        found=found,
+        worse=len(_worse(reading.compared(views[-2], views[-1]))) if len(views) > 1 else 0,
+        everything=bool(everything),
+        other=_toggled(request, everything),
+        text=text,
+        band=BAND,
+        limit=ROWS,
+    )
+
+
+@router.get("/ns/{namespace}")
+@router.get("/ns/{namespace}/")
+def now(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+    """Show the single most important thing now, and then what else is worth a look."""
+    reading = reading_of(farm, request)
+    known = farm.build_reader.list(caller.namespace, 1000)
+    lines = list(_lines(reading, caller, known))
+    entries = farm.acknowledged.list(caller.namespace)
+    return page_of(
+        request,
+        caller,
+        "now",
+        section="now",
+        news=news_of(farm, caller, known),
+        lines=lines,
+        open=[build for build in known if build["state"] != "reported"][:NAMES],
+        ending=[entry for entry in entries if _ends_soon(entry)],
+        entries=len(entries),
+        pools=[pool for pool in farm.store.workers.pools() if pool["waiting"]],
+        fenced=sorted({worker["node"] for worker in farm.store.workers.list("") if worker["fenced"]}),
+    )
+
+
+def _lines(reading: BuildPages, caller: Caller, known: Sequence[BuildView]) -> Iterator[NameLine]:
+    newest: dict[str, BuildView] = {}
+    counts: dict[str, int] = {}
+    for build in known:
+        if build["state"] == "reported" and not is_aside(build):
+            newest.setdefault(build["name"], build)
+            counts[build["name"]] = counts.get(build["name"], 0) + 1
+    began = time.monotonic()
+    for build in list(newest.values())[:NAMES]:
+        changes = None
+        if time.monotonic() - began < PATIENCE:
+            with suppress(StillReading, NotFound):
+                changes = reading.changes(caller.namespace, reading.view(caller.namespace, build["id"]))
+        yield NameLine(build, changes, counts[build["name"]])
+
+
+def _worse(changes: ComparedBuilds) -> set[str]:
+    return {pair.after.identifier for pair in (*changes.newly_failed, *changes.slower)}
+
+
+def _ends_soon(entry: Acknowledged) -> bool:
+    left = (today().fromisoformat(entry["until"]) - today()).days
+    return left <= SOON
+
+
+def _toggled(request: Request, everything: str) -> str:
+    """Return the URL of the same builds with all cells, or with those that differ."""
+    if len(request.query_params.multi_items()) > 40:
+        raise UsageError("too many parameters")
+    pairs = [(name, value) for name, value in request.query_params.multi_items() if name != "all"]
+    return url_with(pairs if everything else [*pairs, ("all", "yes")])
+
+
+def news_of(farm: Farm, caller: Caller, builds: Sequence[BuildView]) -> News | None:
+    """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
+    home = f"{BASE}/ns/{caller.namespace}"
+    stuck = [
+        pool for pool in farm.store.workers.pools() if pool["waiting"] and not pool["slots"] and not pool["paused"]
+    ]
+    if stuck:
+        return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
+    newest: dict[str, BuildView] = {}
+    for build in builds:
+        if build["state"] == "reported" and not is_aside(build):
+            newest.setdefault(build["name"], build)
+    red = [(build, verdict) for build in newest.values() if (verdict := build["verdict"]) and verdict["exit_code"]]
+    if red:
+        build, verdict = red[0]
+        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
+        return News(
+            "failed", f"{build['name']}{more}: {verdict['text']}.", f"{home}/builds/{build['id']}", "Look at it"
+        )
+    running = [build for build in builds if build["state"] != "reported"]
+    if running:
+        text = f"{running[0]['name']} is under way." if len(running) == 1 else f"{plural(len(running), 'build')} run."
+        return News("running", text, f"{home}/builds/{running[0]['id']}", "Watch it")
+    return News("compiled", "The newest build of every name passed.") if newest else None

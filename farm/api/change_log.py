@@ -1,0 +1,104 @@
+"""The log of changes: who changed what, when. One small object for each change, which only administrators read."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from fastapi.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import TypedDict
+
+from farm.app import Farm
+from farm.artifacts.s3 import S3Store
+from farm.errors import FarmError
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
+CHANGES = "config/changes/"
+"""Prefix: a folder for each day (UTC), in it objects in the order of time."""
+
+_NOTHING = ("/v1/plan", "/v1/blobs", "/ui/sign-", "/v1/health")
+"""Starts of paths of which no request changes anything but bytes that are named by their hash."""
+
+
+class Change(TypedDict):
+    """One change. `at` in Unix seconds, `by` a token's name, `path` with its parameters; bodies are not kept."""
+
+    at: float
+    by: str
+    role: str
+    namespace: str
+    method: str
+    path: str
+    status: int
+
+
+class ChangeLog:
+    """Middleware that writes down each request that may have changed something, once it has been answered."""
+
+    def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
+        """`farm` returns the farm whose changes these are."""
+        self._app = app
+        self._farm = farm
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and write it down if it succeeded."""
+        if not _may_change(scope):
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        scope.setdefault("state", {})
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        await self._app(scope, receive, seen)
+        caller = scope["state"].get("caller")
+        if caller and status < 400:
+            query = scope["query_string"].decode(errors="replace")
+            change: Change = {
+                "at": time.time(),
+                "by": caller.name,
+                "role": caller.role.name.lower(),
+                "namespace": caller.namespace,
+                "method": scope["method"],
+                "path": f"{scope['path']}?{query}" if query else scope["path"],
+                "status": status,
+            }
+            log.info("change", **change)
+            await run_in_threadpool(_write, self._farm().artifacts, change)
+
+
+def _may_change(scope: Scope) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] in ("POST", "PUT", "DELETE", "PATCH")
+        and not scope["path"].startswith(_NOTHING)
+        and not scope["path"].endswith("/plan")
+    )
+
+
+def _write(artifacts: S3Store, change: Change) -> None:
+    day = datetime.fromtimestamp(change["at"], UTC).date()
+    name = f"{CHANGES}{day}/{int(change['at'] * 1000)}-{secrets.token_hex(4)}.json"
+    try:
+        artifacts.put_object(name, json.dumps(change).encode())
+    except FarmError as error:
+        # It is in the server's log.
+        log.error("a change is not in the log of changes", error=error.message)
+
+
+def read_changes(artifacts: S3Store, day: str, limit: int) -> Iterator[Change]:
+    """Yield the changes of a day (ISO, UTC), the newest first."""
+    for name in sorted(artifacts.list_objects(f"{CHANGES}{day}/"), reverse=True)[:limit]:
+        if found := artifacts.get_object(name):
+            change: Change = json.loads(found.data)
+            yield change

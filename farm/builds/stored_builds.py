@@ -1,0 +1,53 @@
+"""Builds of stored manifests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from farm.builds.service import BuildService
+from farm.builds.stored_manifests import StoredManifests
+from farm.matrix.stored import BuildWish, as_submission
+from farm.results.report import AcceptedBuild
+from farm.spec import digest_of
+
+
+class StoredBuilds:
+    """Builds what is stored under a name."""
+
+    def __init__(self, manifests: StoredManifests, builds: BuildService) -> None:
+        self._manifests = manifests
+        self._builds = builds
+
+    def build(
+        self,
+        namespace: str,
+        name: str,
+        wish: BuildWish,
+        build_id: str,
+        *,
+        by: str,
+        max_cells: int = 0,
+        warnings: Sequence[str] = (),
+    ) -> AcceptedBuild:
+        """Build a stored manifest. A known build id is answered with its build, whatever was pushed since.
+
+        The build has the label `manifest`, `NAME@VERSION`. `max_cells` and `warnings` as in `BuildService.submit`.
+
+        Raises NotFound, and as `BuildService.submit`.
+        """
+        request = digest_of({"manifest": name, **wish})
+        if self._builds.is_known(namespace, build_id, request):
+            return self._builds.accepted(namespace, build_id)
+        number, content = self._manifests.content(namespace, self._manifests.head(namespace, name), wish["version"])
+        submission = as_submission(content, build_id, {**wish["labels"], "manifest": f"{name}@{number}"})
+        if wish["gates"]:
+            submission["gates"] = wish["gates"]
+        return self._builds.submit(
+            namespace, submission, by=by, max_cells=max_cells, request=request, warnings=warnings
+        )
+
+
+def build_id_of(*parts: str) -> str:
+    """Return the build id that these texts stand for, always the same: what is asked for twice is built once."""
+    return f"b-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"

@@ -1,0 +1,98 @@
+"""Completion: what a shell offers for builds, refs, artifacts, targets and pools; the farm has a moment to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import SnapshotCell
+    from farm.client.client import FarmClient
+
+PATIENCE = 0.25
+"""Seconds that the farm has to answer: somebody holds a key."""
+
+Names = list[str]
+
+
+def builds(incomplete: str) -> Names:
+    """Return ids and names of the newest builds, `@latest`, and labels."""
+
+    def ask(client: FarmClient) -> Iterable[str]:
+        for build in client.builds(50):
+            yield build["id"]
+            yield build["name"]
+            yield from (f"{name}={value}" for name, value in build["labels"].items())
+
+    return _fitting(["@latest", *_asked(ask)], incomplete)
+
+
+def cells(ctx: Any, incomplete: str) -> Names:
+    """Return the cells of the build that is named before."""
+    build = str(ctx.params.get("what") or "@latest")
+    return _fitting(_asked(lambda client: (cell["identifier"] for cell in client.cells(build))), incomplete)
+
+
+def refs(incomplete: str) -> Names:
+    """Return the refs."""
+    return _fitting(_asked(lambda client: client.refs()), incomplete)
+
+
+def artifacts(incomplete: str) -> Names:
+    """Return models, whole names of their artifacts once a model is named, and refs after `@`."""
+    name, at, ref = incomplete.partition("@")
+    if at:
+        return [f"{name}@{each}" for each in refs(ref)]
+    found = _asked(lambda client: client.ls())
+    return _fitting([cell["identifier" if "/" in incomplete else "model"] for cell in found], incomplete)
+
+
+def targets(ctx: Any, incomplete: str) -> Names:
+    """Return the targets for which the model that is named before was compiled."""
+    return _fitting(["auto", *(cell["target"] for cell in _of_model(ctx))], incomplete)
+
+
+def precisions(ctx: Any, incomplete: str) -> Names:
+    """Return the precisions of the model that is named before."""
+    return _fitting([cell["precision"] for cell in _of_model(ctx)], incomplete)
+
+
+def shapes(ctx: Any, incomplete: str) -> Names:
+    """Return the shapes of the model that is named before."""
+    return _fitting([cell["shape"] for cell in _of_model(ctx)], incomplete)
+
+
+def pools(incomplete: str) -> Names:
+    """Return pools and builds, which can be paused."""
+    return _fitting(_asked(lambda client: (pool["name"] for pool in client.pools())), incomplete) + builds(incomplete)
+
+
+def workers(incomplete: str) -> Names:
+    """Return the live workers."""
+    return _fitting(_asked(lambda client: (worker["id"] for worker in client.workers())), incomplete)
+
+
+def _of_model(ctx: Any) -> list[SnapshotCell]:
+    model, _, ref = str(ctx.params.get("name") or "").partition("@")
+    return [cell for cell in _asked(lambda client: client.ls(ref or "latest")) if model in ("", cell["model"])]
+
+
+def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
+    """Return what a farm answers; nothing if none does at once, whatever the reason."""
+    from farm.client import transport
+    from farm.client.client import FarmClient
+    from farm.errors import FarmError
+    from farm.settings import load_settings
+
+    transport.RETRY_DELAYS = ()  # This process does nothing else.
+    try:
+        with FarmClient.from_settings(load_settings(), timeout=PATIENCE) as client:
+            return list(ask(client))
+    except FarmError:
+        return []
+
+
+def _fitting(names: Iterable[str], incomplete: str) -> Names:
+    from farm.units import by_number
+
+    return sorted({name for name in names if name.startswith(incomplete)}, key=by_number)

@@ -1,0 +1,110 @@
+"""`farm webhook`: whom the farm tells what happens."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.connection import connect
+from farm.inert import inert
+
+if TYPE_CHECKING:
+    from farm.webhooks.hooks import DeliveryView
+
+commands = typer.Typer(
+    help="Tell other servers what happens: make, list and remove webhooks, and see what they were told.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A webhook's name.")]
+
+
+@commands.command()
+def add(
+    name: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The address to call, such as https://ci.example/farm.")],
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", metavar="EVENT", help="build.finished (default), trigger.failed. Repeatable."),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Make a webhook and print the secret that signs its messages, which is shown only once."""
+    with connect() as client:
+        secret = client.create_webhook(name, url, event or ["build.finished"])
+    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+
+
+@commands.command()
+def ls(as_json: output.Json = False) -> None:
+    """List the webhooks of the namespace."""
+    with connect() as client:
+        found = client.webhooks()
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("NAME", "URL", "EVENTS", "STATE")]
+    rows += [(each["name"], each["url"], ", ".join(each["events"]), each["disabled"] or "active") for each in found]
+    for line in render.align(rows):
+        output.say(inert(line))
+
+
+@commands.command()
+def log(
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Messages to show.")] = 20,
+    as_json: output.Json = False,
+) -> None:
+    """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
+    with connect() as client:
+        found = client.deliveries(name, limit)
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("MESSAGE", "CREATED (UTC)", "EVENT", "STATE", "TRIES", "LAST")]
+    rows += [
+        (each["id"], _when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
+        for each in found
+    ]
+    for line in render.align(rows):
+        output.say(inert(line))
+
+
+@commands.command()
+def replay(
+    name: Name,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A message's id: `farm webhook log` has them.")],
+    as_json: output.Json = False,
+) -> None:
+    """Send a message again, with the same id."""
+    with connect() as client:
+        again = client.replay(name, message)
+    output.emit(again) if as_json else output.say(f"{message} is sent again")
+
+
+@commands.command()
+def rm(name: Name, as_json: output.Json = False) -> None:
+    """Remove a webhook with its log."""
+    with connect() as client:
+        client.remove_webhook(name)
+    output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _state(delivery: DeliveryView) -> str:
+    again = delivery["next"] if delivery["attempts"] else None
+    return f"{delivery['state']} until {_when(again)}" if again else delivery["state"]
+
+
+def _last(delivery: DeliveryView) -> str:
+    if not delivery["attempts"]:
+        return ""
+    last = delivery["attempts"][-1]
+    return last["error"] or str(last["status"])

@@ -1,0 +1,182 @@
+"""The client without a farm's API: refs, sidecars and programs from object storage, with keys or by a public URL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+from urllib.parse import quote
+
+from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, readable, sidecar_key, statements_key
+from farm.client.client import FarmClient
+from farm.client.conformity import conforming
+from farm.client.kept import KeptAnswers
+from farm.client.transport import Transport, retry
+from farm.errors import ArtifactGone, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import RefView, ShownRef
+    from farm.artifacts.sidecar import SidecarDocument
+    from farm.client.verifying import Trust
+    from farm.signing.notary import SignedSidecar
+
+LARGEST_DOCUMENT = 256 << 20
+"""Bytes of a ref, a snapshot, a report or a sidecar that are read at most: room for half a million cells."""
+
+
+class StorageClient(FarmClient):
+    """Reads the artifacts of one namespace. Whatever else a farm can do raises UsageError."""
+
+    def __init__(
+        self,
+        address: str,
+        url_of: Callable[[str], str],
+        *,
+        namespace: str = "",
+        cache: Path | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        """`url_of` gives the URL of an object's key; `address` is how people know the storage."""
+        self._storage = _StorageTransport(address, url_of)
+        self._use(self._storage, cache, trust)
+        self._namespace = namespace or MAIN
+        self.kept = KeptAnswers(cache, f"{address} {self._namespace}")
+
+    @classmethod
+    def below(cls, url: str, **options: Any) -> Self:
+        """Read what can be read without keys below a URL. Raises UsageError for anything else."""
+        if not re.match(r"https?://[^/]", url):
+            raise UsageError(f"{url!r} is no address of object storage", hint="such as https://storage.example/farm")
+        base = url.rstrip("/")
+        return cls(url, lambda key: f"{base}/{quote(key)}", **options)
+
+    def ref(self, tag: str) -> ShownRef:
+        """Return a ref, or a finished build by its whole id, with the cells that it names. Raises as FarmClient."""
+        if re.fullmatch("(b-)?[0-9a-f]{1,16}", tag):
+            return self._build_as_ref(tag)
+        from farm.artifacts.refs import ShownRef, ref_key
+
+        found = self._document(ref_key(self._namespace, tag), f"no ref {tag} in {self._here}")
+        digest = str(found.get("snapshot"))
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ArtifactGone(f"the ref {tag} of {self._here} cannot be read")
+        snapshot = self._storage.content(blob_key(digest))
+        if hashlib.sha256(snapshot).hexdigest() != digest:
+            raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
+        shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}")}
+        return conforming(shown, ShownRef, self._here)
+
+    def _build_as_ref(self, build_id: str) -> ShownRef:
+        from farm.artifacts.refs import snapshot_cell
+        from farm.results.naming import named_cells
+
+        if len(build_id.removeprefix("b-")) != 16:
+            raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
+        name = f"b-{build_id.removeprefix('b-')}"
+        key = f"ns/{self._namespace}/builds/{name}/report.json"
+        report: Any = self._document(key, f"no finished build {name} in {self._here}")
+        cells = dict(snapshot_cell(self._namespace, cell) for cell in named_cells(report))
+        if not cells:
+            raise NotFound(f"no cell of build {name} passed")
+        view: RefView = {"tag": name, "generation": 0, "snapshot": "", "previous": None, "moved": ""}
+        return {**view, "namespace": self._namespace, "schema": 1, "cells": cells}
+
+    def artifact(self, key: str) -> SidecarDocument:
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        absent = f"no artifact has the key {key} in {self._here}"
+        for namespace in readable(self._namespace):
+            with suppress(NotFound):
+                found: SidecarDocument = self._document(sidecar_key(namespace, key), absent)
+                _require_sidecar(found, key)
+                return found
+        raise NotFound(absent, hint="`farm submit` compiles it")
+
+    def _statements(self, key: str) -> SignedSidecar:
+        for namespace in readable(self._namespace):
+            with suppress(ArtifactGone):
+                text = self._storage.content(sidecar_key(namespace, key))
+                found = list[str]()
+                for each in dict.fromkeys((namespace, self._namespace)):
+                    with suppress(ArtifactGone):
+                        found += self._storage.content(statements_key(each, key)).decode().splitlines()
+                return {"sidecar": text.decode(), "statements": found}
+        raise NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
+
+    def _revocations(self) -> bytes:
+        try:
+            return self._storage.content(REVOCATIONS)
+        except ArtifactGone:
+            raise NotFound(f"{self.url} has no revocation document") from None
+
+    @property
+    def _here(self) -> str:
+        return f"namespace {self._namespace} of {self.url}"
+
+    def _document(self, key: str, absent: str) -> Any:
+        """Return an object's JSON. Raises NotFound with the sentence `absent`, ArtifactGone for anything else."""
+        try:
+            content = self._storage.content(key)
+        except ArtifactGone:
+            raise NotFound(absent, hint="FARM_NAMESPACE names another namespace") from None
+        return _parsed(content, key)
+
+
+class _StorageTransport(Transport):
+    """Reads objects, and asks no farm anything."""
+
+    def __init__(self, address: str, url_of: Callable[[str], str]) -> None:
+        super().__init__("http://storage.invalid", "", namespace="", timeout=30.0)
+        self.url = address
+        self._url_of = url_of
+
+    def request(self, method: str, path: str, *, limit: int = 0, **options: Any) -> NoReturn:
+        raise self._unasked(path)
+
+    def lines(self, path: str, *, timeout: float, **options: Any) -> NoReturn:
+        raise self._unasked(path)
+
+    def _unasked(self, path: str) -> UsageError:
+        return UsageError(f"{path} is for the farm's API, and {self.url} is its storage", hint="set FARM_API_URL")
+
+    def location(self, digest: str, name: str) -> str:
+        """Return the URL of a blob's bytes."""
+        return self._url_of(blob_key(digest))
+
+    def content(self, key: str) -> bytes:
+        """Return a small object. Raises ArtifactGone without it, StorageUnavailable, UsageError for a large one."""
+        data = bytearray()
+
+        def write(piece: bytes) -> None:
+            data.extend(piece)
+            if len(data) > LARGEST_DOCUMENT:
+                raise UsageError(f"{self.url} has more than {LARGEST_DOCUMENT >> 20} MiB as {key}")
+
+        def once() -> None:
+            data.clear()
+            self.read(self._url_of(key), key, 0, 0, write, whole=True)
+
+        retry(once)
+        return bytes(data)
+
+
+def _require_sidecar(found: SidecarDocument, key: str) -> None:
+    from farm.artifacts.sidecar import validate
+
+    try:
+        validate(found)
+    except UsageError as error:
+        raise ArtifactGone(f"the artifact {key}: {error.message}") from None
+
+
+def _parsed(content: bytes, what: str) -> Any:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ArtifactGone(f"{what} cannot be read", hint="is that a farm's object storage?")
+    return document

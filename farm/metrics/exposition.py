@@ -1,0 +1,102 @@
+"""Exposition: the metrics of a process, or of a worker's processes together, as text that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+
+import farm
+from farm.metrics.instruments import MOST_VALUES, OTHER
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder in which processes count together; read when a process first imports an instrument."""
+
+GAUGES = {
+    "farm_info": ("Version of the farm.", ("version",)),
+    "farm_store_up": ("Whether the job store answered this scrape.", ()),
+    "farm_pool_queued_jobs": ("Jobs that wait for a worker, handed out or not.", ("pool",)),
+    "farm_pool_oldest_seconds": ("Time for which a pool's oldest job has waited.", ("pool",)),
+    "farm_pool_running_jobs": ("Jobs that run.", ("pool",)),
+    "farm_pool_workers": ("Live workers that serve a pool.", ("pool",)),
+    "farm_pool_slots": ("Slots of the workers that take a pool's jobs.", ("pool",)),
+    "farm_pool_paused": ("Whether a pool is paused.", ("pool",)),
+    "farm_running_jobs": ("Jobs that run, by phase.", ("phase",)),
+    "farm_workers": ("Live workers by what they do: taking, resting, fenced, draining.", ("state",)),
+    "farm_delayed_jobs": ("Jobs whose next attempt waits for its delay.", ()),
+    "farm_kept_jobs": ("Finished programs on disks of nodes, for object storage that is away.", ()),
+    "farm_unreported_builds": ("Builds that ended and wait for their report.", ()),
+    "farm_worker_up": ("Whether a kind of slots takes jobs.", ("kind",)),
+    "farm_worker_running_attempts": ("Attempts that run on this node.", ("kind",)),
+    "farm_worker_fenced": ("Whether this node is fenced.", ("kind",)),
+    "farm_worker_reaches_store": ("Whether the last heartbeat was answered.", ("kind",)),
+    "farm_gpu_busy_ratio": ("Share of time in which a GPU is busy, as its driver reports it now.", ("gpu",)),
+    "farm_gpu_memory_used_bytes": ("Memory of a GPU that is in use now.", ("gpu",)),
+    "farm_disk_free_bytes": ("Free bytes of the disk with this node's data folder.", ()),
+}
+"""Gauges by name: what they say, and their labels. They are read when somebody asks, not kept."""
+
+
+class GaugeValue(NamedTuple):
+    """One value of a gauge, with its label's values in order."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+def exposition(readings: Iterable[GaugeValue], folder: Path | None = None) -> bytes:
+    """Return this process's instruments, or those of the processes that count in `folder`, and the readings."""
+    counted = REGISTRY
+    if folder is not None:
+        counted = CollectorRegistry()
+        MultiProcessCollector(counted, path=str(folder))  # type: ignore[no-untyped-call]
+    gauges = CollectorRegistry()
+    gauges.register(_Gauges([GaugeValue("farm_info", 1, (farm.__version__,)), *readings]))
+    return generate_latest(counted) + generate_latest(gauges)
+
+
+def bounded(readings: Iterable[GaugeValue], most: int = MOST_VALUES) -> list[GaugeValue]:
+    """Return readings of one label with at most so many values: the largest ones, and the sum of the others."""
+    by_name: dict[str, list[GaugeValue]] = {}
+    for reading in readings:
+        by_name.setdefault(reading.name, []).append(reading)
+    values = {reading.labels for found in by_name.values() for reading in found}
+    if len(values) <= most:
+        return [reading for found in by_name.values() for reading in found]
+    weight: dict[tuple[str, ...], float] = dict.fromkeys(sorted(values), 0.0)
+    for found in by_name.values():
+        for reading in found:
+            weight[reading.labels] += reading.value
+    kept = set(sorted(weight, key=lambda labels: -weight[labels])[: most - 1])
+    result: list[GaugeValue] = []
+    for name, found in by_name.items():
+        rest = [reading.value for reading in found if reading.labels not in kept]
+        result += [reading for reading in found if reading.labels in kept]
+        if rest:
+            # Ages do not add up.
+            result.append(GaugeValue(name, max(rest) if name.endswith("_seconds") else sum(rest), (OTHER,)))
+    return result
+
+
+class _Gauges:
+    """Readings as Prometheus' client wants them."""
+
+    def __init__(self, readings: Iterable[GaugeValue]) -> None:
+        self._readings = list(readings)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each gauge that has a value."""
+        for name, (about, labels) in GAUGES.items():
+            values = [reading for reading in self._readings if reading.name == name]
+            if values:
+                family = GaugeMetricFamily(name, about, labels=labels)
+                for reading in values:
+                    family.add_metric(reading.labels, reading.value)
+                yield family

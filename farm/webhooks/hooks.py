@@ -1,0 +1,323 @@
+"""Webhooks and their deliveries in object storage: below `config/`, which holds secrets that only servers may read."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+from typing_extensions import TypedDict
+
+from farm.artifacts import ArtifactStore, Object
+from farm.artifacts.moves import until_moved
+from farm.errors import Conflict, NotFound, UsageError
+from farm.logging import get_logger
+
+log = get_logger(__name__)
+
+EVENTS = ("build.finished", "trigger.failed")
+"""What webhooks can be told: a build has its report; a trigger of a stored manifest made no build."""
+
+MOST_HOOKS = 20
+"""Webhooks of one namespace."""
+
+KEPT = 200
+"""Deliveries of one webhook that are kept in its log."""
+
+ATTEMPTS_KEPT = 20
+
+_HOOKS = "config/webhooks/"
+_LOG = "config/deliveries/"
+_DUE = "config/deliveries-due/"
+
+
+class WebhookView(TypedDict):
+    """A webhook as people see it. `disabled` says why it gets nothing any more, or is empty."""
+
+    name: str
+    url: str
+    events: list[str]
+    created: float
+    by: str
+    disabled: str
+
+
+class Webhook(WebhookView):
+    """A webhook as it is stored: `secret` signs what it is told."""
+
+    schema: int
+    secret: str
+
+
+class NewWebhookView(TypedDict):
+    """A new webhook's secret; only this answer contains it."""
+
+    name: str
+    secret: str
+
+
+class AttemptToDeliver(TypedDict):
+    """One request: when (Unix seconds), what was answered (0: nothing), what was wrong, and how long it took."""
+
+    at: float
+    status: int
+    error: str
+    seconds: float
+
+
+class DeliveryView(TypedDict):
+    """A message to one webhook. `state` is waiting, delivered or failed; `next` is when it is tried again."""
+
+    id: str
+    event: str
+    created: float
+    state: str
+    next: float | None
+    attempts: list[AttemptToDeliver]
+    body: str
+
+
+class Delivery(DeliveryView):
+    """A delivery as it is stored: `tries` since it was made or replayed, `claim` of who sends it now."""
+
+    schema: int
+    tries: int
+    claim: str
+
+
+DeliveryViews = list[DeliveryView]
+
+
+class Webhooks:
+    """The webhooks of all namespaces."""
+
+    def __init__(self, artifacts: ArtifactStore, now: Callable[[], float]) -> None:
+        """`now` is the farm's clock, in Unix seconds."""
+        self._artifacts = artifacts
+        self._now = now
+
+    # --- webhooks -----------------------------------------------------------------------------------------------
+
+    def create(self, namespace: str, name: str, url: str, events: Sequence[str], *, by: str) -> NewWebhookView:
+        """Make a webhook and return its secret. Raises UsageError for a URL that cannot be one, Conflict."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.fragment:
+            raise UsageError(f"{url!r} is not the address of a webhook", hint="such as https://ci.example/hooks/farm")
+        if len(list(self._artifacts.list_objects(f"{_HOOKS}{namespace}/"))) >= MOST_HOOKS:
+            raise UsageError(f"{namespace} has {MOST_HOOKS} webhooks already", hint="remove one")
+        secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+        hook: Webhook = {
+            "schema": 1,
+            "name": name,
+            "url": url,
+            "events": sorted(set(events)),
+            "created": self._now(),
+            "by": by,
+            "disabled": "",
+            "secret": secret,
+        }
+        try:
+            self._artifacts.put_object(_hook_key(namespace, name), _json(hook), create=True)
+        except Conflict:
+            raise Conflict(f"a webhook {name} exists already", hint="remove it first, or choose another name") from None
+        return {"name": name, "secret": secret}
+
+    def list(self, namespace: str) -> list[WebhookView]:
+        """Return the webhooks of a namespace by name, without their secrets."""
+        return [_shown_hook(hook) for hook in self._hooks(namespace)]
+
+    def find(self, namespace: str, name: str) -> Webhook:
+        """Return a webhook. Raises NotFound."""
+        found = self._artifacts.get_object(_hook_key(namespace, name))
+        if found is None:
+            raise NotFound(f"no webhook {name} in namespace {namespace}", hint="`farm webhook ls` lists them")
+        hook: Webhook = json.loads(found.data)
+        return hook
+
+    def disable(self, namespace: str, name: str, why: str) -> None:
+        """Tell a webhook nothing any more."""
+        found = self._artifacts.get_object(_hook_key(namespace, name))
+        if found:
+            self._artifacts.put_object(found.key, _json({**json.loads(found.data), "disabled": why}))
+
+    def remove(self, namespace: str, name: str) -> None:
+        """Remove a webhook with its log. Raises NotFound."""
+        self.find(namespace, name)
+        self._artifacts.delete_object(_hook_key(namespace, name))
+        for prefix in (_DUE, _LOG):
+            for key in list(self._artifacts.list_objects(f"{prefix}{namespace}/{name}/")):
+                self._artifacts.delete_object(key)
+
+    def _hooks(self, namespace: str) -> Iterator[Webhook]:
+        for key in sorted(self._artifacts.list_objects(f"{_HOOKS}{namespace}/")):
+            found = self._artifacts.get_object(key)
+            try:
+                hook: Webhook | None = json.loads(found.data) if found else None
+            except ValueError as error:  # It must not keep builds from ending.
+                log.error("webhook unreadable", key=key, error=str(error))
+                continue
+            if hook:
+                yield hook
+
+    # --- deliveries ---------------------------------------------------------------------------------------------
+
+    def tell(self, namespace: str, event: str, about: str, data: Mapping[str, object]) -> None:
+        """Let a namespace's webhooks know of an event. Repeating it with the same `about` tells nobody twice."""
+        for hook in self._hooks(namespace):
+            if hook["disabled"] or event not in hook["events"]:
+                continue
+            now = self._now()
+            digest = hashlib.sha256(f"{hook['name']} {hook['created']} {event} {about}".encode()).hexdigest()
+            moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+            delivery: Delivery = {
+                "schema": 1,
+                "id": f"msg_{digest[:32]}",
+                "event": event,
+                "created": now,
+                "state": "waiting",
+                "next": now,
+                "attempts": [],
+                "body": json.dumps({"type": event, "timestamp": moment, "data": dict(data)}),
+                "tries": 0,
+                "claim": "",
+            }
+            key = _delivery_key(namespace, hook["name"], delivery["id"])
+            with suppress(Conflict):
+                self._artifacts.put_object(key, _json(delivery), create=True)
+            there = self.delivery(namespace, hook["name"], delivery["id"])
+            if there["state"] == "waiting":  # Or it was told before, and its mark was lost with who wrote it.
+                self.mark(namespace, hook["name"], there)
+            self._forget_old(namespace, hook["name"])
+
+    def deliveries(self, namespace: str, name: str, limit: int) -> DeliveryViews:
+        """Return the newest deliveries of a webhook, the newest first. Raises NotFound."""
+        self.find(namespace, name)
+        entries = sorted(self._artifacts.list_entries(f"{_LOG}{namespace}/{name}/"), key=lambda entry: entry.modified)
+        found = [read_delivery(each) for entry in entries if (each := self._artifacts.get_object(entry.key))]
+        found.sort(key=lambda each: each["created"], reverse=True)
+        return [shown_delivery(each) for each in found[:limit]]
+
+    def delivery(self, namespace: str, name: str, message: str) -> Delivery:
+        """Return a delivery. Raises NotFound."""
+        found = self._artifacts.get_object(_delivery_key(namespace, name, message))
+        if found is None:
+            raise NotFound(f"{name} has no delivery {message}", hint=f"`farm webhook log {name}` lists them")
+        return read_delivery(found)
+
+    def replay(self, namespace: str, name: str, message: str) -> DeliveryView:
+        """Send a message again, with the same id and as often as a new one. Raises NotFound."""
+        self.find(namespace, name)
+        self.delivery(namespace, name, message)
+        key = _delivery_key(namespace, name, message)
+
+        def attempt() -> Delivery | None:
+            found = self._artifacts.get_object(key)
+            if found is None:
+                raise NotFound(f"{name} has no delivery {message}")
+            again: Delivery = {**read_delivery(found), "state": "waiting", "next": self._now(), "tries": 0}
+            with suppress(Conflict):
+                self._artifacts.put_object(key, _json(again), if_match=found.etag)
+                return again
+            return None
+
+        delivery = until_moved(key, attempt)
+        self.mark(namespace, name, delivery)
+        return shown_delivery(delivery)
+
+    def due(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield namespace, webhook and message of all that waits, and a text that changes with its next time."""
+        for entry in self._artifacts.list_entries(_DUE):
+            namespace, name, message = entry.key.removeprefix(_DUE).split("/")
+            yield namespace, name, message, entry.etag
+
+    def claim(self, namespace: str, name: str, message: str, lease: float) -> tuple[Delivery, str] | float | None:
+        """Take a delivery to send it: return it with its ETag, when it is due, or None if it waits no more."""
+        found = self._artifacts.get_object(_delivery_key(namespace, name, message))
+        now = self._now()
+        if found is None or (delivery := read_delivery(found))["state"] != "waiting":
+            self._artifacts.delete_object(_mark_key(namespace, name, message))
+            return None
+        if (delivery["next"] or 0.0) > now:
+            return delivery["next"]
+        taken: Delivery = {
+            **delivery,
+            "next": now + lease,
+            "claim": secrets.token_hex(8),
+            "tries": delivery["tries"] + 1,
+        }
+        try:
+            return taken, self._artifacts.put_object(found.key, _json(taken), if_match=found.etag)
+        except Conflict:
+            return now + lease
+
+    def ended(self, namespace: str, name: str, delivery: Delivery, etag: str) -> None:
+        """Record what came of an attempt; one who has taken the delivery since is not disturbed."""
+        kept: Delivery = {**delivery, "attempts": delivery["attempts"][-ATTEMPTS_KEPT:], "claim": ""}
+        with suppress(Conflict):
+            self._artifacts.put_object(_delivery_key(namespace, name, kept["id"]), _json(kept), if_match=etag)
+            if kept["state"] == "waiting":
+                self.mark(namespace, name, kept)
+            else:
+                self._artifacts.delete_object(_mark_key(namespace, name, kept["id"]))
+
+    def mark(self, namespace: str, name: str, delivery: Delivery) -> None:
+        """Mark a delivery as one that waits."""
+        self._artifacts.put_object(_mark_key(namespace, name, delivery["id"]), _json({"next": delivery["next"]}))
+
+    def _forget_old(self, namespace: str, name: str) -> None:
+        entries = sorted(self._artifacts.list_entries(f"{_LOG}{namespace}/{name}/"), key=lambda entry: entry.modified)
+        waiting = {key.rpartition("/")[2] for key in self._artifacts.list_objects(f"{_DUE}{namespace}/{name}/")}
+        for entry in entries[:-KEPT]:
+            if entry.key.rpartition("/")[2].removesuffix(".json") not in waiting:
+                self._artifacts.delete_object(entry.key)
+
+
+def read_delivery(found: Object) -> Delivery:
+    """Return a delivery as it was read."""
+    delivery: Delivery = json.loads(found.data)
+    return delivery
+
+
+def shown_delivery(delivery: Delivery) -> DeliveryView:
+    """Return what people see of a delivery."""
+    return {
+        "id": delivery["id"],
+        "event": delivery["event"],
+        "created": delivery["created"],
+        "state": delivery["state"],
+        "next": delivery["next"],
+        "attempts": delivery["attempts"],
+        "body": delivery["body"],
+    }
+
+
+def _shown_hook(hook: Webhook) -> WebhookView:
+    return {
+        "name": hook["name"],
+        "url": hook["url"],
+        "events": hook["events"],
+        "created": hook["created"],
+        "by": hook["by"],
+        "disabled": hook["disabled"],
+    }
+
+
+def _hook_key(namespace: str, name: str) -> str:
+    return f"{_HOOKS}{namespace}/{name}.json"
+
+
+def _delivery_key(namespace: str, name: str, message: str) -> str:
+    return f"{_LOG}{namespace}/{name}/{message}.json"
+
+
+def _mark_key(namespace: str, name: str, message: str) -> str:
+    return f"{_DUE}{namespace}/{name}/{message}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()

@@ -1,0 +1,96 @@
+"""How long `farm verify` takes for a large program, against hashing the same file, in pairs of the same run.
+
+    python tests/benchmarks/verifying.py [--size 500] [--rounds 9]
+
+Both read the file from the page cache. Verifying also reads policy, keys, revocations, sidecar and statements, and
+checks signatures. Imports are not counted. The interval is of the median ratio, 95 %, by bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from farm.artifacts.sidecar import statements_path
+from farm.client.verifying import Trust, verify_file
+from farm.signing import bundles
+from farm.signing.revocations import issue
+from farm.signing.trust import clock, load_policy
+from tests.benchmarks.fetching import interval
+from tests.support.signed import Signed, key_in, sidecar_of
+
+POLICY = """\
+[signers.farm]
+key = "farm.pub"
+[namespaces.main]
+signers = ["farm"]
+require = ["provenance", "test-results"]
+[revocations]
+file = "revocations.json"
+signers = ["farm"]
+"""
+
+
+def main() -> None:
+    """Measure and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=500, help="MB")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        program = prepared(Path(name), os.urandom(10**6) * options.size)
+        kinds = {"verify": lambda: verify(program), "hash": lambda: digest(program)}
+        pairs = []
+        for number in range(options.rounds + 1):
+            order = ["verify", "hash"] if number % 2 else ["hash", "verify"]
+            seconds = {kind: timed(kinds[kind]) for kind in order}
+            pairs.append((seconds["verify"], seconds["hash"]))
+    low, middle, high = interval([verified / hashed for verified, hashed in pairs[1:]])  # The first one imports.
+    speed = options.size / statistics.median(hashed for _, hashed in pairs[1:])
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.rounds} pairs of {options.size} MB")
+    print(f"  hashing {speed:.0f} MB/s; verify / hash: {middle:.3f} of its time ({low:.3f} to {high:.3f})")
+
+
+def prepared(folder: Path, content: bytes) -> Path:
+    """Write a program with its sidecar and statements, and the policy of who trusts them; return the program."""
+    signed = Signed(sidecar_of(content), key_in(folder, "farm"))
+    program = folder / signed.sidecar.blobs.program.path
+    program.write_bytes(content)
+    (folder / "artifact.json").write_bytes(signed.text)
+    statements = bundles.lines([signed.provenance(clock()), signed.results(clock())])
+    statements_path(folder / "artifact.json").write_bytes(statements)
+    issue(folder / "revocations.json", signed.signer, clock(), {}, {})
+    (folder / "trust.toml").write_text(POLICY)
+    return program
+
+
+def verify(program: Path) -> None:
+    """Verify it, from the policy on."""
+    found = verify_file(program, Trust(load_policy(program.parent / "trust.toml")))
+    assert [check.verdict for check in found] == ["ok"] * 4, found
+
+
+def digest(program: Path) -> None:
+    """Hash it."""
+    with program.open("rb") as file:
+        hashlib.file_digest(file, "sha256")
+
+
+def timed(work: object) -> float:
+    """Return the seconds of a call."""
+    start = time.perf_counter()
+    assert callable(work)
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

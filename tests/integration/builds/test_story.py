@@ -1,0 +1,163 @@
+"""The story of a team: a manifest is pushed, a worse model stopped, a new toolchain tried, promoted and taken back.
+
+All by the commands that a pipeline runs; readers have object storage and a reading key alone. The worker is played.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from farm.app import Farm
+from farm.artifacts import ownership
+from farm.cli.main import main
+from farm.client.storage_client import StorageClient
+from farm.errors import ExitCode
+from tests.support.api_farm import commands
+from tests.support.helpers import wait_until
+from tests.support.played import Made, Player, played_to_the_end, toolchain
+
+OLD, NEW = toolchain("1.31.0"), toolchain("1.32.0")
+WORSE = b"deeper net"
+MANIFEST = """\
+version: 1
+name: nets
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+gates: {baseline: prod, latency: 5%}
+models:
+  - {name: heavy, source: {path: heavy.onnx}}
+  - {name: light, source: {path: light.onnx}}
+"""
+
+Run = Callable[..., Any]
+
+
+def write_models(folder: Path, heavy: str) -> None:
+    for name, text in (("heavy", heavy), ("light", "net")):
+        value = [helper.make_tensor_value_info(port, TensorProto.FLOAT, [1, 4]) for port in "xy"]
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], text, value[:1], value[1:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, folder / f"{name}.onnx")
+
+
+@pytest.fixture
+def player(farm: Farm) -> Player:
+    worse = []
+
+    def says(order: Mapping[str, Any]) -> Made:
+        """The deeper net takes twice as long; the new toolchain makes programs that are a fifth faster."""
+        digest = order["model"]["files"][0]["digest"]
+        worse.extend([digest] if WORSE in farm.artifacts.read_blob(digest, limit=1 << 20) else [])
+        faster = 1.2 if order["spec"]["toolchain"] == NEW.toolchain else 1.0
+        return Made(ratio=0.5 if digest in worse else faster)
+
+    player = Player(farm, [], says)
+    player.join(OLD)
+    return player
+
+
+@pytest.fixture
+def run(
+    farm: Farm, url: str, player: Player, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Iterator[Run]:
+    """Run a command as a pipeline does; return what it printed, as JSON."""
+
+    def command(*words: str, code: int = ExitCode.OK) -> Any:
+        capsys.readouterr()
+        ended = main([*words, "--json"])
+        said = capsys.readouterr()
+        assert ended == code, said.out + said.err
+        return json.loads(said.out)
+
+    with commands(farm, url, tmp_path, monkeypatch), played_to_the_end(player):
+        yield command
+
+
+@pytest.fixture
+def reader(farm: Farm, s3_client: Any, tmp_path: Path) -> Iterator[StorageClient]:
+    """Somebody who has the address of object storage and a key to read it, and no farm."""
+    bucket = farm.settings.s3_bucket
+
+    def location(key: str) -> str:
+        return str(s3_client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}))
+
+    with StorageClient(farm.settings.s3_endpoint, location) as client:
+        yield client
+
+
+def fetched(reader: StorageClient, folder: Path, made_by: str = "") -> str:
+    """Fetch and check what `prod` names; return the toolchain that made it."""
+    found = {}
+    for model in ("heavy", "light"):
+        place = folder / f"{model}-{made_by or 'any'}-{len(list(folder.iterdir()))}"
+        got = reader.fetch(model, "onnxruntime/cpu", "fp32", ref="prod", folder=place, toolchain=made_by)
+        sidecar = json.loads(got.sidecar.read_text())
+        assert hashlib.sha256(got.program.read_bytes()).hexdigest() == sidecar["blobs"]["program"]["digest"]
+        found[model] = sidecar["toolchain"]
+    (made,) = set(found.values())
+    return str(made)
+
+
+def test_a_team_ships_its_models(
+    farm: Farm, player: Player, run: Run, reader: StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    write_models(tmp_path, "net")
+    (tmp_path / "farm.yaml").write_text(MANIFEST)
+
+    # A manifest is pushed, built green and promoted.
+    run("manifest", "push", "farm.yaml")
+    first = run("manifest", "build", "nets")["build"]["id"]
+    run("tag", "prod", first)
+    assert fetched(reader, out) == OLD.toolchain
+
+    # A worse model arrives: the gate stops it, and names the cell that is worse.
+    write_models(tmp_path, WORSE.decode())
+    run("manifest", "push", "farm.yaml")
+    stopped = run("manifest", "build", "nets", code=ExitCode.GATE_FAILED)
+    states = {cell["identifier"]: (cell["kind"], cell["message"]) for cell in stopped["cells"] if cell["kind"]}
+    (kind, message) = states.pop("heavy/onnxruntime-cpu/fp32/static")
+    assert kind == "regression"
+    assert message.startswith("latency is 100 % above prod's")
+    assert states == {}, "the light one is as it was"
+
+    # It is mended and promoted.
+    write_models(tmp_path, "smaller net")
+    run("manifest", "push", "farm.yaml")
+    run("tag", "prod", run("manifest", "build", "nets")["build"]["id"])
+    assert fetched(reader, out) == OLD.toolchain
+    mended = {cell["key"] for cell in reader.ls("prod")}
+
+    # A new toolchain gets workers. Nothing changes until it is promoted.
+    player.join(NEW)
+    radar = run("toolchain", "radar")
+    assert radar["promotable"], radar["why"]
+    assert {cell["effect"] for cell in radar["cells"]} == {"better"}
+    assert fetched(reader, out) == OLD.toolchain
+    assert run("manifest", "build", "nets")["build"]["counts"]["hits"] == 2
+
+    run("toolchain", "promote", radar["build"])
+    assert fetched(reader, out) == NEW.toolchain
+    assert fetched(reader, out, OLD.toolchain) == OLD.toolchain
+    run("toolchain", "rollback")
+    assert fetched(reader, out) == OLD.toolchain
+    assert {cell["key"] for cell in reader.ls("prod") if not cell.get("superseded")} == mended
+
+    # Garbage goes, and nothing that a reader may ask for.
+    garbage, size = farm.artifacts.put_blob_bytes(b"the input of a build that was never submitted")
+    for name in ("ORPHAN_AGE", "GRACE"):
+        monkeypatch.setattr(ownership, name, timedelta(seconds=-2))  # Not a day: storage has whole seconds.
+    # A blob is doomed once its mark is of a later second than its upload.
+    wait_until(lambda: run("gc") and not farm.artifacts.has_blob(garbage, size), message="the garbage to go")
+    assert fetched(reader, out) == OLD.toolchain
+    assert fetched(reader, out, NEW.toolchain) == NEW.toolchain

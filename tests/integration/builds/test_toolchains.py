@@ -1,0 +1,258 @@
+"""Shadow builds and promotions over real servers; the worker with its toolchains is played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from farm.app import Farm
+from farm.client.bisecting import bisect
+from farm.client.client import FarmClient, freeze
+from farm.client.fetching import choose
+from farm.errors import Conflict, GateFailed, NotFound, Untrusted
+from farm.jobs.state import FailureKind
+from farm.manifest.choice import read_gates
+from farm.signing.notary import Promotions
+from farm.signing.signing_keys import new_key
+from farm.signing.trust import policy_of_keys
+from tests.support.api_farm import MANIFEST, freeze_manifest
+from tests.support.played import Made, Player, played_to_the_end, toolchain
+
+OLD, NEW = toolchain("1.31.0"), toolchain("1.32.0")
+FP32, FP16 = "net/onnxruntime-cpu/fp32/static", "net/onnxruntime-cpu/fp16/static"
+
+
+@pytest.fixture
+def player(farm: Farm) -> Player:
+    """The node as it was: one toolchain."""
+    player = Player(farm, [])
+    player.join(OLD)
+    return player
+
+
+@pytest.fixture
+def prod(client: FarmClient, player: Player, tmp_path: Path) -> int:
+    """The generation of `prod`, which names two cells of the old toolchain."""
+    build = client.submit(freeze_manifest(tmp_path, MANIFEST))
+    player.finish(client, build["id"])
+    client.tag("prod", "latest")
+    return int(client.ref("prod")["generation"])
+
+
+def given(client: FarmClient, ref: str = "prod", made_by: str = "") -> dict[str, str]:
+    """What a reader gets of a ref: toolchains by precision."""
+    cells = client.ls(ref)
+    chosen = [choose(cells, "net", "onnxruntime/cpu", name, None, made_by, ref=ref) for name in ("fp32", "fp16")]
+    return {cell["precision"]: cell["toolchain"] for (cell,) in chosen}
+
+
+def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_back_as_easily(
+    farm: Farm, client: FarmClient, player: Player, prod: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player.join(NEW)
+    names = [line["toolchain"] for line in client.toolchains() if line["live_workers"]]
+    assert names == [OLD.toolchain, NEW.toolchain]
+    before = client.ref("prod"), client.ref("latest")
+
+    player.says = lambda order: Made(error=5e-7 if order["identifier"] == FP16 else 0.0, ratio=1.2, size=50)
+    shadow = client.shadow()
+    assert player.finish(client, shadow["id"])["build"]["verdict"]["exit_code"] == 0
+    assert (client.ref("prod"), client.ref("latest")) == before, "nothing that readers see moved"
+    assert client.build("@latest")["id"] != shadow["id"]
+    again = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert again["counts"]["hits"] == 2, "and builds go on with the toolchain that readers get"
+
+    found = client.radar(shadow["id"])
+    assert (found["promotable"], found["counts"]["better"], found["counts"]["breaks"]) == (True, 2, 0)
+    under = {cell["identifier"]: (cell["before"], cell["after"]) for cell in found["cells"]}
+    assert under == dict.fromkeys((FP32, FP16), (OLD.toolchain, NEW.toolchain))
+    rows = {row["measure"]: row["outcome"] for row in found["cells"][0]["compared"]}
+    assert (rows["latency"], rows["size"], rows["compile_time"]) == ("better", "better", "within")
+
+    trusting = Promotions(farm.artifacts, policy_of_keys([new_key("nobody", tmp_path)[1]], "main"), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.toolchains, "_promotions", trusting)
+        with pytest.raises(Untrusted, match="provenance: no statement"):
+            client.promote_toolchain(shadow["id"])
+    assert client.ref("prod") == before[0]
+
+    promoted = client.promote_toolchain(shadow["id"])
+    assert promoted["generation"] == prod + 1
+    assert client.promote_toolchain(shadow["id"]) == promoted, "repeating it changes nothing"
+    assert set(given(client).values()) == {NEW.toolchain}
+    assert set(given(client, made_by="onnxruntime1.31").values()) == {OLD.toolchain}
+    planned = client.plan(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    assert {cell["pool"] for cell in planned["cells"]} == {NEW.name}, "builds follow `prod`"
+
+    back = client.roll_back_toolchain(generation=promoted["generation"])
+    assert set(given(client).values()) == {OLD.toolchain}
+    assert set(given(client, made_by="onnxruntime1.32").values()) == {NEW.toolchain}
+    assert client.roll_back_toolchain(toolchain="onnxruntime1.31") == back, "it is there already"
+    with pytest.raises(Conflict, match="somebody moved it"):
+        client.roll_back_toolchain(generation=promoted["generation"])
+    with pytest.raises(NotFound, match=r"kept no program of onnxruntime1\.2"):
+        client.roll_back_toolchain(toolchain="onnxruntime1.2")
+
+
+def test_what_breaks_and_gets_worse_is_named_and_keeps_the_ref(client: FarmClient, player: Player, prod: int) -> None:
+    player.join(NEW)
+
+    def worse(order: Mapping[str, Any]) -> Made | FailureKind:
+        if order["identifier"] == FP16:
+            return FailureKind.COMPILER_ERROR
+        return Made(ratio=0.5, compile_seconds=60.0)
+
+    player.says = worse
+    shadow = client.shadow(gates=read_gates(["latency=10%"], []))
+    player.finish(client, shadow["id"])
+    found = client.radar(shadow["id"])
+    effects = {cell["identifier"]: cell["effect"] for cell in found["cells"]}
+    assert effects == {FP32: "worse", FP16: "breaks"}
+    (slower,) = [cell for cell in found["cells"] if cell["identifier"] == FP32]
+    assert "latency is 100 % above prod's" in slower["text"]
+    assert "compile time is 500 % above prod's" in slower["text"]
+    with pytest.raises(GateFailed, match="prod stays: 0 of 2 cells succeeded"):
+        client.promote_toolchain(shadow["id"])
+    assert client.ref("prod")["generation"] == prod
+
+    player.says = lambda order: FailureKind.COMPILER_ERROR if order["identifier"] == FP16 else Made()
+    partly = client.shadow(gates=read_gates(["compile-time=1000%", "latency=1000%"], []))
+    player.finish(client, partly["id"])
+    client.promote_toolchain(partly["id"], force=True)
+    assert given(client) == {"fp32": NEW.toolchain, "fp16": OLD.toolchain}
+
+
+def test_a_retried_shadow_build_is_one_and_can_be_promoted(client: FarmClient, player: Player, prod: int) -> None:
+    player.join(NEW)
+    player.says = lambda order: FailureKind.COMPILER_ERROR if order["identifier"] == FP16 else Made()
+    shadow = client.shadow()
+    player.finish(client, shadow["id"])
+    player.says = lambda order: Made()
+    again = client.retry(shadow["id"])
+    player.finish(client, again["id"])
+    assert client.radar(again["id"])["promotable"]
+    client.promote_toolchain(again["id"])
+    assert set(given(client).values()) == {NEW.toolchain}
+
+
+def test_a_ref_that_moved_since_is_not_promoted_over(
+    client: FarmClient, player: Player, prod: int, tmp_path: Path
+) -> None:
+    player.join(NEW)
+    shadow = client.shadow(cells=["*/fp32/*"])
+    assert len(player.finish(client, shadow["id"])["cells"]) == 1
+    (tmp_path / "farm.yaml").write_text(MANIFEST + "salt: another\n")
+    newer = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+    player.finish(client, newer["id"])
+    client.tag("prod", "latest")
+    with pytest.raises(Conflict, match=f"not generation {prod}"):
+        client.promote_toolchain(shadow["id"])
+
+
+def test_a_program_whose_making_is_no_longer_known_is_left_out_and_said(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    build = client.build("@latest")["id"]
+    farm.artifacts.delete_object(f"ns/main/builds/{build}/plan.json")
+    farm.build_reader.read_plan.cache_clear()
+    player.join(NEW)
+    with pytest.raises(NotFound, match="how it was made is no longer known"):
+        client.shadow()
+    with pytest.raises(NotFound, match=r"onnxruntime1\.99"):
+        client.shadow(toolchain="onnxruntime1.99")
+    with pytest.raises(NotFound, match="no ref nightly"):
+        client.shadow("nightly")
+    with pytest.raises(NotFound, match="is no shadow build"):
+        client.radar(build)
+
+
+def test_reports_of_shadow_builds_stay_out_of_a_manifests_history(
+    client: FarmClient, player: Player, prod: int
+) -> None:
+    player.join(NEW)
+    shadow = client.shadow()
+    report = player.finish(client, shadow["id"])
+    assert report["build"]["shadows"] == "prod"
+    assert json.loads(json.dumps(report))["shadow"]["generation"] == prod
+    assert [past["manifest"] for past in client.history(FP32)] == ["", "demo"]
+
+
+def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    assert farm.toolchains.follow("prod") == [], "nothing is newer"
+    player.join(NEW, toolchain("1.30.0"))
+    (build,) = farm.toolchains.follow("prod")
+    assert farm.toolchains.follow("prod") == []
+    assert Farm(farm.settings).toolchains.follow("prod") == [], "another control plane sees the build"
+    player.finish(client, build)
+    found = client.radar(build)
+    assert {cell["after"] for cell in found["cells"]} == {NEW.toolchain}
+    with httpx.Client(base_url=client.url, headers={"Accept": "text/html"}, follow_redirects=True) as browser:
+        token = farm.settings.api_token.get_secret_value()
+        browser.post("/ui/sign-in", data={"token": token, "next": "/ui/"}, headers={"Origin": client.url})
+        page = browser.get(f"/ui/ns/main/builds/{build}/radar")
+        assert page.status_code == 200, page.text
+        assert f"farm toolchain promote {build}" in page.text
+        assert "what gets better, worse and breaks" in browser.get(f"/ui/ns/main/builds/{build}").text
+
+
+# --- bisecting ---------------------------------------------------------------------------------------------------
+
+VERSIONS = [toolchain(f"1.{minor}.0") for minor in range(31, 95)]
+
+
+def test_the_first_toolchain_at_which_cells_fail_or_slow_is_found_among_64_with_six_compiles_each(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    """One cell fails from a version on, which two versions before it hide; the other one gets slow from another on."""
+    player.join(*VERSIONS[1:])
+    places = {pool.toolchain: place for place, pool in enumerate(VERSIONS)}
+
+    def says(order: Mapping[str, Any]) -> Made | FailureKind:
+        place = places[order["spec"]["toolchain"]]
+        if order["identifier"] == FP16:
+            return FailureKind.COMPILER_ERROR if place >= 41 else Made()
+        return Made(ratio=1 / 1.2 if place >= 17 else 1.0)
+
+    player.says = says
+    player.compiled.clear()
+    with played_to_the_end(player):
+        fails, slows = bisect(client, [FP16, FP32], gates=read_gates(["latency=5%"], []))
+    assert (fails["first_bad"], fails["last_good"]) == (VERSIONS[41].toolchain, VERSIONS[40].toolchain)
+    assert (slows["first_bad"], slows["last_good"]) == (VERSIONS[17].toolchain, VERSIONS[16].toolchain)
+    assert fails["text"].startswith("compiler_error")
+    assert "latency is 20 % above" in slows["text"]
+    for found in (fails, slows):
+        mine = [made_by for identifier, made_by in player.compiled if identifier == found["identifier"]]
+        assert found["compiles"] == len(mine) == len(set(mine))
+        assert len(mine) <= 6 + 1, "and the newest end, which nobody knew; `prod` has the oldest one"
+    assert client.ref("prod")["generation"] == prod
+
+
+def test_toolchains_that_cannot_be_judged_are_passed_over(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    player.join(*VERSIONS[1:9])
+    broken = {VERSIONS[place].toolchain for place in (4, 5)}
+
+    def says(order: Mapping[str, Any]) -> Made | FailureKind:
+        made_by = order["spec"]["toolchain"]
+        if made_by in broken:
+            return Made(ratio=None)  # Nothing ran in turns there.
+        return FailureKind.COMPILER_ERROR if made_by >= VERSIONS[6].toolchain else Made()
+
+    player.says = says
+    with played_to_the_end(player):
+        (found,) = bisect(client, [FP32], bad="onnxruntime1.39", gates=read_gates(["latency=5%"], []))
+    assert found["first_bad"] == ""
+    assert found["suspects"] == [pool.toolchain for pool in VERSIONS[4:7]]
+    with pytest.raises(NotFound, match="no toolchain onnxruntime2"):
+        bisect(client, [FP32], bad="onnxruntime2")
+    with pytest.raises(NotFound, match="prod has no cell net"):
+        bisect(client, ["net"])

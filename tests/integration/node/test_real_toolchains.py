@@ -1,0 +1,120 @@
+"""ONNX Runtimes of several releases on one machine: real regressions between them, found by the radar and bisected.
+
+Needs wheels of a registry, so it runs with `make test-noise`, where they can be had. The figures are in
+docs/guide/toolchains.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from fastapi import FastAPI
+from onnx import TensorProto, helper
+from pydantic import SecretStr
+
+from farm.client.bisecting import bisect
+from farm.client.client import FarmClient, freeze
+from farm.errors import GateFailed
+from farm.node import side_by_side
+from farm.results.speed import MIN_ROUNDS
+from farm.settings import Settings
+from tests.support.real_worker import at_work, with_toolchains
+from tests.support.side_toolchains import onnxruntime
+
+VERSIONS = ("1.22.1", "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0")
+
+REMAINDER = "remainder/onnxruntime-cpu/native/static"
+SCORES = "scores/onnxruntime-cpu/native/static"
+
+MANIFEST = """\
+version: 1
+name: releases
+targets: [onnxruntime/cpu]
+precisions: [native]
+toolchains: [onnxruntime1.24]
+models:
+  - {name: remainder, source: {path: remainder.onnx}}
+  - {name: scores, source: {path: scores.onnx}, verify: {tolerance: {native: 10}}}
+  - {name: plain, source: {path: plain.onnx}}
+"""
+
+
+@pytest.fixture
+def interpreters() -> list[str]:
+    try:
+        return [str(onnxruntime(version)) for version in VERSIONS]
+    except LookupError as error:
+        pytest.skip(str(error))
+
+
+def write_models(folder: Path) -> None:
+    """Write a model that later releases refuse, one whose outputs changed, and one to which nothing happened."""
+    tensor, number = helper.make_tensor_value_info, TensorProto.FLOAT
+    x, y = (tensor(name, number, [4, 16]) for name in "xy")
+    remainder = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT8),
+        helper.make_node("Mod", ["i", "i"], ["r"], fmod=1),  # of zeros too
+        helper.make_node("Cast", ["r"], ["y"], to=number),
+    ]
+    _save(folder / "remainder.onnx", remainder, [x], [y], 18)
+    q, scores = tensor("q", number, [1, 2, 8, 16]), tensor("y", number, [1, 2, 8, 16])
+    attention = helper.make_node("Attention", ["q", "q", "q"], ["y"], is_causal=1, softcap=2.0)
+    _save(folder / "scores.onnx", [attention], [q], [scores], 23)
+    _save(folder / "plain.onnx", [helper.make_node("Tanh", ["x"], ["y"])], [x], [y], 18)
+
+
+def _save(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    opset: int,
+) -> None:
+    graph = helper.make_graph(nodes, path.stem, inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    onnx.save(model, path)
+
+
+@pytest.mark.noise
+def test_what_a_release_refuses_and_computes_otherwise_is_found_with_few_compiles(
+    settings: Settings,
+    api: tuple[FastAPI, str],
+    interpreters: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MIN_PAIRS", "PAIRS", "PAIRS_AGAIN"):
+        monkeypatch.setattr(side_by_side, name, MIN_ROUNDS)
+    farm, pools = with_toolchains(settings.model_copy(update={"api_token": SecretStr("t" * 16)}), interpreters)
+    app, url = api
+    app.state.farm = farm
+    write_models(tmp_path)
+    (tmp_path / "farm.yaml").write_text(MANIFEST)
+    with FarmClient(url, "t" * 16) as client, at_work(farm, pools):
+        build = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
+        ended(client, build["id"])
+        client.tag("prod", build["id"])
+        assert {cell["toolchain"][:16] for cell in client.ls("prod")} == {"onnxruntime1.24."}
+        shadow = client.shadow(toolchain="onnxruntime1.29")
+        ended(client, shadow["id"])
+        radar = {cell["identifier"]: cell for cell in client.radar(shadow["id"])["cells"]}
+        assert radar[REMAINDER]["effect"] == "breaks"
+        assert "Integer modulo by zero" in radar[REMAINDER]["text"]
+        before, now = radar[SCORES]["error_before"], radar[SCORES]["error"]
+        assert before is not None and now is not None
+        assert before > 0.05 > now, "the soft cap was applied behind the mask until 1.26"
+        in_turns = [row for row in radar[SCORES]["compared"] if row["measure"] == "latency"]
+        assert in_turns[0]["interval"], "each under its own toolchain, on this node"
+        with pytest.raises(GateFailed, match="prod stays"):
+            client.promote_toolchain(shadow["id"])
+        (found,) = bisect(client, [REMAINDER], bad="onnxruntime1.29")
+    assert found["first_bad"].startswith("onnxruntime1.25.1-")
+    assert found["last_good"].startswith("onnxruntime1.24.4-")
+    assert found["compiles"] <= 2, "of 1.25.1, 1.26.0, 1.27.0 and 1.28.0"
+
+
+def ended(client: FarmClient, build_id: str) -> None:
+    for _ in client.watch(build_id):
+        pass

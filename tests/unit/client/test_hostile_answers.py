@@ -1,0 +1,110 @@
+"""A farm that means ill answers what no farm does: the client says so in one line, and never with a traceback."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from farm.client.client import FarmClient
+from farm.client.conformity import conforming
+from farm.errors import UsageError
+from farm.matrix.planned import CellGates
+
+CELL: dict[str, Any] = {
+    "identifier": "net/cpu/fp32/b1", "model": "net", "target": "onnxruntime/cpu", "precision": "fp32", "shape": "b1",
+    "sizes": {"batch": 1}, "key": "ab" * 32, "device": "cpu", "toolchain": "t",
+    "program": {"path": "net.onnx", "digest": "cd" * 32, "size": 3},
+}  # fmt: skip
+REF: dict[str, Any] = {
+    "tag": "prod", "generation": 1, "snapshot": "ef" * 32, "previous": None, "moved": "2026", "schema": 1,
+    "cells": {"one": CELL, "two": {**CELL, "sizes": {"batch": {"min": 1, "max": 8, "optimals": [4]}}, "seconds": 2}},
+}  # fmt: skip
+
+
+def client(answer: Any) -> FarmClient:
+    channel = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    return FarmClient("http://farm.example", transport=channel)
+
+
+def parts(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all values in a document."""
+    items = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in items:
+        yield (*path, key)
+        yield from parts(value, (*path, key))
+
+
+def test_a_ref_of_a_farm_is_taken_also_of_a_newer_one() -> None:
+    newer = copy.deepcopy(REF)
+    newer["cells"]["one"]["colour"] = newer["weather"] = {"new": 1}
+    assert client(newer).ref("prod") == newer
+    assert len(client(newer).ls("prod")) == 2
+
+
+@pytest.mark.parametrize("value", [7.5, [{}], {"a": []}, ["x"]])
+def test_any_odd_value_in_a_ref_is_one_line(value: Any) -> None:
+    for path in parts(REF):
+        broken = copy.deepcopy(REF)
+        *above, last = path
+        place = broken
+        for key in above:
+            place = place[key]
+        place[last] = value
+        if path == ("cells", "two", "seconds") and value == 7.5:
+            continue
+        try:
+            client(broken).fetch("net", "onnxruntime/cpu", "fp32", "b9", folder=Path("unused"), ref="prod")
+        except Exception as error:
+            assert type(error).__module__ == "farm.errors", f"{path}: {error!r}"
+            assert "\n" not in str(error.args[0])
+        else:
+            pytest.fail(f"{path} was taken")
+
+
+LISTS: dict[str, Callable[[FarmClient], object]] = {
+    "builds": lambda farm: farm.builds(),
+    "cells": lambda farm: farm.cells("b-0123456789abcdef"),
+    "history": lambda farm: farm.history("net/cpu/fp32/b1"),
+    "workers": lambda farm: farm.workers(),
+    "pools": lambda farm: farm.pools(),
+    "tokens": lambda farm: farm.tokens(),
+    "tuning": lambda farm: farm.tuning(),
+    "refs": lambda farm: farm.refs(),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("item", [None, 1, [], {}, {"id": [], "name": {}}], ids=repr)
+def test_odd_entries_of_lists_are_one_line(name: str, item: Any) -> None:
+    with pytest.raises(UsageError, match=r"http://farm.example answers what no farm does: \[0\]") as caught:
+        LISTS[name](client({"items": [item]}))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("answer", [{}, {"id": 1}, {"spec": [], "blobs": 1}])
+def test_odd_documents_are_one_line(answer: Any) -> None:
+    farm = client(answer)
+    asks: list[Callable[[], object]] = [
+        lambda: farm.build("@latest"),
+        lambda: farm.report("@latest"),
+        lambda: farm.job("j-1"),
+        lambda: farm.artifact("ab" * 32),
+        lambda: farm.ref("prod"),
+    ]
+    for ask in asks:
+        with pytest.raises(UsageError, match="answers what no farm does"):
+            ask()
+
+
+def test_an_older_farm_leaves_out_what_a_newer_one_added() -> None:
+    gates = {"tolerance": {"*": 0.1}, "weak": "warn", "on_fail": "fail"}
+    assert conforming(gates, CellGates, "x") == gates
+    with pytest.raises(UsageError, match=r"x answers what no farm does: [.]weak is"):
+        conforming({**gates, "weak": 1}, CellGates, "x")

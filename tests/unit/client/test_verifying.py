@@ -1,0 +1,132 @@
+"""Verifying what lies in a folder: packs that were made on a client, and documents that are none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from farm.client.verifying import SignedArtifact, Trust, verify_file
+from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
+from farm.packs.layouts import Layout
+from farm.packs.writing import write_pack
+from farm.signing.judging import Standing
+from farm.signing.notary import Notary, pack
+from farm.signing.signing_keys import load_signer
+from farm.signing.statements import subjects_of
+from farm.signing.trust import clock, load_policy, policy_of_keys
+from tests.support.signed import PROGRAM, Signed, key_in, sidecar_of
+
+POLICY = """\
+[signers.farm]
+key = "farm.pub"
+[signers.packer]
+key = "packer.pub"
+signs = ["pack"]
+[namespaces.main]
+signers = ["farm", "packer"]
+"""
+PORT = {"name": "x", "dtype": "float32", "shape": [1, 4]}
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> SignedArtifact:
+    farm = Signed(sidecar_of(inputs=[PORT], outputs=[{**PORT, "name": "y"}]), key_in(tmp_path, "farm"))
+    key_in(tmp_path, "packer")
+    (tmp_path / "trust.toml").write_text(POLICY)
+    (tmp_path / "program").write_bytes(PROGRAM)
+    return SignedArtifact(farm.text, [farm.provenance(clock())])
+
+
+def no_model(folder: Path) -> Path:
+    raise AssertionError("this layout needs no model")
+
+
+def refused(path: Path, trust: Trust) -> list[str]:
+    return [f"{check.name}: {check.text}" for check in verify_file(path, trust) if check.verdict is Standing.REFUSED]
+
+
+def test_who_writes_a_pack_signs_what_was_made_on_his_machine(tmp_path: Path, signed: SignedArtifact) -> None:
+    """As with a cache: its files depend on the ONNX Runtime that is installed there."""
+    trust = Trust(load_policy(tmp_path / "trust.toml"))
+    folder = tmp_path / "pack"
+    pack = write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
+    assert refused(folder, trust) == ["pack: nobody trusted has signed models/net/config.pbtxt, start.sh"]
+    Trust(None, Notary(load_signer(tmp_path / "packer.key"))).sign_pack(pack, signed)
+    assert refused(folder, trust) == []
+    assert [check.text.partition(" on ")[0] for check in verify_file(folder, trust)][-2:] == [
+        "signed by packer", "all its files are signed"
+    ]  # fmt: skip
+    (folder / "start.sh").write_text("#!/bin/sh")
+    assert refused(folder, trust) == [
+        "sha256: changed since the pack was written: start.sh", "pack: nobody trusted has signed start.sh"
+    ]  # fmt: skip
+    (folder / "start.sh").unlink()
+    (folder / "start.sh").symlink_to(tmp_path / "program")
+    assert refused(folder, trust)[0].startswith("sha256: start.sh: ")
+
+
+def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact) -> None:
+    trust = Trust(load_policy(tmp_path / "trust.toml"))
+    folder = tmp_path / "pack"
+    write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
+    index = json.loads((folder / "pack.json").read_text())
+    for path in ("../program", "/etc/passwd", ""):
+        index["files"][0]["path"] = path
+        (folder / "pack.json").write_text(json.dumps(index))
+        assert any("leads out of the pack" in line for line in refused(folder, trust)), path
+    for text in ("[]", "{}", '{"files": [1]}', "\xff"):
+        (folder / "pack.json").write_text(text)
+        with pytest.raises(ArtifactGone, match="no index of a pack"):
+            verify_file(folder, trust)
+
+
+def test_a_signed_pack_brings_the_files_that_it_names(tmp_path: Path, signed: SignedArtifact) -> None:
+    trust, notary = Trust(load_policy(tmp_path / "trust.toml")), Notary(load_signer(tmp_path / "packer.key"))
+    subjects = subjects_of(signed.sidecar, hashlib.sha256(signed.text).hexdigest())
+    digest = hashlib.sha256(b"print()").hexdigest()
+
+    def files(name: str, content: bytes, listed: str) -> dict[str, bytes]:
+        predicate = pack("onnxruntime", "", {name: listed}, {name: content})
+        statements = [*signed.statements, notary.sign("pack", {**subjects, name: listed}, predicate)]
+        brought = SignedArtifact(signed.text, statements, trust.judge(signed.text, statements))
+        assert brought.pack_files("triton") == {}
+        return brought.pack_files("onnxruntime")
+
+    assert files("use.py", b"print()", digest) == {"use.py": b"print()"}
+    for name, content in (("use.py", b"evil()"), ("../use.py", b"print()"), (".profile", b"print()")):
+        with pytest.raises(Untrusted, match="the signed pack is damaged"):
+            files(name, content, digest)
+
+
+def test_what_has_no_sidecar_or_no_policy_is_said(tmp_path: Path, signed: SignedArtifact) -> None:
+    trust = Trust(policy_of_keys([tmp_path / "farm.pub"], "main"))
+    program = tmp_path / "net.onnx"
+    program.write_bytes(PROGRAM)
+    with pytest.raises(NotFound, match=r"artifact\.json"):
+        verify_file(program, trust)
+    (tmp_path / "artifact.json").write_bytes(signed.text)
+    assert refused(program, trust) == ["provenance: no statement of a trusted signer is there"]
+    # The other layout, for folders that programs share.
+    (tmp_path / "net.onnx.artifact.json").write_bytes(signed.text)
+    (tmp_path / "net.onnx.artifact.sigstore.jsonl").write_bytes(signed.lines())
+    assert refused(program, trust) == []
+    program.write_bytes(b"another program")
+    assert "sha256: net.onnx has" in refused(program, trust)[0]
+    with pytest.raises(UsageError, match="no trust policy"):
+        verify_file(program, Trust())
+    (tmp_path / "net.onnx.artifact.json").write_bytes(b"{}")
+    with pytest.raises(ArtifactGone, match="is not valid"):
+        verify_file(program, trust)
+
+
+def test_a_reader_takes_its_own_namespace_and_main_only(tmp_path: Path) -> None:
+    """A farm that nobody should trust could hand out the artifact of a namespace in which everybody may write."""
+    foreign = Signed(sidecar_of(namespace="pr-7"), key_in(tmp_path, "farm"))
+    (tmp_path / "trust.toml").write_text("[namespaces.main]\n[namespaces.pr-7]\nunsigned = true\n")
+    policy = load_policy(tmp_path / "trust.toml")
+    assert Trust(policy, namespace="pr-7").judge(foreign.text, []).refused == []
+    (check,) = Trust(policy).judge(foreign.text, []).refused
+    assert check.text == "it is of the namespace pr-7, and this reader works in main"
