@@ -412,10 +412,14 @@ class Watch:
     def verdict(self, ended: GuardEnd | None) -> EndedBy:
         """Return why the child has to be ended now; ITSELF if it may continue. `ended` is the guard's last message."""
         now = time.monotonic()
+        size = os.fstat(self._log).st_size
+        is_too_long = bool(self.limits.log) and size - self._log_start > self.limits.log
         if ended:
             by = _KILLED.get(ended["killed"], EndedBy.ITSELF)
-            return EndedBy.ITSELF if by is EndedBy.MEMORY_LIMIT and not self.limits.memory else by
-        size = os.fstat(self._log).st_size
+            if by is EndedBy.MEMORY_LIMIT and not self.limits.memory:
+                by = EndedBy.ITSELF
+            # A child can make its log long and end between two looks.
+            return EndedBy.LOG_LIMIT if by is EndedBy.ITSELF and is_too_long else by
         if size != self._log_size:
             self._log_size, self._moved = size, now
         if self._cancelled and self._cancelled.is_set():
@@ -424,7 +428,7 @@ class Watch:
             return EndedBy.TIME_LIMIT
         if self.limits.hang and now - self._moved >= self.limits.hang:
             return EndedBy.HANG
-        if self.limits.log and size - self._log_start > self.limits.log:
+        if is_too_long:
             return EndedBy.LOG_LIMIT
         return EndedBy.ITSELF
 
