@@ -77,7 +77,6 @@ TOGETHER = {
     "tests/acceptance/test_guide.py": "guide",
     "tests/integration/local/test_embedded_farm.py": "embedded farm",
     # One farm for all.
-    "tests/acceptance/test_faults.py": "quickstart",
     "tests/acceptance/test_main_job.py": "quickstart",
     "tests/acceptance/test_reproduce.py": "quickstart",
     "tests/acceptance/test_tuning.py": "quickstart",

@@ -34,8 +34,9 @@ from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX
-from tests.acceptance.conftest import ROOT, command
 from tests.support.command_line import whole_command_line
+from tests.support.farm_command import command
+from tests.support.places import ROOT
 
 GUIDE = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"^(?P<marks>(?:<!--.*-->\n)*)```(?P<kind>\w*)\n(?P<text>(?s:.*?))^```$", re.M)

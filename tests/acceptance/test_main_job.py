@@ -14,8 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.local import servers
-from tests.acceptance.conftest import QUICKSTART, ROOT, Command, command
+from tests.acceptance.conftest import QUICKSTART
+from tests.support.farm_command import Command, command
 from tests.support.helpers import wait_until
+from tests.support.places import ROOT
 
 
 @pytest.fixture(scope="module")

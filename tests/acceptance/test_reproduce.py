@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.acceptance.conftest import Command
+from tests.support.farm_command import Command
 
 MANIFEST = """
 version: 1

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from farm.client.fetching import place_kernels
-from tests.acceptance.conftest import Command
+from tests.support.farm_command import Command
 
 MANIFEST = """
 version: 1

@@ -24,7 +24,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from tests.acceptance.conftest import Command, command
+from tests.support.farm_command import Command, command
 from tests.support.places import ROOT
 from tests.walk.recorder import FOLDER, HOOK
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.acceptance.conftest import Command
+from tests.support.farm_command import Command, command
 from tests.support.helpers import wait_until
 
 SLOW = """
@@ -22,6 +24,18 @@ models:
     calibration: {generate: 32, seed: 1}
 """
 """A real compile that takes some seconds: calibration runs the net on 64 samples."""
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Command]:
+    """`farm` in an empty folder; nothing of it may be left running afterwards."""
+    runner = command(tmp_path)
+    yield runner
+    # A compiler ends a moment after its worker, when it sees that its lifeline is closed.
+    _, left = psutil.wait_procs(runner.processes(), timeout=10)
+    for process in left:
+        process.kill()
+    assert left == [], "processes were left running"
 
 
 def compiling(farm: Command) -> list[psutil.Process]:
@@ -50,10 +64,9 @@ def words(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(quickstart: Command, tmp_path: Path) -> None:
-    farm, manifest = quickstart, tmp_path / "slow.yaml"
-    manifest.write_text(SLOW)
-    run = farm.start("submit", str(manifest), "--json")
+def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(farm: Command) -> None:
+    (farm.folder / "slow.yaml").write_text(SLOW)
+    run = farm.start("run", "slow.yaml", "--json")
     wait_until(lambda: compiling(farm), timeout=180)
     doomed = [process for process in farm.processes() if "celery" in " ".join(words(process))]
     assert doomed
@@ -62,7 +75,7 @@ def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(quickstart: C
         process.kill()
     wait_until(lambda: not any(alive(process) for process in children), message="compilers are gone")
     output, _ = run.communicate(timeout=300)
-    report = json.loads(output[output.index("{") :])
+    report, _ = json.JSONDecoder().raw_decode(output, output.index("{"))
     cell = report["cells"][0]
     assert cell["state"] == "succeeded", cell
     assert cell["attempt"] == 2
