@@ -231,7 +231,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         Fault.USER,
         1,
         "the program is not accurate enough",
-        "use another precision, better calibration, or a wider tolerance",
+        "use another precision, better calibration, or a wider tolerance; the log says if sums saturate on this CPU",
     ),
     FailureKind.UNVERIFIABLE: Policy(
         Fault.USER,

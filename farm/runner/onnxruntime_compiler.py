@@ -24,7 +24,17 @@ from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, k
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
-    from .documents import Array, Arrays, CompileAnswer, ProbeAnswer, ProgramPort, Request, ToolchainState, TuneAnswer
+    from .documents import (
+        Array,
+        Arrays,
+        CompileAnswer,
+        Options,
+        ProbeAnswer,
+        ProgramPort,
+        Request,
+        ToolchainState,
+        TuneAnswer,
+    )
 
 QUIET = 3
 """Log severity: errors only."""
@@ -516,6 +526,8 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
     inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
     samples = make_samples(request["calibration"] or {}, inputs, batch, what="calibration data")
     prepared = _preprocessed(base)
+    if sums_saturate(options, request):
+        print(SATURATING, flush=True)  # noqa: T201 (the log)
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
     methods = {
         "minmax": CalibrationMethod.MinMax,
@@ -540,6 +552,22 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
             use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
         )
     return {}
+
+
+SATURATING = (
+    "this CPU has no VNNI: its sums of 8-bit products saturate, and the program may be far off; "
+    "`options: {weights: uint8}` or `{reduce_range: true}` avoid it"
+)
+
+
+def sums_saturate(options: Options, request: Request) -> bool:
+    """Whether sums of int8 products may saturate here: unsigned times signed ones do, on x86 CPUs without VNNI.
+
+    https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html ("when to try U8U8")
+    """
+    mixed = (options["activations"], options["weights"]) == ("uint8", "int8") and not options["reduce_range"]
+    family = cpu_family()
+    return mixed and not _on_card(request) and family.startswith("x86") and not family.endswith("-vnni")
 
 
 def _quantizer_options(request: Request) -> dict[str, bool] | None:
