@@ -14,8 +14,7 @@ from farm.errors import ArtifactGone, FarmError, FarmFault, NotAllowed, NotFound
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.store import Store
-from farm.targets.devices import understand_target
-from farm.targets.pools import Pool, in_use
+from farm.targets.pools import Pool, in_use, understand_target
 from farm.webhooks.hooks import Webhooks
 
 log = get_logger(__name__)

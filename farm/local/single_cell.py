@@ -35,8 +35,7 @@ from farm.models.shapes import BATCH
 from farm.node.survey import Findings, survey
 from farm.settings import Settings
 from farm.targets.compilers import COMPILERS, NATIVE, canonical_precision
-from farm.targets.devices import understand_target
-from farm.targets.pools import Pool
+from farm.targets.pools import Pool, understand_target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from farm.manifest.cron import schedule_problem
 from farm.manifest.values import SPELLINGS
 from farm.manifest.yaml import Unchecked, YamlDocument
 from farm.targets.compilers import COMPILERS, canonical_precision
-from farm.targets.devices import understand_target
+from farm.targets.pools import understand_target
 
 
 def cross_checks(document: YamlDocument) -> Iterator[Problem]:

@@ -35,9 +35,8 @@ from farm.spec import (
     key_of_fields,
 )
 from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
-from farm.targets.devices import Choice, NoPool, choose_pools
 from farm.targets.environment import FILE
-from farm.targets.pools import Pool
+from farm.targets.pools import Choice, NoPool, Pool, choose_pools
 
 DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
 """Limits of an attempt if the manifest sets none: seconds, bytes (0 = no limit)."""

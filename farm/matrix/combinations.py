@@ -19,7 +19,7 @@ from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, Sel
 from farm.matrix.planned import ExpectedFailure
 from farm.models.shapes import PACK, Extent, shape_label
 from farm.targets.compilers import COMPILERS
-from farm.targets.devices import Choice, understand_target
+from farm.targets.pools import Choice, understand_target
 
 MAX_CELLS = 50_000
 """Largest matrix of one manifest."""

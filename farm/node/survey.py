@@ -24,8 +24,7 @@ from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.compilers import COMPILERS
-from farm.targets.devices import understand_target
-from farm.targets.pools import Pool, Target
+from farm.targets.pools import Pool, Target, understand_target
 
 __all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from farm.spec import Device
 from farm.targets.compilers import ONNXRUNTIME
-from farm.targets.devices import NoPool, choose_pools, profiles, understand_target
-from farm.targets.pools import Pool, Target
+from farm.targets.devices import profiles
+from farm.targets.pools import NoPool, Pool, Target, choose_pools, understand_target
 
 H200 = Pool(
     Target("onnxruntime", "cuda"),

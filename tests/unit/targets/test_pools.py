@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from farm.spec import Device
-from farm.targets.devices import choose_pools, understand_target
-from farm.targets.pools import Pool, Target, in_use
+from farm.targets.pools import Pool, Target, choose_pools, in_use, understand_target
 
 
 def pool(toolchain: str, device: str = "cpu", compiler: str = "onnxruntime") -> Pool:
