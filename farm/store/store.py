@@ -8,14 +8,11 @@ from farm.errors import FarmFault, UsageError
 from farm.jobs.state import POLICIES
 from farm.settings import Settings
 from farm.store.audit_records import AuditRecords
-from farm.store.build_records import BuildRecords
-from farm.store.events import EventStreams
-from farm.store.history import KEPT, History
-from farm.store.index_records import IndexRecords
-from farm.store.job_records import JobRecords
+from farm.store.build_records import BuildRecords, EventStreams
+from farm.store.index_records import KEPT, History, IndexRecords
+from farm.store.job_records import JobRecords, Wakeups
 from farm.store.leader import Leader
 from farm.store.link import Link, key
-from farm.store.wakeups import Wakeups
 from farm.store.worker_records import WorkerRecords
 
 EVENTS_KEPT = 50_000

@@ -23,7 +23,7 @@ local function requeue(job, cells, delay, node, kind)
   move_cells(cells, job, from, "queued", kind)
 end
 
--- Keep how long an artifact took, as `farm/store/history.py` does.
+-- Keep how long an artifact took, as `farm/store/index_records.py` does.
 local function remember(namespace, facts)
   if type(facts.work) ~= "table" then return end
   local history = key("history", namespace, facts.work.like)

@@ -16,7 +16,7 @@ from farm.jobs.estimate import Sample
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import load_settings
 from farm.store import Store
-from farm.store.scripts import load_scripts
+from farm.store.link import load_scripts
 from tests.support.helpers import wait_until
 from tests.support.jobs import join_pool, new_cell, run_next, submit, take
 from tests.support.places import ROOT
