@@ -19,7 +19,6 @@ from farm.compiling.slots import from_text
 from farm.errors import FarmFault
 from farm.logging import configure
 from farm.node.attempts import Attempts
-from tasks import compile as _registers_the_task  # noqa: F401
 from tasks.consumer import Reading
 
 app = Farm.current().celery

@@ -1,6 +1,7 @@
-"""The consumer of a worker process: Celery's own, except that the job store alone records who took a message.
+"""The task that messages name, and the consumer that takes them.
 
-It looks for a lost broker more often, and logs that in one line.
+It is Celery's own, except that the job store alone records who took a message. It looks for a lost broker more often,
+and logs that in one line.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, shared_task
+from celery.exceptions import Reject
 from celery.worker import consumer
 from celery.worker.consumer.tasks import Tasks
 
 from farm.logging import get_logger
-from farm.node.attempts import Attempts
+from farm.node.attempts import Attempts, Draining
 
 log = get_logger(__name__)
 
@@ -93,3 +95,12 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
         if time.monotonic() - self._troubled > CALM_SECONDS:
             log.warning("cannot take messages, trying again", error=f"{type(error).__name__}: {error}")
         self._troubled = time.monotonic()
+
+
+@shared_task(name="tasks.compile")  # type: ignore[untyped-decorator]  # Celery has no types
+def compile_model(job_id: str, attempt: int, *_: object, **__: object) -> None:
+    """Run one attempt of a job. Further arguments are those of a later release, and ignored."""
+    try:
+        Attempts.current().run(job_id, attempt)
+    except Draining:
+        raise Reject("the worker is draining", requeue=True) from None

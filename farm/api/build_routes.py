@@ -16,7 +16,7 @@ from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.api.paging import NO_END, Paged, page_of_rows
 from farm.app import Farm
-from farm.builds.watching import BuildChanges
+from farm.builds.reading import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
 from farm.jobs.rows import BuildEvent, CancelledCells, ReproductionDocument
 from farm.jobs.state import State

@@ -525,7 +525,7 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
 
 def remarks(cells: Sequence[JudgedCell]) -> list[str]:
     """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
-    from farm.results.changes import changes_of
+    from farm.results.verdict import changes_of
 
     found = changes_of(cells)
     rows = [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]

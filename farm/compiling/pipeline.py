@@ -1,21 +1,347 @@
 """Pipeline: takes one cell from its model to a measured program, and returns what is known of that program.
 
 The executor of a worker, `farm optimize`, the health probe and `farm reproduce` all use it. They differ in where the
-inputs come from and in what happens to the program; both stay outside.
+inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each step runs
+in a sealed child that reads its inputs and writes to a folder of its own. Knows no store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from farm.compiling.program_record import ProgramRecord
-from farm.compiling.steps import ReferenceCache, Steps
-from farm.jobs.state import Phase
-from farm.runner.documents import CompileAnswer
+import farm
+from farm.compiling.children import Children, StepEnded
+from farm.compiling.failures import Failure
+from farm.compiling.installations import Installation
+from farm.compiling.program_record import (
+    GpuConditions,
+    ProgramRecord,
+    RecordedEvidence,
+    is_shared,
+    outputs_of,
+    speed_of,
+)
+from farm.compiling.requests import (
+    EXPECTED,
+    check_request,
+    compile_request,
+    evaluate_request,
+    expected_of,
+    pack_request,
+    reference_request,
+    references_of,
+)
+from farm.compiling.slots import Slot
+from farm.jobs.order import WorkOrder
+from farm.jobs.state import FailureKind, Phase
+from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, Request
+from farm.spec import InputDocument, digest_of
+from farm.targets.compilers import COMPILERS
+
+FALLBACK_SECONDS = 600.0
+"""Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
+
+_REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, FailureKind.HANG}
+"""Failures of a reference that are not the fault of the compiler, the limits or the samples."""
+
+
+class ReferenceCache(Protocol):
+    """Keeps reference outputs for attempts that need the same ones."""
+
+    def bring(self, used: str, path: Path) -> bool:
+        """Write to `path` what the reference named `used` made before; return whether there was something."""
+
+    def keep(self, used: str, path: Path) -> None:
+        """Keep what the reference named `used` has just made."""
+
+
+class Steps:
+    """The steps of one cell. Every step raises StepEnded if its child gives no answer."""
+
+    def __init__(
+        self, order: WorkOrder, children: Children, *, keyed: bool = False, installation: Installation | None = None
+    ) -> None:
+        """`keyed`: the program is published under the order's cache key, so only the toolchain in that key compiles.
+
+        `installation` has that toolchain, if it is not the node's own; references are always made by the node's own.
+        """
+        self.order = order
+        self.children = children
+        self.keyed = keyed
+        self.installation = installation
+        self.sample = children.folder / "sample" / "sample.npz"
+        """One sample with its right outputs; `evaluate` leaves it."""
+        spec = order["spec"]
+        extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+        self.program = children.folder / "program" / program_name(order["identifier"], extension)
+        """The compiled program; `compile` leaves it."""
+        self.texts = texts_beside(self.program)
+        """The program's text before and after compilation; `compile` writes it if `debug` asks for it."""
+        self.env_files: dict[str, str] = {}
+        """Paths of the files that environment variables of the spec name."""
+        self.refused: dict[str, str] = {}
+        """Why references could not run the model, by name, in the order in which they were asked."""
+        self.conditions: list[GpuConditions] = []
+        """State of the GPU before and after the program was measured, if its driver reports it."""
+        self._checked = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the spec, for the compiler only: the recipe of the reference does not name them."""
+        return {**self.order["spec"]["env"], **self.env_files}
+
+    @property
+    def threads(self) -> int:
+        """Threads of a child of this cell: those of the slot, or those of the spec if they change the program."""
+        spec = self.order["spec"]
+        compiler = COMPILERS[spec["compiler"]["name"]]
+        return compiler.threads(spec["options"], spec["tuning"]["mode"]) or self.children.settings.threads_per_slot
+
+    def beside(self, slot: Slot, folder: Path) -> Steps:
+        """Return the steps of the same cell in another slot, for work at the same time; see `Children.beside`."""
+        steps = copy(self)
+        steps.children = self.children.beside(slot, folder)
+        return steps
+
+    def under(self, installation: Installation | None) -> Steps:
+        """Return the steps of the same cell under another toolchain's installation (None: the node's own)."""
+        steps = copy(self)
+        steps.installation = installation
+        return steps
+
+    def reference(self, model: Path, samples: Path | None, cache: ReferenceCache | None = None) -> Path:
+        """Make the inputs and right outputs to compare with; check the model before any compiler opens it.
+
+        References are asked in order, until one can run the model. If none can, only the samples' own expected outputs
+        are compared (EXPECTED). `cache` may have what a reference made before.
+        """
+        path = self.children.folder / "reference" / "reference.npz"
+        path.parent.mkdir(exist_ok=True)
+        references = references_of(self.order)
+        for used in references or ("none",):
+            try:
+                if not (cache and cache.bring(used, path)):
+                    self._ask_reference(model, samples, path, used, seconds=self._patience if self.refused else 0.0)
+                    if cache:
+                        cache.keep(used, path)
+            except StepEnded as ended:
+                if ended.failure is None or not self._may_ask_next(ended.failure):
+                    raise
+                self.refused[used] = ended.failure.message
+                with self.children.log_path.open("a") as log:
+                    log.write(f"reference {used} cannot be had: {ended.failure.kind}: {ended.failure.message}\n")
+            else:
+                return path
+        first = self.refused[references[0]]
+        why = f"no reference can run the model ({', '.join(references)}): {first}"
+        self._ask_reference(model, samples, path, EXPECTED, unverified=why)
+        return path
+
+    def _ask_reference(
+        self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0
+    ) -> None:
+        request = reference_request(self.order, model, samples, path, used=used, unverified=unverified)
+        inputs = [model.parent, *([samples] if samples else [])]
+        self.children.ask(request, read=inputs, write=[path.parent], seconds=seconds)
+        self._checked = True
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for a reference that the manifest does not name: compiling needs time, too."""
+        limit = self.children.limits["time"]
+        return min(FALLBACK_SECONDS, max((limit - self.children.seconds) / 2, 0.001)) if limit else FALLBACK_SECONDS
+
+    def _may_ask_next(self, failure: Failure) -> bool:
+        """Whether the next reference is asked after this failure."""
+        if failure.fences:
+            return False
+        return failure.kind in _REFERENCE_FAILED or (bool(self.refused) and failure.kind is not FailureKind.STORAGE)
+
+    def prepare(self, model: Path) -> Path:
+        """Check the model if the compiling child cannot, and return it in the form that the compiler reads."""
+        if (
+            not self._checked
+            and self.order["spec"]["compiler"]["name"] == "migraphx"
+            and (self.installation or self.children.settings.migraphx_python)
+        ):
+            # A compiling child checks the model itself if it can; MIGraphX's own Python may lack onnx.
+            self.children.ask(check_request(self.order, model), read=[model.parent])
+        spec = self.order["spec"]
+        if not COMPILERS[spec["compiler"]["name"]].packs(spec["precision"]):
+            return model
+        packed = self.children.folder / "packed" / "packed.onnx"
+        self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
+        return packed
+
+    def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
+        """Quantize, compile and save the program."""
+        model = self.prepare(model)
+        request = compile_request(self.order, model, calibration, self.program)
+        answer: CompileAnswer = self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent])
+        return answer
+
+    def evaluate(
+        self,
+        compiled: CompileAnswer,
+        reference: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        write: Sequence[Path] = (),
+    ) -> EvaluateAnswer:
+        """Load the program from its file, compare it with the reference, and measure it."""
+        seconds = self.children.settings.measure_seconds
+        request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
+        before = self.children.look("before measuring")
+        answer: EvaluateAnswer = self.ask(
+            request, environment, read=[self.program, reference], write=[self.sample.parent, *write]
+        )
+        after = self.children.look("after measuring")
+        self.conditions = [found for found in (before, after) if found]
+        return answer
+
+    def ask(
+        self,
+        request: Request,
+        environment: Mapping[str, str] | None = None,
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        seconds: float = 0.0,
+        quiet: bool = False,
+    ) -> Any:
+        """Ask a child of this cell's compiler, with the cell's environment: see `Children.ask`.
+
+        A child that compiles the whole model also gets the work order's `debug` settings.
+        """
+        if self.keyed and request["action"] in ("compile", "tune"):
+            request = {**request, "expected": expected_of(self.order["spec"])}
+        debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
+        if debug:
+            texts = texts_beside(Path(request["program"])) if debug.get("print") else {}
+            wish: DebugRequest = {"level": debug.get("log_level", "")}
+            if texts:
+                wish |= {"before": str(texts["before"]), "after": str(texts["after"])}
+            request = {**request, "debug": wish}
+        start = self.children.log_path.stat().st_size if debug else 0
+        debugging = COMPILERS[self.order["spec"]["compiler"]["name"]].debugging.environment(debug)
+        answer = self.children.ask(
+            request,
+            read=[*read, *map(Path, self.env_files.values())],
+            write=write,
+            environment={**debugging, **self.environment, **(environment or {})},
+            seconds=seconds,
+            quiet=quiet,
+            threads=self.threads,
+            installation=self.installation,
+        )
+        if debug.get("timings"):
+            answer["passes"] = pass_seconds(self.children.log_path, start)
+        return answer
+
+    def record(self, compiled: CompileAnswer, evaluated: EvaluateAnswer | None, *, shared: bool) -> ProgramRecord:
+        """Return what the sidecar says of the program and of how it was made.
+
+        `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
+        """
+        spec = self.order["spec"]
+        shared = shared or any(map(is_shared, self.conditions))
+        speed = speed_of(evaluated["measurements"] if evaluated else {}, shared=shared)
+        speed["conditions"] = self.conditions
+        evidence: RecordedEvidence | None = None
+        if spec["verification"] and evaluated:
+            evidence = {
+                "reference": spec["verification"]["reference"],
+                "refused": self.refused,
+                **evaluated["verification"],
+            }
+        return {
+            "schema": 1,
+            "identifier": self.order["identifier"],
+            "spec": spec,
+            "conversion": self.order["model"].get("conversion"),
+            "model_size": sum(file["size"] for file in self.order["model"]["files"]),
+            "toolchain": spec["toolchain"],
+            "device": {
+                "arch": spec["device"]["arch"],
+                "compute_units": spec["device"]["compute_units"],
+                **self.children.slot.device,
+            },
+            "inputs": [
+                {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"])} for port in compiled["inputs"]
+            ],
+            "outputs": outputs_of(compiled),
+            "weight_dtypes": sorted(compiled["weight_dtypes"]),
+            "compute_dtypes": sorted(compiled["compute_dtypes"]),
+            "quantized": compiled["quantized"],
+            "emulated": self.order.get("emulated", []),
+            "offload_copy": compiled.get("offload_copy"),
+            "symbolic_shapes": compiled.get("symbolic_shapes", ""),
+            "placement": compiled.get("placement"),
+            "tuning": {"mode": spec["tuning"]["mode"], "session": compiled.get("session")},
+            "verification": evidence,
+            "measurements": speed,
+            "passes": compiled.get("passes", {}),
+            "peak_memory": self.children.peak_memory,
+            "phases": self.children.phases,
+            "seconds": self.children.seconds,
+            "node": socket.gethostname(),
+            "started": self.children.started_at.isoformat(timespec="seconds"),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "farm_version": farm.__version__,
+        }
+
+
+def texts_beside(program: Path) -> dict[str, Path]:
+    """Return where a program's text is kept, by when: `before` and `after` its compilation."""
+    return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
+
+
+LONGEST_NAME = 128
+"""Characters of a program's file name: what clients take, and every file system."""
+
+
+def program_name(identifier: str, extension: str) -> str:
+    """Return the name of a cell's program file: its identifier, of a long one the beginning and a digest of it all."""
+    name = identifier.replace("/", "--")
+    room = LONGEST_NAME - len(extension)
+    return (name if len(name) <= room else f"{name[: room - 13]}-{digest_of(identifier)[:12]}") + extension
+
+
+def inputs_of(model: Path, calibration: Path | None) -> list[Path]:
+    """Return what a child that compiles a model reads: the model's folder, and the calibration data."""
+    return [model.parent, *([calibration] if calibration else [])]
+
+
+_PASS = re.compile(rb"^([A-Za-z0-9_:]{1,128}): ([0-9]{1,12}(?:[.][0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?)ms\n?$")
+_LONGEST_LINE = 1024
+_MOST_PASSES = 1000
+"""MIGraphX has about a hundred."""
+
+
+def pass_seconds(log: Path, start: int) -> dict[str, float]:
+    """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first.
+
+    The log is the child's: of names that it makes up only so many are taken.
+    """
+    seconds: dict[str, float] = {}
+    with log.open("rb") as lines:
+        lines.seek(start)
+        while line := lines.readline(_LONGEST_LINE):
+            if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
+                seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
+    return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _batch_axis(inputs: Mapping[str, InputDocument], name: str) -> int | None:
+    return inputs[name].get("batch_axis") if name in inputs else None
 
 
 @dataclass(frozen=True, slots=True)

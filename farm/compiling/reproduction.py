@@ -22,10 +22,9 @@ from typing import Any, TextIO
 import farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, StepEnded, StepSettings
-from farm.compiling.pipeline import InputFiles, Pipeline
+from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
-from farm.compiling.steps import Steps
 from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import FailureDocument, ReproductionDocument

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from farm.artifacts.sidecar import SidecarDocument
 from farm.client.freezing import FrozenInputs
 from farm.compiling.children import LARGEST, Children, OnPhase
-from farm.compiling.pipeline import InputFiles, Pipeline
-from farm.compiling.steps import Steps
+from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.errors import UsageError
 from farm.files import replacing, take
 from farm.jobs.facts import ComparedOutputs

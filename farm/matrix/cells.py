@@ -12,9 +12,8 @@ from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder
 from farm.jobs.state import AttemptLimits
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
-from farm.matrix.combinations import Combination, Combinations, Complaints, Path
+from farm.matrix.combinations import CellInputs, Combination, Combinations, Complaints, Path
 from farm.matrix.dynamic import price, refusal
-from farm.matrix.inputs import CellInputs
 from farm.matrix.layers import CellSettings, gates_of, settings_of, tolerances
 from farm.matrix.planned import BlobSize, CellGates, ExpectedFailure, SoughtBatch
 from farm.models.data import FrozenData
@@ -34,7 +33,7 @@ from farm.spec import (
     canonical_fields,
     key_of_fields,
 )
-from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind
+from farm.targets.compilers import COMPILERS, OFF, TUNING_MODES, Compiler, DeviceKind, default_tolerance
 from farm.targets.environment import FILE
 from farm.targets.pools import Choice, NoPool, Pool, choose_pools
 
@@ -554,7 +553,7 @@ class _Expansion:
                 message = f"model `{combination.model.name}` has no output `{pattern}`"
                 place: Path = ("models", combination.index, "verify", "tolerance")
                 self.complain(message, place, suggestion(pattern, outputs))
-        tolerance = tolerances(verify, combination.precision, outputs)
+        tolerance = tolerances(verify, combination.precision, outputs, default_tolerance(combination.precision))
         gates = CellGates(
             tolerance=tolerance, weak=verify.weak, on_fail=verify.on_fail, unverifiable=verify.unverifiable
         )

@@ -23,7 +23,6 @@ from farm.manifest import (
 from farm.matrix.combinations import Combination
 from farm.matrix.planned import AskedGates
 from farm.spec import OptionValue
-from farm.targets.compilers import default_tolerance
 
 Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
 
@@ -70,13 +69,13 @@ def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     )
 
 
-def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[str, float]:
-    """Return the tolerance of each output that has its own, and of all others (`*`)."""
+def tolerances(verify: Verify, precision: str, outputs: Sequence[str], default: float) -> dict[str, float]:
+    """Return the tolerance of each output that has its own, and of all others (`*`): if none is given, `default`."""
     parts = [verify.tolerance.get(precision)] if precision in verify.tolerance else []
     if not parts:
         parts = [verify.tolerance.get(part, verify.tolerance.get("*")) for part in precision.split("-")]
     given = [part for part in parts if part]
-    tolerance = {"*": max([part["*"] for part in given if "*" in part] or [default_tolerance(precision)])}
+    tolerance = {"*": max([part["*"] for part in given if "*" in part] or [default])}
     for name in outputs:
         matching = [
             number

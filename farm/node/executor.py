@@ -26,10 +26,9 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation, by_toolchain
-from farm.compiling.pipeline import Company, InputFiles, Pipeline
+from farm.compiling.pipeline import Company, InputFiles, Pipeline, Steps
 from farm.compiling.program_record import ProgramRecord
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
-from farm.compiling.steps import Steps
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
 from farm.files import NotPlain, open_plain
 from farm.jobs.order import keys_of

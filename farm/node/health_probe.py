@@ -15,9 +15,8 @@ from typing import cast
 
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.installations import by_toolchain, is_same_build
-from farm.compiling.pipeline import InputFiles, Pipeline
+from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.slots import FreeSlots, Slot
-from farm.compiling.steps import Steps
 from farm.errors import FarmError
 from farm.jobs.facts import ComparedOutputs
 from farm.jobs.state import AttemptLimits, FailureKind

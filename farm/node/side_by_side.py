@@ -10,9 +10,9 @@ from pathlib import Path
 
 from farm.compiling.children import StepEnded
 from farm.compiling.installations import is_same_build
+from farm.compiling.pipeline import Steps
 from farm.compiling.program_record import ProgramRecord, RecordedFollowUp
 from farm.compiling.requests import MadeProgram, bench_request
-from farm.compiling.steps import Steps
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.results.gates import is_suspicious

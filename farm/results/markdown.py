@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from farm.jobs.state import State
-from farm.results.changes import changes_of
 from farm.results.report import BuildView, JudgedCell, Remark
+from farm.results.verdict import changes_of
 from farm.units import duration, size
 
 LIMIT = 1_000_000

@@ -1,7 +1,7 @@
-"""The verdict: a build's cells judged by its own gates and expectations, and the one exit code. Pure.
+"""The verdict: a build's cells judged by its own gates and expectations, what the build changed, and the one exit code.
 
 A job's success is a program that was compiled, loaded back and measured; whether it is good enough is each build's own
-question, so it is asked when a build is read (`docs/decisions/0002-judged-at-read.md`).
+question, so it is asked when a build is read (`docs/decisions/0002-judged-at-read.md`). Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farm.jobs.state import FailureKind, Fault, State
 from farm.matrix.planned import CellPlan, ExpectedFailure
 from farm.results import accuracy
 from farm.results.gates import improvements, judge_gates, undecided
-from farm.results.report import JudgedCell
+from farm.results.report import Changes, JudgedCell, Remark
 from farm.targets.compilers import default_equal_share
 
 DAY = 86_400.0
@@ -174,3 +174,40 @@ def _spent(row: CellRow) -> float:
     """Seconds that the job's attempts have held a slot, with the one that runs."""
     running = (row.get("elapsed") or 0.0) if row.get("state") == State.RUNNING else 0.0
     return round((row.get("spent") or 0.0) + running, 3)
+
+
+def changes_of(cells: Sequence[JudgedCell]) -> Changes:
+    """Return what judged cells (`farm.results.verdict.judge_cell`) say of a build, each list in the manifest's order.
+
+    Of a report by a farm before 0.2.0, which kept neither reasons nor what was before, every failure is a new one.
+    """
+    failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+    succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
+    before = {cell["identifier"]: past["state"] if (past := cell.get("before")) else None for cell in cells}
+    new = [cell for cell in failed if before[cell["identifier"]] != State.FAILED]
+    return {
+        "new_failures": [_failure(cell) for cell in new],
+        "still_failing": [_failure(cell) for cell in failed if before[cell["identifier"]] == State.FAILED],
+        "regressions": [_failure(cell) for cell in failed if cell["kind"] == FailureKind.REGRESSION],
+        "improvements": [
+            _remark(cell, "; ".join(said)) for cell in succeeded if (said := improvements(cell.get("compared") or []))
+        ],
+        "fixed": [
+            _remark(cell, f"failed before: {past['kind']}")
+            for cell in succeeded
+            if (past := cell.get("before")) and past["state"] == State.FAILED
+        ],
+        "undecided": [
+            _remark(cell, "; ".join(said)) for cell in cells if (said := undecided(cell.get("compared") or []))
+        ],
+        "hits": [cell["identifier"] for cell in cells if cell["hit"]],
+        "recompiled": [_remark(cell, cell["reason"]) for cell in cells if cell.get("reason") and not cell["hit"]],
+    }
+
+
+def _failure(cell: JudgedCell) -> Remark:
+    return _remark(cell, f"{cell['kind']}: {cell['message']}")
+
+
+def _remark(cell: JudgedCell, text: str) -> Remark:
+    return {"identifier": cell["identifier"], "text": text}

@@ -324,7 +324,7 @@ class EventStreams:
         if position is None or (trimmed and _order(position) < _order(first)):
             item: BuildEvent = {
                 "id": f"{epoch}.{last}",
-                "at": _seconds(last) or time.time(),
+                "at": _time_of(last) or time.time(),
                 "type": "reset",
                 "build": build_id,
             }
@@ -364,11 +364,11 @@ def _order(position: str) -> tuple[int, ...]:
     return tuple(int(part) for part in position.split("-"))
 
 
-def _seconds(position: str) -> float:
+def _time_of(position: str) -> float:
     return int(position.partition("-")[0]) / 1000
 
 
 def _item(build_id: str, epoch: str, position: str, fields: dict[str, str]) -> BuildEvent:
     numbers = {name: int(fields[name]) for name in ("attempt", "cells", "accepted") if fields.get(name)}
-    item = {"id": f"{epoch}.{position}", "at": _seconds(position), "build": build_id, **fields, **numbers}
+    item = {"id": f"{epoch}.{position}", "at": _time_of(position), "build": build_id, **fields, **numbers}
     return cast(BuildEvent, item)

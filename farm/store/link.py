@@ -1,4 +1,4 @@
-"""Link: the only connection to the server. Sends commands and Lua scripts, and raises the farm's errors if it is away."""
+"""Link: the only connection to the server. Sends commands and Lua scripts; raises the farm's errors if it is away."""
 
 from __future__ import annotations
 

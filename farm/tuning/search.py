@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
 from farm.compiling.failures import Failure
+from farm.compiling.pipeline import Steps
 from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.compiling.slots import FreeSlots, Slot
-from farm.compiling.steps import Steps
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger

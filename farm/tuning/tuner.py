@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
+from farm.compiling.pipeline import Steps, inputs_of
 from farm.compiling.program_record import (
     GpuConditions,
     ProgramRecord,
@@ -28,7 +29,6 @@ from farm.compiling.program_record import (
 )
 from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.compiling.slots import FreeSlots
-from farm.compiling.steps import Steps, inputs_of
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger

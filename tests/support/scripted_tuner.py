@@ -121,8 +121,8 @@ from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of i
 from farm.compiling.child_process import ChildLimits, run_child  # noqa: E402
 from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402
+from farm.compiling.pipeline import Steps  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
-from farm.compiling.steps import Steps  # noqa: E402
 from farm.settings import Settings  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
 from farm.tuning.tuner import Tuner  # noqa: E402

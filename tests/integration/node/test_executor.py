@@ -18,9 +18,9 @@ from farm.artifacts.sidecar import Measurements
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
+from farm.compiling.pipeline import Steps
 from farm.compiling.program_record import speed_of
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.compiling.steps import Steps
 from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome

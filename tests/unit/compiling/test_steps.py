@@ -12,9 +12,9 @@ import pytest
 from farm.api.schemas import FILE_NAME
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
+from farm.compiling.pipeline import Steps, pass_seconds, program_name
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
-from farm.compiling.steps import Steps, pass_seconds, program_name
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.settings import load_settings
 

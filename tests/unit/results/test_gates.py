@@ -11,10 +11,9 @@ import pytest
 
 from farm.errors import ExitCode
 from farm.node.side_by_side import ROUNDS, ROUNDS_AGAIN
-from farm.results.changes import changes_of
 from farm.results.gates import is_slower, is_suspicious, judge_gates, sentence
 from farm.results.speed import Comparison, compare_pairs
-from farm.results.verdict import judge_cell, verdict_of
+from farm.results.verdict import changes_of, judge_cell, verdict_of
 from tests.unit.results.test_verdict import row as row_of
 
 OLD, NEW = "a" * 64, "b" * 64
