@@ -8,7 +8,6 @@ from collections import Counter
 
 import anyio
 from fastapi import APIRouter, FastAPI, Request
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import RedirectResponse
 
 import farm as package
@@ -32,11 +31,9 @@ from farm.api import (
     webhook_routes,
     worker_routes,
 )
-from farm.api.auth import LARGEST_BODY, LargeBodies, Turns
-from farm.api.change_log import ChangeLog
-from farm.api.entity_tags import EntityTags
+from farm.api.auth import LARGEST_BODY
+from farm.api.gate import Gate
 from farm.api.health_check import HealthCheck
-from farm.api.proxy_sign_in import ProxySignIn
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import UsageError
@@ -104,16 +101,8 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.state.hub, pages.state = pages.state.hub, app.state
     app.mount(page_answers.BASE, pages)
     app.add_route("/", lambda _: RedirectResponse(f"{page_answers.BASE}/", 303), include_in_schema=False)
-    app.add_middleware(metrics_routes.NotedRoutes)
-    app.add_middleware(EntityTags)
-    app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=5)
-    app.add_middleware(LargeBodies, farm=lambda: app.state.farm)
-    app.add_middleware(ChangeLog, farm=lambda: app.state.farm)
-    app.add_middleware(Turns)
-    app.add_middleware(ProxySignIn, farm=lambda: app.state.farm)
     hosts = farm.settings.api_hosts
-    app.add_middleware(OwnSite, hosts=hosts, named=bool(hosts) or loopback)
-    app.add_middleware(metrics_routes.CountedRequests)
+    app.add_middleware(Gate, farm=lambda: app.state.farm, site=OwnSite(hosts, named=bool(hosts) or loopback))
     return app
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hmac
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,13 +16,12 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from farm.api.problems import refusal
 from farm.api.proxy_sign_in import user_of
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import FarmError, FarmFault, NotAllowed, QuotaExceeded
+from farm.errors import FarmFault, NotAllowed, QuotaExceeded
 from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
@@ -144,34 +144,30 @@ class Rates:
 
 
 class Turns:
-    """Middleware that lets one token have `TURNS` requests answered at once; its others wait.
-
-    A token that sends more than `Rates` allows is refused with 429.
+    """Lets one token have `TURNS` requests answered at once; its others wait.
 
     Requests are answered by a few threads, and some take long: hashing a large upload, planning thousands of cells.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._turns: dict[str, anyio.Semaphore] = {}
         """By token; of those that have requests now."""
         self._present: Counter[str] = Counter()
         self._rates = Rates()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request when it is its turn."""
-        if scope["type"] != "http" or scope["path"].endswith("/events"):  # These have a bound and threads of their own.
-            await self._app(scope, receive, send)
+    @asynccontextmanager
+    async def turn(self, scope: Scope) -> AsyncIterator[None]:
+        """Wait until it is a request's turn. Raises QuotaExceeded if its token sends more than `Rates` allows."""
+        if scope["path"].endswith("/events"):  # These have a bound and threads of their own.
+            yield
             return
         token = _shown(Headers(scope=scope))
         if token and not self._rates.takes(token):
-            error = QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
-            await refusal(error)(scope, receive, send)
-            return
+            raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
         self._present[token] += 1
         try:
             async with self._turns.setdefault(token, anyio.Semaphore(TURNS)):
-                await self._app(scope, receive, send)
+                yield
         finally:
             self._present[token] -= 1
             if not self._present[token]:
@@ -185,29 +181,28 @@ def _shown(headers: Headers) -> str:
     return headers.get("authorization", "").partition(" ")[2].strip() or browser
 
 
-class LargeBodies:
-    """Middleware that checks the token before it reads a large body, and bounds how many of them are in memory."""
+class RoomForBodies:
+    """Checks the token before a large body is read, and bounds how many of them are in memory."""
 
-    def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
+    def __init__(self, farm: Callable[[], Farm]) -> None:
         """`farm` returns the farm that knows the tokens."""
-        self._app = app
         self._farm = farm
         self._sizes: Counter[tuple[str, str]] = Counter()
         """Bytes of the large bodies that are in memory or on their way, by namespace and name of the token."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 or 503 without reading the body, or pass the request on."""
-        size = _size(Headers(scope=scope)) if scope["type"] == "http" else 0
+    @asynccontextmanager
+    async def of(self, scope: Scope) -> AsyncIterator[None]:
+        """Hold the room of a request's body while it is answered.
+
+        Raises Unauthenticated, FarmFault if there are too many, before anything of the body is read.
+        """
+        size = _size(Headers(scope=scope))
         if size <= SMALL_BODY:
-            await self._app(scope, receive, send)
+            yield
             return
+        owner = await self._admitted(Headers(scope=scope), size)
         try:
-            owner = await self._admitted(Headers(scope=scope), size)
-        except FarmError as error:
-            await refusal(error)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
+            yield
         finally:
             self._sizes[owner] -= size
             self._sizes += Counter()  # Forgets those who have none.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from fastapi.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
-from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError
 from farm.logging import get_logger
@@ -38,52 +37,32 @@ class Change(TypedDict):
     status: int
 
 
-class ChangeLog:
-    """Middleware that writes down each request that may have changed something, once it has been answered."""
-
-    def __init__(self, app: ASGIApp, farm: Callable[[], Farm]) -> None:
-        """`farm` returns the farm whose changes these are."""
-        self._app = app
-        self._farm = farm
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and write it down if it succeeded."""
-        if not _may_change(scope):
-            await self._app(scope, receive, send)
-            return
-        status = 500
-        scope.setdefault("state", {})
-
-        async def seen(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        await self._app(scope, receive, seen)
-        caller = scope["state"].get("caller")
-        if caller and status < 400:
-            query = scope["query_string"].decode(errors="replace")
-            change: Change = {
-                "at": time.time(),
-                "by": caller.name,
-                "role": caller.role.name.lower(),
-                "namespace": caller.namespace,
-                "method": scope["method"],
-                "path": f"{scope['path']}?{query}" if query else scope["path"],
-                "status": status,
-            }
-            log.info("change", **change)
-            await run_in_threadpool(_write, self._farm().artifacts, change)
-
-
-def _may_change(scope: Scope) -> bool:
+def may_change(scope: Scope) -> bool:
+    """Whether a request may change something."""
     return (
-        scope["type"] == "http"
-        and scope["method"] in ("POST", "PUT", "DELETE", "PATCH")
+        scope["method"] in ("POST", "PUT", "DELETE", "PATCH")
         and not scope["path"].startswith(_NOTHING)
         and not scope["path"].endswith("/plan")
     )
+
+
+async def write_change(artifacts: S3Store, scope: Scope, status: int) -> None:
+    """Write down a request that has succeeded, if its caller is known."""
+    caller = scope.get("state", {}).get("caller")
+    if caller is None:
+        return
+    query = scope["query_string"].decode(errors="replace")
+    change: Change = {
+        "at": time.time(),
+        "by": caller.name,
+        "role": caller.role.name.lower(),
+        "namespace": caller.namespace,
+        "method": scope["method"],
+        "path": f"{scope['path']}?{query}" if query else scope["path"],
+        "status": status,
+    }
+    log.info("change", **change)
+    await run_in_threadpool(_write, artifacts, change)
 
 
 def _write(artifacts: S3Store, change: Change) -> None:

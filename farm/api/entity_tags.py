@@ -5,44 +5,39 @@ from __future__ import annotations
 import hashlib
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 _KEPT = ("etag", "cache-control", "vary")
 
 
-class EntityTags:
-    """Middleware that gives whole answers to GET an ETag, unless they have one, and answers 304 to who has it."""
+class EntityTag:
+    """Gives a whole answer to a GET its ETag, unless it has one; who has that answer already gets 304."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, scope: Scope) -> None:
+        self._wanted = scope["method"] == "GET" and scope["path"].startswith("/v1/")
+        shown = Headers(scope=scope).get("if-none-match", "")
+        self._known = {tag.strip().removeprefix("W/") for tag in shown.split(",")}
+        self._start: Message | None = None
+        """The beginning of a whole answer, held back until its body is there."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; hold its answer back if all of it comes at once."""
-        if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        known = {tag.strip().removeprefix("W/") for tag in Headers(scope=scope).get("if-none-match", "").split(",")}
-        start: Message | None = None
-
-        async def tagged(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start" and _is_whole(message):
-                start = message
-                return
-            if message["type"] == "http.response.body" and start:
-                held, start = start, None
-                headers = MutableHeaders(raw=held["headers"])
-                tag = headers.setdefault("etag", f'W/"{hashlib.sha256(message.get("body", b"")).hexdigest()[:32]}"')
-                headers.setdefault("cache-control", "private, no-cache")
-                if tag.removeprefix("W/") in known or "*" in known:
-                    kept = [(name, value) for name, value in headers.raw if name.decode() in _KEPT]
-                    await send({"type": "http.response.start", "status": 304, "headers": kept})
-                    await send({"type": "http.response.body", "body": b""})
-                    return
-                await send(held)
-            await send(message)
-
-        await self._app(scope, receive, tagged)
+    def of(self, message: Message) -> list[Message]:
+        """Return what to send for one message of the answer."""
+        if self._wanted and message["type"] == "http.response.start" and _is_whole(message):
+            self._start = message
+            return []
+        if message["type"] != "http.response.body" or not self._start:
+            return [message]
+        start, self._start = self._start, None
+        headers = MutableHeaders(raw=start["headers"])
+        tag = headers.setdefault("etag", f'W/"{hashlib.sha256(message.get("body", b"")).hexdigest()[:32]}"')
+        headers.setdefault("cache-control", "private, no-cache")
+        if tag.removeprefix("W/") in self._known or "*" in self._known:
+            kept = [(name, value) for name, value in headers.raw if name.decode() in _KEPT]
+            return [
+                {"type": "http.response.start", "status": 304, "headers": kept},
+                {"type": "http.response.body", "body": b""},
+            ]
+        return [start, message]
 
 
 def _is_whole(message: Message) -> bool:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api.auth import FarmDep, may_monitor
 from farm.app import Farm
 from farm.errors import FarmFault
 from farm.jobs.rows import WorkerView
 from farm.metrics.exposition import CONTENT_TYPE, GaugeValue, bounded, exposition
-from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
 
 router = APIRouter()
 
@@ -58,51 +55,3 @@ def _state(worker: WorkerView) -> str:
     if worker["draining"]:
         return "draining"
     return "fenced" if worker["fenced"] else "resting" if worker["resting"] else "taking"
-
-
-class CountedRequests:
-    """Middleware that counts requests, and times them by the pattern of their route, without `/v1`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun, status, found = time.perf_counter(), 500, dict[str, str]()
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app({**scope, FOUND: found}, receive, noting)
-        finally:
-            method = scope["method"] if scope["method"] in METHODS else OTHER
-            REQUESTS.labels(method, str(status)).inc()
-            route = found.get("route", OTHER)
-            if not route.endswith("/events"):  # They last as long as somebody listens.
-                REQUEST_SECONDS.labels(ROUTES.of(route)).observe(time.perf_counter() - begun)
-
-
-class NotedRoutes:
-    """The innermost middleware: notes which route answers. Those around it may work on a copy of the scope."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            if (route := scope.get("route")) and FOUND in scope:
-                scope[FOUND]["route"] = route.path
-
-
-FOUND = "farm.found"
-"""Name in a request's scope of what was found out about it."""

@@ -10,9 +10,7 @@ import ipaddress
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from farm.api.problems import refusal
 from farm.errors import NotAllowed
 
 LOCALHOST = "localhost"
@@ -22,32 +20,26 @@ _HINT = "the operator lists further names in the setting `api_hosts`"
 
 
 class OwnSite:
-    """Middleware that refuses requests to another host, and from pages of another site."""
+    """Refuses requests to another host, and from pages of another site."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], *, named: bool) -> None:
+    def __init__(self, hosts: Collection[str], *, named: bool) -> None:
         """`hosts` are the names to answer under, besides those of loopback; without `named`, any name is accepted."""
-        self._app = app
         self._hosts = frozenset(map(host_name, hosts))
         self._named = named
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request with Problem Details, or pass it on."""
-        wrong = self._wrong(Headers(scope=scope)) if scope["type"] == "http" else None
-        await (refusal(wrong) if wrong else self._app)(scope, receive, send)
-
-    def _wrong(self, headers: Headers) -> NotAllowed | None:
+    def check(self, headers: Headers) -> None:
+        """Raises NotAllowed for a request with such headers."""
         host = headers.get("host", "").lower()
         if self._named and not (host_name(host) in self._hosts or is_loopback(host_name(host))):
-            return NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
+            raise NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
         origin = headers.get("origin", "").lower()
         if origin:
             _, _, site = origin.partition("://")
             if not site or (site != host and (host_name(site) not in self._hosts or is_loopback(host_name(site)))):
-                return NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
+                raise NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
         # Requests for a page's pictures and scripts have no Origin. Following a link to this server is allowed.
         elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return NotAllowed("a page of another site may not send requests here", hint=_HINT)
-        return None
+            raise NotAllowed("a page of another site may not send requests here", hint=_HINT)
 
 
 def is_loopback(host: str) -> bool:

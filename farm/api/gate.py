@@ -1,0 +1,80 @@
+"""The gate: all that a request passes before a route answers, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from farm.api.auth import RoomForBodies, Turns
+from farm.api.change_log import may_change, write_change
+from farm.api.entity_tags import EntityTag
+from farm.api.problems import refusal
+from farm.api.proxy_sign_in import sign_in
+from farm.api.sites import OwnSite
+from farm.app import Farm
+from farm.errors import FarmError
+from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
+
+
+class Gate:
+    """Middleware: counts a request, refuses it or lets it in, and looks after its answer.
+
+    It is the only one, so that the order can be read here. What it calls knows nothing of what comes next.
+    """
+
+    def __init__(self, app: ASGIApp, farm: Callable[[], Farm], site: OwnSite) -> None:
+        """`farm` returns the farm that the app serves now."""
+        self._app = app
+        self._compressed = GZipMiddleware(self._tagged, minimum_size=4096, compresslevel=5)
+        self._farm = farm
+        self._site = site
+        self._turns = Turns()
+        self._room = RoomForBodies(farm)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count a request, and time it by the pattern of its route, without `/v1`."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 500
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._let_in(scope, receive, noting)
+            if may_change(scope) and status < 400:
+                await write_change(self._farm().artifacts, scope, status)
+        finally:
+            method = scope["method"] if scope["method"] in METHODS else OTHER
+            REQUESTS.labels(method, str(status)).inc()
+            route = scope["route"].path if "route" in scope else OTHER
+            if not route.endswith("/events"):  # They last as long as somebody listens.
+                REQUEST_SECONDS.labels(ROUTES.of(route)).observe(time.perf_counter() - begun)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request with Problem Details, or answer it when it is its turn."""
+        try:
+            self._site.check(Headers(scope=scope))
+            sign_in(scope, self._farm().settings.proxy_secret.get_secret_value())
+            async with self._turns.turn(scope), self._room.of(scope):
+                await self._compressed(scope, receive, send)
+        except FarmError as error:  # Those of a route became answers there.
+            await refusal(error)(scope, receive, send)
+
+    async def _tagged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer; hold its answer back if all of it comes at once, for its ETag."""
+        tag = EntityTag(scope)
+
+        async def tagging(message: Message) -> None:
+            for each in tag.of(message):
+                await send(each)
+
+        await self._app(scope, receive, tagging)
