@@ -1,8 +1,8 @@
 """Pipeline: takes one cell from its model to a measured program, and returns what is known of that program.
 
 The executor of a worker, `farm optimize`, the health probe and `farm reproduce` all use it. They differ in where the
-inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each step runs
-in a sealed child that reads its inputs and writes to a folder of its own. Knows no store.
+inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each
+step runs in a sealed child that reads its inputs and writes to a folder of its own. Knows no store.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m tests.walk --write    also write it to docs/walk.md, which a test compares with a run of its own
 
 A *hop* is the first call that enters a file from another file, in each process. Files that every room may use (see
-`SHARED`) do not count. A hop is a *step* if the file calls further files: it hands the cell on. All others are *tools*:
-you need not open them to follow the cell.
+`SHARED`) do not count, nor do calls back into a file that waits for the caller. A hop is a *step* if the file calls
+further files: it hands the cell on. All others are *tools*: you need not open them to follow the cell.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tests.support.places import ROOT
 from tests.walk.recorder import FOLDER, HOOK
 
 PAGE = ROOT / "docs" / "walk.md"
-SHARED = {f"farm/{name}.py" for name in ("errors", "files", "inert", "logging", "settings", "spec", "units")}
+SHARED_NAMES = ("errors", "files", "inert", "logging", "metrics/instruments", "settings", "spec", "units")
+SHARED = {f"farm/{name}.py" for name in SHARED_NAMES}
 """Files that every room may use: they are words, not places."""
 
 MANIFEST = """
@@ -70,7 +71,9 @@ def follow(folder: Path) -> list[Hop]:
     (record / "calls").touch()
     here = Path(__file__).parent
     path = f"{ROOT}:{here / 'hook'}"
-    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, "FARM_MEASURE_SECONDS": "0.1"})
+    # Nothing is known of the models: what the user's own cache has would shorten the walk.
+    clean = {"XDG_CACHE_HOME": str(folder / "cache"), "FARM_MEASURE_SECONDS": "0.1"}
+    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, **clean})
     for name, operator in (("first", "Relu"), ("net", "Tanh")):
         _write_model(folder / f"{name}.onnx", operator)
         (folder / f"{name}.yaml").write_text(MANIFEST.format(name=name))
@@ -120,7 +123,13 @@ def counts(hops: Sequence[Hop]) -> str:
 
 def page(hops: Sequence[Hop]) -> str:
     """Return `docs/walk.md`."""
-    parts = [_HEAD.format(counts=counts(hops), drawing="\n".join(_drawing(hops)))]
+    parts = [
+        _HEAD.format(
+            counts=counts(hops),
+            shared=", ".join(f"`{name}`" for name in SHARED_NAMES),
+            drawing="\n".join(_drawing(hops)),
+        )
+    ]
     for role, about in PROCESSES.items():
         own = [hop for hop in hops if hop.role == role]
         files = {hop.file for hop in own}
@@ -207,8 +216,8 @@ process that has a part in it. `python -m tests.walk --write` made it from a rea
 
 A hop is the first call that enters a file from another one, in each process. It is a step if that file calls further
 files. The steps are listed below, each under the file that calls it, with the first line of what the code says of
-itself. All other files are tools of the step that uses them: you need not open them to follow the cell. Files that
-every room may use (`errors`, `files`, `inert`, `logging`, `settings`, `spec`, `units`) do not count.
+itself. All other files are tools of the step that uses them: you need not open them to follow the cell. Calls back into
+a file that waits for the caller do not count, nor do files that every room may use ({shared}).
 
 The processes share nothing but Redis (`farm/store/`), object storage (`farm/artifacts/`) and messages. The boxes are
 the rooms that each process enters; `CONTRIBUTING.md` says what a room is for.

@@ -62,6 +62,12 @@ class Recorder:
             if name:
                 self._enter(frame, name)
 
+    def _is_inside(self, name: str, frame: FrameType | None) -> bool:
+        """Whether a file already waits for the caller: it is called back then, and nothing is handed on."""
+        while frame and self._file(frame.f_code.co_filename) != name:
+            frame = frame.f_back
+        return frame is not None
+
     def _enter(self, frame: FrameType, name: str) -> None:
         caller = frame.f_back
         while caller and not self._file(caller.f_code.co_filename):
@@ -71,8 +77,10 @@ class Recorder:
         # Functions without a name are called back: they belong to the file that made them.
         if source == name or "<" in function.rpartition(".")[2] or (source, name, function) in self._seen:
             return
+        if threading.current_thread().name in UPKEEP or self._is_inside(name, caller):
+            return
         self._seen.add((source, name, function))
-        if not _is_import(frame, self._file) and threading.current_thread().name not in UPKEEP:
+        if not _is_import(frame, self._file):
             call = {"role": self._role, "from": source, "to": name, "function": function}
             os.write(self._out, json.dumps(call).encode() + b"\n")
 
