@@ -24,10 +24,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from farm import errors
-from farm.client.cache import default_cache
+from farm.client.cache import KeptAnswers, default_cache
 from farm.client.conformity import conforming
 from farm.client.downloads import Downloads, OnDownload, WantedBlob
-from farm.client.kept import KeptAnswers
 from farm.client.submitted import SubmittedBuild
 from farm.client.transport import OlderFarm, Transport, document_of, file_name
 from farm.errors import ArtifactGone, Conflict, FarmFault, InputsMissing, NotAllowed, NotFound, Untrusted, UsageError
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from farm.artifacts.ownership import Collected
     from farm.artifacts.refs import RefView, ShownRef, SnapshotCell
     from farm.artifacts.sidecar import SidecarDocument
-    from farm.artifacts.storage import Missing, Upload
+    from farm.artifacts.storage import Missing, Put, Upload
     from farm.artifacts.tokens import Secret, TokenDocument
     from farm.client.family import FamilyMember
     from farm.client.fetching import Fetched, FetchedFamily
@@ -313,9 +312,12 @@ class FarmClient:
                 raise KeyboardInterrupt
             count(size)
 
+        def send(put: Put, path: Path) -> None:
+            self._transport.put(put, path, count_or_stop)
+
         with ThreadPoolExecutor(UPLOADS) as threads:
             try:
-                for done in [threads.submit(self._transport.put, put, path, count_or_stop) for put, path in puts]:
+                for done in [threads.submit(send, put, path) for put, path in puts]:
                     done.result()
             except BaseException:
                 stopped = True  # Else the block would end only when all of it is sent.

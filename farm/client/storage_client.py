@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote
 
 from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, readable, sidecar_key, statements_key
+from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
 from farm.client.conformity import conforming
-from farm.client.kept import KeptAnswers
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
 

@@ -31,16 +31,13 @@ class SubmittedBuild(Mapping[str, Any]):
     def __init__(self, client: FarmClient, document: BuildView) -> None:
         self._client = client
         self.document = document
+        self.url = client.page_of(document)
+        """The build's page, for a browser."""
 
     @property
     def id(self) -> str:
         """The build's id."""
         return self.document["id"]
-
-    @property
-    def url(self) -> str:
-        """The build's page, for a browser."""
-        return self._client.page_of(self.document)
 
     def wait(self, timeout: float | None = None) -> Report:
         """Wait for the verdict, and return the build with its cells if it is green.

@@ -13,14 +13,13 @@ from functools import partial
 from farm import broker
 from farm.app import Farm
 from farm.control import retention
-from farm.control.dispatcher import Send, dispatch_next, wake_pools
-from farm.control.endings import settle_left, settle_next
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
 from farm.control.reconciler import Queued, Resumer, send_strays
 from farm.control.schedule import Schedule
 from farm.control.tuning_merges import INTERVAL as MERGE_INTERVAL
 from farm.control.tuning_merges import merge_tuning
+from farm.control.wakeups import Send, dispatch_next, settle_left, settle_next, wake_pools
 from farm.errors import FarmFault
 from farm.logging import get_logger
 from farm.settings import Settings

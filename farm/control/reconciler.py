@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farm.control.dispatcher import Send
+from farm.control.wakeups import Send
 from farm.logging import get_logger
 from farm.store import Store
 

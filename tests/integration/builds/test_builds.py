@@ -25,7 +25,7 @@ from farm.builds.follow_up import follow_up_id
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import retention
-from farm.control.endings import settle_left
+from farm.control.wakeups import settle_left
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
 from farm.jobs.estimate import comparable
 from farm.jobs.order import keys_of

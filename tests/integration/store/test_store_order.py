@@ -6,9 +6,8 @@ from collections import deque
 
 import pytest
 
-from farm.control.dispatcher import hand_out
-from farm.control.endings import settle_left
 from farm.control.pool_timeout import fail_unserved
+from farm.control.wakeups import hand_out, settle_left
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key

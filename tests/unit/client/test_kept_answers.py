@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
-from farm.client.kept import KeptAnswers
 from farm.errors import FarmFault, NotAllowed, StorageUnavailable
 
 PROGRAM = b"a program"
