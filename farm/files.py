@@ -84,6 +84,16 @@ def _inside(folder: int, name: str, flags: int) -> int:
         os.close(folder)
 
 
+def hash_file(path: Path) -> tuple[str, int]:
+    """Return a file's SHA-256 and its size, read in pieces. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+    return digest.hexdigest(), size
+
+
 def read_plain(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file that others may replace at any moment: see `open_plain`.
 

@@ -199,7 +199,7 @@ class BuildService:
                         entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
                     )
                 except UsageError as error:
-                    problems.append(manifest.problem(error.message, "models", index, "source", hint=error.hint))
+                    problems.append(manifest.written.problem(error.message, "models", index, "source", hint=error.hint))
         if problems:
             raise ManifestError(problems)
         return models

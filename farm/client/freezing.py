@@ -23,7 +23,7 @@ from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix.cells import data_key, overridden_calibration
 from farm.matrix.planned import BlobSize
 from farm.models.data import FrozenData, FrozenDataDocument, freeze_data
-from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference
+from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _ManifestReader:
         """Where the models are, by their names."""
 
     def complain(self, error: UsageError, place: Place) -> None:
-        self.found.problems.append(self.manifest.problem(error.message, *place, hint=error.hint))
+        self.found.problems.append(self.manifest.written.problem(error.message, *place, hint=error.hint))
 
     def read(self) -> None:
         for index, entry in enumerate(self.manifest.models):
@@ -193,7 +193,8 @@ class _ManifestReader:
                 path, record = convert(path, entry, self.cache, self.pythons)
             key = (path, entry.compiled_format, entry.output_nodes)
             if key not in self.read_before:
-                self.read_before[key] = self.known.model(*key)
+                check, hashed = self.known.model(*key)
+                self.read_before[key] = read_model(*key, check=check, hashed=hashed)
         except UsageError as error:
             self.complain(error, place)
             return None

@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.files import replacing
+from farm.files import hash_file, replacing
 from farm.models import data as reading_data
 from farm.models.data import FrozenData
-from farm.models.model import FrozenModel, check_here, file_reference, read_model
-from farm.spec import digest_of
+from farm.models.model import ModelCheck, check_here
+from farm.spec import FileReference, digest_of
 
 if TYPE_CHECKING:
     from farm.runner.documents import CheckAnswer
@@ -33,27 +33,31 @@ class KnownFacts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def model(self, path: Path, format: str, outputs: Sequence[str]) -> FrozenModel:
-        """Return what `farm.models.model.read_model` does, and raise what it raises."""
+    def model(self, path: Path, format: str, outputs: Sequence[str]) -> tuple[ModelCheck, FileReference | None]:
+        """Return how to check a model, and its file's reference if that is known, for `farm.models.model.read_model`.
+
+        The check says what is known of the model. Else it looks, and keeps what it finds.
+        """
         if not path.is_file():
-            return read_model(path, format, outputs)
+            return check_here, None
         try:
-            before, own = _identity(path), file_reference(path, path.name)
+            before, (digest, size) = _identity(path), hash_file(path)
         except OSError:
-            return read_model(path, format, outputs)  # It says what is wrong.
-        key = _key("model", own["digest"], format, outputs, _rules(RUNNER / f"{format}_check.py"))
+            return check_here, None  # Reading says what is wrong.
+        key = _key("model", digest, format, outputs, _rules(RUNNER / f"{format}_check.py"))
         known = self._get(key)
-        if known and all(_is_plain(path.parent, name, size) for name, size in known["external"].items()):
-            return read_model(path, format, outputs, check=lambda *_: known["found"], hashed=own)
 
         def check(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
+            if known and all(_is_plain(path.parent, name, size) for name, size in known["external"].items()):
+                answer: CheckAnswer = known["found"]
+                return answer
             found = check_here(path, format, outputs)
             sizes = {name: (path.parent / name).stat().st_size for name in found.get("external_files", ())}
             if _identity(path) == before:
                 self._put(key, {"found": found, "external": sizes})
             return found
 
-        return read_model(path, format, outputs, check=check)
+        return check, {"path": path.name, "digest": digest, "size": size}
 
     def data(
         self, path: Path, kept: Path | None, asked: object, freeze: Callable[[], tuple[FrozenData, Path]]
@@ -65,10 +69,10 @@ class KnownFacts:
         if not path.is_file():
             return freeze()
         try:
-            before, own = _identity(path), file_reference(path, "")
+            before, (digest, _) = _identity(path), hash_file(path)
         except OSError:
             return freeze()  # It says what is wrong.
-        key = _key("data", own["digest"], asked, _rules(Path(reading_data.__file__)))
+        key = _key("data", digest, asked, _rules(Path(reading_data.__file__)))
         if known := self._get(key):
             data = FrozenData.from_dict(known)
             file = (kept or path.parent) / f"{data.digest}.npz"

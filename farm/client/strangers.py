@@ -22,28 +22,30 @@ def refused(manifest: Manifest, folder: Path) -> list[Problem]:
     found: list[Problem] = []
     for place, data in _all_data(manifest):
         if data.generator:
-            found.append(manifest.problem("a stranger's manifest runs no code here: `generator`", *place))
+            found.append(manifest.written.problem("a stranger's manifest runs no code here: `generator`", *place))
         elif data.path and not _is_inside(folder / data.path, root):
             found.append(_elsewhere(manifest, data.path, place))
     for index, model in enumerate(manifest.models):
         source: Place = ("models", index, "source")
         if model.converted:
             message = f"a stranger's model is not converted here: `format: {model.format}`"
-            found.append(manifest.problem(message, "models", index, hint="export it to ONNX"))
+            found.append(manifest.written.problem(message, "models", index, hint="export it to ONNX"))
         if model.source.s3:
             message = "a stranger's manifest reads no bucket of the farm: `s3`"
-            found.append(manifest.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
+            found.append(manifest.written.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
         if model.source.hf:
             message = "a stranger's manifest reads no model of a hub with your rights: `hf`"
-            found.append(manifest.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
+            found.append(manifest.written.problem(message, *source, hint="use `path`, or `https` with `sha256`"))
         if model.source.path and not _is_inside(folder / model.source.path, root):
             found.append(_elsewhere(manifest, model.source.path, source))
     if manifest.triggers:
         message = "a stranger's manifest is built by nothing else than its submission: `triggers`"
-        found.append(manifest.problem(message, "triggers"))
+        found.append(manifest.written.problem(message, "triggers"))
     if manifest.concurrency and manifest.concurrency.cancel_in_progress:
         message = "a stranger's manifest cancels no other builds: `cancel-in-progress`"
-        found.append(manifest.problem(message, "concurrency", hint="let the pipeline cancel its own older runs"))
+        found.append(
+            manifest.written.problem(message, "concurrency", hint="let the pipeline cancel its own older runs")
+        )
     for place, env in _all_env(manifest):
         if not _is_inside(folder / env.path, root):
             found.append(_elsewhere(manifest, env.path, place))
@@ -82,4 +84,4 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 
 def _elsewhere(manifest: Manifest, path: str, place: Place) -> Problem:
-    return manifest.problem(f"a stranger's manifest names no file outside its folder: {path}", *place)
+    return manifest.written.problem(f"a stranger's manifest names no file outside its folder: {path}", *place)

@@ -22,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.conversation import Conversation, OnMessage
 from farm.compiling.outputs import MOST, sweep
@@ -193,7 +194,7 @@ def run_child(
             }
             start = log.tell()
             watch = Watch(limits, log.fileno(), cancelled)
-            with closing(Conversation(request, watch, on_message)) as conversation:
+            with closing(Conversation(watch, on_message)) as conversation:
                 command = [python or sys.executable, str(script)]
                 child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation)
                 try:
@@ -289,6 +290,11 @@ class ChildProcess:
     ) -> None:
         """Raises OSError if the child cannot be started."""
         self._conversation = conversation
+        self._request = request
+        self._result: Any = None
+        """The child's answer, checked: a document of the request's action; None if it has not answered."""
+        self._wrong = ""
+        """What is wrong with its answer; empty if nothing is."""
         self._dying = float(request["dying"])
         self._grouped = bool(request["group"])
         self._oom_kills = 0 if self._grouped else _oom_kills()
@@ -324,11 +330,20 @@ class ChildProcess:
         """Read until the guard has sent its last message, or the child has to be ended; return why."""
         conversation = self._conversation
         while not conversation.is_over:
-            conversation.read(watch.pause())
-            by = EndedBy.NONSENSE if conversation.is_nonsense else watch.verdict(conversation.ended)
+            self._hear(watch.pause())
+            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict(conversation.ended)
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
         return EndedBy.ITSELF
+
+    def _hear(self, seconds: float) -> None:
+        """Read what comes within this time, and check what the child has answered."""
+        self._conversation.read(seconds)
+        while self._conversation.answers:
+            try:
+                self._result = read_answer(self._request, self._conversation.answers.pop(0))
+            except WrongAnswer as wrong:
+                self._wrong = str(wrong)
 
     def end(self) -> None:
         """Close the guard's pipe and wait until it has cleared up. If it does not, kill what is left."""
@@ -339,7 +354,7 @@ class ChildProcess:
         deadline = time.monotonic() + self._dying + _PATIENCE
         # Read what still comes, so that no writer blocks on a full pipe.
         while not conversation.is_over and (left := deadline - time.monotonic()) > 0:
-            conversation.read(left)
+            self._hear(left)
         if conversation.ended is None:
             self._process.kill()
             self._stuck = _kill_marked(self._token, self._process.pid, self._dying)
@@ -360,8 +375,8 @@ class ChildProcess:
             by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
             left=left,
             limits=watch.limits,
-            result=conversation.result,
-            wrong=conversation.wrong,
+            result=self._result,
+            wrong=self._wrong,
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from farm.compiling.answers import WrongAnswer, read_answer
 from farm.jobs.state import Phase
-from farm.runner.documents import ChildError, ChildRequest, GuardEnd, PhaseMessage
+from farm.runner.documents import ChildError, GuardEnd, PhaseMessage
 
 OnMessage = Callable[[PhaseMessage], None]
 """Hears what the child is doing, in the thread that called `run_child`."""
@@ -70,17 +69,14 @@ class Listener(Protocol):
 class Conversation:
     """Reads what a child and its guard say. Has to be closed."""
 
-    def __init__(self, request: ChildRequest, listener: Listener, on_message: OnMessage | None) -> None:
-        self.result: Any = None
-        """The child's answer, checked: a document of the request's action; None if it has not answered."""
+    def __init__(self, listener: Listener, on_message: OnMessage | None) -> None:
+        self.answers: list[dict[str, Any]] = []
+        """What the child has answered, of which nothing is checked."""
         self.error: ChildError | None = None
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
-        """Whether the child said something that is no message, or no valid answer."""
-        self.wrong = ""
-        """What is wrong with its answer; empty if it was no message at all."""
+        """Whether the child said something that is no message."""
         self.phases = PhaseClock()
-        self._request = request
         self._listener = listener
         self._on_message = on_message
         self._answered = math.inf
@@ -162,10 +158,7 @@ class Conversation:
         match message:
             case {"result": dict(result)}:
                 self._answered = time.monotonic()
-                try:
-                    self.result = read_answer(self._request, result)
-                except WrongAnswer as wrong:
-                    self.wrong, self.is_nonsense = str(wrong), True
+                self.answers.append(result)
             case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
                 self.error = ChildError(kind=kind, message=text, detail=detail)
                 self._answered = time.monotonic()

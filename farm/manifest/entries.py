@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from farm.errors import Problem, shown
+from farm.errors import shown
 from farm.jobs.order import DebugWish
 from farm.manifest.values import (
     BATCHES_SCHEMA,
@@ -70,7 +70,7 @@ from farm.manifest.values import (
     sweep_use,
     tuning_use,
 )
-from farm.manifest.yaml import YamlDocument
+from farm.manifest.yaml import Written
 from farm.models.shapes import Extent
 from farm.spec import JsonSchema
 
@@ -799,31 +799,19 @@ class Manifest(Entry):
     expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
     """Cells that must fail, and how."""
 
-    _document: YamlDocument = PrivateAttr()
-    _written: tuple[int, ...] = PrivateAttr(default=())
-    """Which of the document's entries each model is of: a `glob` is one entry for many."""
+    _written: Written = PrivateAttr()
+
+    @property
+    def written(self) -> Written:
+        """Where its entries are written, for messages."""
+        return self._written
 
     @property
     def text(self) -> str:
         """The manifest as it was read, with the files of its globs."""
-        return self._document.text
+        return self._written.document.text
 
     @property
     def file(self) -> str:
         """The manifest's name in messages."""
-        return self._document.file
-
-    def line(self, *path: str | int) -> int:
-        """Return the line of the value at `path`."""
-        return self._document.place(self._place(path))[0]
-
-    def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:
-        """Return a problem at the place of `path` (with `key`: of its key)."""
-        return self._document.problem(message, self._place(path), hint=hint, key=key)
-
-    def _place(self, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        match path:
-            case ("models", int(index), *rest):
-                return ("models", self._written[index], *rest)
-            case _:
-                return path
+        return self._written.document.file

@@ -27,7 +27,7 @@ from farm.manifest.cron import schedule_problem
 from farm.manifest.entries import Manifest, ModelEntry, Source
 from farm.manifest.globs import freeze_globs
 from farm.manifest.values import NAME, SPELLINGS
-from farm.manifest.yaml import Unchecked, YamlDocument, read_document, unwritten_document
+from farm.manifest.yaml import Unchecked, Written, YamlDocument, read_document, unwritten_document
 from farm.targets.compilers import COMPILERS, canonical_precision
 from farm.targets.pools import understand_target
 
@@ -107,7 +107,6 @@ def _build(document: YamlDocument) -> tuple[Manifest | None, list[Problem]]:
     if disagreements := list(cross_checks(document)):
         manifest, problems = None, problems + disagreements
     if manifest is not None:
-        manifest._document = document
         manifest = _with_globs(manifest, document)
     return manifest, sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
 
@@ -166,7 +165,7 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
     if problems:
         raise ManifestError(problems)
     expanded = manifest.model_copy(update={"models": tuple(models)})
-    expanded._document, expanded._written = document, tuple(written)
+    expanded._written = Written(document, written)
     return expanded
 
 

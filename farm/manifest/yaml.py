@@ -118,6 +118,30 @@ class YamlDocument:
         return make_problem(message, self._lines, self.file, *self.place(path, key=key), hint=hint)
 
 
+class Written:
+    """Where the entries of a manifest are written; a `glob` is one entry of the document for many models."""
+
+    def __init__(self, document: YamlDocument, models: Sequence[int]) -> None:
+        """`models`: which of the document's entries each model is of."""
+        self.document = document
+        self._models = models
+
+    def line(self, *path: str | int) -> int:
+        """Return the line of the value at `path`."""
+        return self.document.place(self._place(path))[0]
+
+    def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:
+        """Return a problem at the place of `path` (with `key`: of its key)."""
+        return self.document.problem(message, self._place(path), hint=hint, key=key)
+
+    def _place(self, path: DocumentPath) -> DocumentPath:
+        match path:
+            case ("models", int(index), *rest):
+                return ("models", self._models[index], *rest)
+            case _:
+                return path
+
+
 def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
     """Return a problem with the text of its line, if the line is short enough to show."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""

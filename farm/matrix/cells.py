@@ -294,7 +294,7 @@ class _Expansion:
             limits=self.limits_of(settings.limits),
             priority=settings.priority,
             gates=gates,
-            line=self.manifest.line(*combination.places["cell"]),
+            line=self.manifest.written.line(*combination.places["cell"]),
             work=self.specify(combination, kind, parts, parts.model) if parts.pools and parts.model else None,
         )
 

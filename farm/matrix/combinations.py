@@ -172,7 +172,7 @@ class Complaints:
 
     def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at a place; with `key` at the field's name, not at its value."""
-        found = self._manifest.problem(message, *path, hint=hint, key=key)
+        found = self._manifest.written.problem(message, *path, hint=hint, key=key)
         problem = Problem(found.message, self._file, found.line, found.column, found.hint, found.snippet)
         self.problems[problem] = None
 
@@ -225,7 +225,7 @@ class Combinations:
         for combination in combinations:
             first = seen.setdefault(combination.identifier, combination)
             if first is not combination:
-                line = self.manifest.line(*first.places["cell"])
+                line = self.manifest.written.line(*first.places["cell"])
                 message = f"`{combination.identifier}` is already in the matrix (line {line})"
                 self.complain(message, combination.places["cell"])
         return list(seen.values())

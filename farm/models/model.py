@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from farm.errors import UsageError
+from farm.files import hash_file
 from farm.jobs.order import ConversionRecord
 from farm.spec import FileReference, model_digest
 
@@ -43,8 +43,6 @@ class FrozenModelDocument(TypedDict):
     conversion: NotRequired[ConversionRecord | None]
     doubts: NotRequired[Sequence[str]]
 
-
-_CHUNK = 1 << 20
 
 _LOWER_DTYPES = frozenset({"float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
 _LOWER_OPERATORS = frozenset(
@@ -218,9 +216,5 @@ def _way_out(message: str) -> str:
 
 def file_reference(path: Path, name: str) -> FileReference:
     """Return the reference of a file, read in pieces, under this name."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as stream:
-        while piece := stream.read(_CHUNK):
-            digest.update(piece)
-            size += len(piece)
-    return {"path": name, "digest": digest.hexdigest(), "size": size}
+    digest, size = hash_file(path)
+    return {"path": name, "digest": digest, "size": size}

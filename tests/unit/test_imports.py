@@ -27,7 +27,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.runner": set(),
     # what is asked
     "farm.jobs": {"farm.spec"},
-    "farm.models": {"farm.errors", "farm.jobs", "farm.runner", "farm.spec"},
+    "farm.models": {"farm.errors", "farm.files", "farm.jobs", "farm.runner", "farm.spec"},
     "farm.targets": {"farm.errors", "farm.jobs", "farm.settings", "farm.spec", "farm.units"},
     "farm.manifest": {"farm.errors", "farm.jobs", "farm.models", "farm.spec", "farm.targets", "farm.units"},
     "farm.matrix": {"farm.errors", "farm.jobs", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},

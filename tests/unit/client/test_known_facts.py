@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from farm.client.known_facts import KnownFacts
 from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, UnreadableModel
+from farm.models.model import FrozenModel, UnreadableModel, read_model
 
 
 def save_net(path: Path, operator: str = "Relu", *, external: int = 0) -> Path:
@@ -36,7 +36,8 @@ def facts(tmp_path: Path) -> KnownFacts:
 
 
 def read(facts: KnownFacts, path: Path) -> FrozenModel:
-    return facts.model(path, "onnx", ())
+    check, hashed = facts.model(path, "onnx", ())
+    return read_model(path, "onnx", (), check=check, hashed=hashed)
 
 
 def never(*_: object) -> None:
