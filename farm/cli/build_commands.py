@@ -43,6 +43,12 @@ BuildId = Annotated[
 BuildOrPool = Annotated[
     str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=completion.pools)
 ]
+CellName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
+    ),
+]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not follow it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
@@ -288,12 +294,7 @@ def logs(
             metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=completion.builds
         ),
     ],
-    cell: Annotated[
-        str,
-        typer.Argument(
-            metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
-        ),
-    ] = "",
+    cell: CellName = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -343,12 +344,7 @@ def reproduce(
             metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=completion.builds
         ),
     ],
-    cell: Annotated[
-        str,
-        typer.Argument(
-            metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
-        ),
-    ] = "",
+    cell: CellName = "",
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
     ),

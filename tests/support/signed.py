@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 PROGRAM = b"a program"
+POLICY = """\
+[signers.farm]
+key = "farm.pub"
+[signers.root]
+key = "root.pub"
+[namespaces.main]
+signers = ["farm"]
+require = ["provenance", "test-results"]
+promoted = ["prod"]
+"""
+"""What somebody asks of programs who trusts the key `farm`."""
+REVOKING = POLICY + '[revocations]\nfile = "revocations.json"\nsigners = ["root"]\n'
+"""The same, and the document that takes trust back."""
 
 
 def key_in(folder: Path, name: str) -> CryptoSigner:

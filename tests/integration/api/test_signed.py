@@ -30,20 +30,8 @@ from farm.signing.trust import clock, load_policy, policy_of_keys
 from tests.integration.api.test_packs_fetched import CARD, publish
 from tests.integration.api.test_packs_fetched import MANIFEST as FOR_PACKS
 from tests.support.api_farm import POOL, commands, finished, freeze_manifest
+from tests.support.signed import REVOKING
 
-POLICY = """\
-[signers.farm]
-key = "farm.pub"
-[signers.root]
-key = "root.pub"
-[namespaces.main]
-signers = ["farm"]
-require = ["provenance", "test-results"]
-promoted = ["prod"]
-[revocations]
-file = "revocations.json"
-signers = ["root"]
-"""
 MANIFEST = """\
 version: 1
 name: demo
@@ -62,7 +50,7 @@ def keys(tmp_path: Path) -> Path:
     folder = tmp_path / "keys"
     for name in ("farm", "root", "stranger"):
         new_key(name, folder)
-    (folder / "trust.toml").write_text(POLICY)
+    (folder / "trust.toml").write_text(REVOKING)
     issue(folder / "revocations.json", load_signer(folder / "root.key"), clock(), {}, {})
     return folder
 
@@ -188,7 +176,7 @@ def test_a_trusted_reader_takes_only_what_is_signed(
     with pytest.raises(Untrusted, match=r"net/onnxruntime-cpu/fp32/static is refused.*unknown key"):
         fetch(strangers, tmp_path / "no")
     others = trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7"))
-    (keys / "trust.toml").write_text(POLICY.replace("namespaces.main", "namespaces.pr-7"))
+    (keys / "trust.toml").write_text(REVOKING.replace("namespaces.main", "namespaces.pr-7"))
     with pytest.raises(Untrusted, match="says nothing of the namespace main"):
         fetch(trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7")), tmp_path / "no")
     assert fetch(others, tmp_path / "of-main").exists(), "everybody may read main"

@@ -16,19 +16,9 @@ from farm.signing import bundles, revocations, statements
 from farm.signing.judging import Checks, Standing, judge
 from farm.signing.revocations import Revocations, RevokedKey
 from farm.signing.trust import TrustPolicy, load_policy
-from tests.support.signed import DAY, NOW, Signed, key_in, sidecar_of
+from tests.support.signed import DAY, NOW, POLICY, REVOKING, Signed, key_in, sidecar_of
 
-POLICY = """\
-[signers.farm]
-key = "farm.pub"
-[signers.root]
-key = "root.pub"
-[namespaces.main]
-signers = ["farm"]
-require = ["provenance", "test-results"]
-promoted = ["prod"]
-"""
-REVOKING = POLICY + '[revocations]\nfile = "revocations.json"\nsigners = ["root"]\nmax_days = 30\n'
+MONTHLY = REVOKING + "max_days = 30\n"
 
 
 @pytest.fixture(scope="module")
@@ -252,46 +242,46 @@ def test_a_revoked_key_and_a_revoked_program_are_refused(world: World) -> None:
     given = world.signed.provenance(NOW - 2 * DAY), world.signed.results(NOW)
     keyid = world.signer("farm").public_key.keyid
     world.revoke()
-    fine = world.judge(*given, text=REVOKING)
+    fine = world.judge(*given, text=MONTHLY)
     assert (fine.refused, fine.checks[0].text) == ([], "number 1 of 2026-11-22")
     world.revoke(keys={keyid: RevokedKey("it was stolen")})
-    stolen = world.judge(*given, text=REVOKING)
+    stolen = world.judge(*given, text=MONTHLY)
     assert len(stolen.refused) == 2 and "its key is revoked: it was stolen" in ignored(stolen)
     world.revoke(keys={keyid: RevokedKey("replaced", NOW - DAY)})
-    assert [check.name for check in world.judge(*given, text=REVOKING).refused] == ["test-results"]
+    assert [check.name for check in world.judge(*given, text=MONTHLY).refused] == ["test-results"]
     world.revoke(programs={world.signed.at_hand().program: "wrong results"})
-    assert "the program is revoked: wrong results" in refusals(world.judge(*given, text=REVOKING))
+    assert "the program is revoked: wrong results" in refusals(world.judge(*given, text=MONTHLY))
 
 
 def test_a_revocation_document_that_is_stale_changed_or_of_others_is_refused(world: World) -> None:
     given = world.signed.provenance(), world.signed.results()
-    assert "revocations: revocations.json: No such file" in refusals(world.judge(*given, text=REVOKING))
+    assert "revocations: revocations.json: No such file" in refusals(world.judge(*given, text=MONTHLY))
     world.revoke(issued=NOW - 29 * DAY)
-    assert world.judge(*given, text=REVOKING).refused == []
-    assert "and may be 30 days old" in refusals(world.judge(*given, text=REVOKING, now=NOW + 2 * DAY))
+    assert world.judge(*given, text=MONTHLY).refused == []
+    assert "and may be 30 days old" in refusals(world.judge(*given, text=MONTHLY, now=NOW + 2 * DAY))
     for by in ("farm", "stranger"):
         world.revoke(by)
-        assert "none of its signers" in refusals(world.judge(*given, text=REVOKING))
+        assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY))
     world.revoke()
     document = json.loads((world.folder / "revocations.json").read_bytes())
     said = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"])) | {"number": 9}
     document["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
     (world.folder / "revocations.json").write_text(json.dumps(document))
-    assert "none of its signers" in refusals(world.judge(*given, text=REVOKING)), "changed after it was signed"
+    assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY)), "changed after it was signed"
     world.revoke(issued=NOW + DAY)
-    assert "which is to come" in refusals(world.judge(*given, text=REVOKING))
+    assert "which is to come" in refusals(world.judge(*given, text=MONTHLY))
     world.revoke(keys={world.signer("root").public_key.keyid: RevokedKey("lost")})
-    assert "its key is revoked: lost" in refusals(world.judge(*given, text=REVOKING)), "it cannot clear itself"
+    assert "its key is revoked: lost" in refusals(world.judge(*given, text=MONTHLY)), "it cannot clear itself"
     (world.folder / "revocations.json").write_bytes(world.signed.provenance())
-    assert "none of its signers" in refusals(world.judge(*given, text=REVOKING))
-    both = REVOKING.replace('signers = ["root"]', 'signers = ["root", "farm"]')
+    assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY))
+    both = MONTHLY.replace('signers = ["root"]', 'signers = ["root", "farm"]')
     assert "no revocation document" in refusals(world.judge(*given, text=both))
     (world.folder / "revocations.json").write_bytes(b"{}")
-    assert "it is damaged" in refusals(world.judge(*given, text=REVOKING))
+    assert "it is damaged" in refusals(world.judge(*given, text=MONTHLY))
 
 
 def test_only_a_newer_revocation_document_is_taken_over(world: World) -> None:
-    policy, place = world.policy(REVOKING), world.folder / "revocations.json"
+    policy, place = world.policy(MONTHLY), world.folder / "revocations.json"
 
     def document(number: int, by: str = "root", issued: datetime = NOW) -> bytes:
         return revocations.write(Revocations(number, issued), world.signer(by))
