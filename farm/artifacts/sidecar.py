@@ -20,7 +20,7 @@ from farm.jobs.estimate import comparable
 from farm.jobs.facts import AgainstFacts, ArtifactFacts, ComparableWork, OtherProcesses, TuningSummary
 from farm.jobs.order import ConversionRecord
 from farm.jobs.state import Phase
-from farm.spec import FileReference, JsonSchema, SpecDocument
+from farm.spec import FileReference, JsonSchema, SpecDocument, digest_of
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]
@@ -494,6 +494,13 @@ def _against(found: Against) -> AgainstFacts:
     return {"key": found.key, "ratio": found.ratio, "interval": list(found.interval), "verdict": found.verdict}
 
 
+def _runs_as(sidecar: Sidecar) -> str:
+    """Return the digest of all that decides how a program runs."""
+    parts = {name: sidecar.spec.get(name) for name in ("device", "inputs", "batch", "options", "env")}
+    made = {"program": sidecar.blobs.program.digest, "toolchain": sidecar.toolchain, "session": sidecar.tuning.session}
+    return digest_of({**parts, **made})
+
+
 def _tuning(work: TuningFacts) -> TuningSummary | None:
     """Return what tuning came to; None if it was off."""
     if work.mode == "off":
@@ -539,6 +546,7 @@ def facts(document: SidecarDocument | Sidecar) -> ArtifactFacts:
         "baseline_latency": measured.baseline.median if measured.baseline else None,
         "ratio": measured.ratio,
         "against": _against(measured.against) if measured.against else None,
+        "runs_as": _runs_as(sidecar),
         "tuning": _tuning(sidecar.tuning),
         "load": measured.load,
         "throughput": measured.throughput,

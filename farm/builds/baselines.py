@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.builds.cell_history import CellHistory
 from farm.builds.known import KnownArtifacts
+from farm.builds.plan import is_measured
 from farm.builds.shadow import newest
 from farm.errors import FarmFault
-from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import ChosenGates
+from farm.jobs.facts import ArtifactFacts, TurnsFacts
+from farm.jobs.order import ChosenGates, WorkOrder
 from farm.logging import get_logger
 from farm.matrix.planned import Baseline, CellGates, CellPlan, PastState, Values
-from farm.results.gates import MEASURES, values_of
+from farm.results.gates import MEASURES, runs_alike, turns_with, values_of
 
 log = get_logger(__name__)
 
@@ -41,7 +42,8 @@ class Baselines:
         """Write into planned cells what they are compared with; return warnings about tags that name nothing.
 
         `instead` has the cells to compare with, by identifier, in place of those that their tags name.
-        Where a gate on speed asks for it, the work order names the baseline's program, for turns with the new one.
+        Where a gate on speed asks for it, the work order names the baseline's program, for turns with the new one or
+        with the one that is there already (`farm.builds.plan.is_measured`). Hits keep no work order that they need not.
         """
         for cell in cells:
             if chosen:
@@ -62,7 +64,12 @@ class Baselines:
             found = facts.get(entry["key"]) if entry else None
             baseline = _baseline(cell["gates"]["baseline"], found, by_node.get(cell["identifier"], {}))
             cell["baseline"] = baseline
-            _ask_for_turns(cell, baseline)
+        past = self._past_turns(namespace, limited)
+        for cell in limited:
+            _ask_for_turns(cell, cell["baseline"], past.get(cell["identifier"]))
+        for cell in cells:
+            if cell["facts"] and cell["order"] and not (is_measured(cell) or cell["order"].get("background")):
+                cell["order"] = None
         return [f"the tag {tag} names no cell yet: nothing can be compared with it" for tag in tags if not named[tag]]
 
     def _named(self, namespace: str, tag: str) -> dict[str, SnapshotCell]:
@@ -79,6 +86,19 @@ class Baselines:
             name: {"state": past["state"], "kind": past["kind"], "build": past["build"]} for name, past in found.items()
         }
 
+    def _past_turns(self, namespace: str, cells: Sequence[CellPlan]) -> dict[str, TurnsFacts]:
+        """Return how hits compared with their baselines when an earlier build measured that, by identifier."""
+        pairs = {
+            cell["identifier"]: (cell["facts"]["key"], baseline["key"])
+            for cell in cells
+            if cell["facts"] and (baseline := cell.get("baseline")) and baseline["key"]
+        }
+        try:
+            return self._history.turns(namespace, pairs) if pairs else {}
+        except FarmFault as error:
+            log.warning("how hits compared before is not known", error=error.message)
+            return {}
+
     def _by_node(self, namespace: str, toolchains: Mapping[str, str]) -> dict[str, dict[str, Values]]:
         try:
             return self._history.by_node(namespace, toolchains) if toolchains else {}
@@ -91,7 +111,7 @@ def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:
     limits = {**gates.get("limits", {}), **chosen.get("limits", {})}
     budgets = {**gates.get("budgets", {}), **chosen.get("budgets", {})}
     baseline = chosen.get("baseline") or gates.get("baseline") or "latest"
-    laid: CellGates = {**gates, "undecided": gates.get("undecided", "warn")}
+    laid: CellGates = {**gates, "undecided": gates.get("undecided", "warn"), "hits": gates.get("hits", "measure")}
     if limits:
         laid.update({"limits": limits, "baseline": baseline})
     if budgets:
@@ -102,13 +122,43 @@ def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:
 def _baseline(tag: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
     if facts is None:
         return {"ref": tag, "key": "", "toolchain": "", "values": {}, "by_node": {}}
-    toolchain = str(facts["toolchain"])
-    return {"ref": tag, "key": facts["key"], "toolchain": toolchain, "values": values_of(facts), "by_node": by_node}
+    return {
+        "ref": tag,
+        "key": facts["key"],
+        "toolchain": str(facts["toolchain"]),
+        "values": values_of(facts),
+        "by_node": by_node,
+        "runs_as": facts.get("runs_as", ""),
+    }
 
 
-def _ask_for_turns(cell: CellPlan, baseline: Baseline) -> None:
-    """Let a miss take turns with its baseline, if a gate on speed asks for that."""
+def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts | None) -> None:
+    """Let a miss take turns with its baseline, and a hit that has not yet, if a gate on speed asks for that."""
     limits = [limit for name, limit in cell["gates"]["limits"].items() if MEASURES[name].how == "in turns"]
-    key = baseline["key"]
-    if limits and cell["order"] and cell["state"] == "miss" and key not in ("", cell["key"]):
-        cell["order"] = {**cell["order"], "against": key, "limit": min(limits)}
+    facts, order = cell["facts"], cell["order"]
+    if not (limits and order and baseline and baseline["key"]) or baseline["key"] in (
+        cell["key"],
+        facts and facts["key"],
+    ):
+        return
+    if facts:
+        if past:
+            baseline["turns"] = past
+        if turns_with(baseline, facts) or runs_alike(facts, baseline):
+            return
+        if why := _unmeasured(cell, order):
+            baseline["unmeasured"] = why
+            return
+        cell["reason"] = f"measured in turns with {baseline['ref']}'s"
+    elif cell["state"] != "miss":
+        return
+    cell["order"] = {**order, "against": baseline["key"], "limit": min(limits)}
+
+
+def _unmeasured(cell: CellPlan, order: WorkOrder) -> str:
+    """Return why a hit is not measured now; empty if it is."""
+    if cell["gates"].get("hits") == "list":
+        return "`hits: list` leaves it unmeasured"
+    if order.get("cross"):
+        return "it is compiled where its GPU is not"
+    return "" if cell["live_workers"] else f"no live worker serves {cell['pool']}"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmFault
+from farm.jobs.facts import TurnsFacts
 from farm.logging import get_logger
 from farm.matrix.planned import Values
 from farm.results.gates import values_of
@@ -100,6 +101,22 @@ class CellHistory:
                     found.setdefault(row["identifier"], {})[row["node"]] = row["values"]
         return found
 
+    def turns(self, namespace: str, pairs: Mapping[str, tuple[str, str]]) -> dict[str, TurnsFacts]:
+        """Return how hits compared when a build last let them take turns with their baselines, by identifier.
+
+        `pairs` has the cells, each with the cache keys of its program and of the baseline.
+        """
+        self._catch_up(namespace)
+        with self._open() as database:
+            rows = database.execute(
+                'SELECT identifier, "key", json_extract("values", \'$.turns\') AS turns FROM cells'
+                " WHERE namespace = ? AND hit = 1 AND identifier IN (SELECT value FROM json_each(?))"
+                " AND turns IS NOT NULL ORDER BY ended",
+                (namespace, json.dumps(list(pairs))),
+            )
+            found = [(row["identifier"], row["key"], json.loads(row["turns"])) for row in rows]
+        return {name: turns for name, key, turns in found if pairs[name] == (key, turns["key"])}
+
     def rebuild(self) -> int:
         """Make the file again of all reports in object storage; return how many there are."""
         with self._looking:
@@ -178,6 +195,8 @@ def _rows(report: Report) -> Iterator[tuple[object, ...]]:
     for cell in report["cells"]:
         facts = cell.get("facts")
         values = values_of(facts) if facts else Values()
+        if facts and (turns := facts.get("turns")):
+            values["turns"] = turns
         yield (
             build["namespace"],
             cell["identifier"],

@@ -13,7 +13,7 @@ from farm.jobs.estimate import Estimate, Sample, comparable, estimate
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import ConversionRecord, WorkOrder, job_key
 from farm.matrix.cells import Cell
-from farm.matrix.planned import ShownCell
+from farm.matrix.planned import CellPlan, ShownCell
 from farm.results.accuracy import judge_fallback
 from farm.spec import FileReference, SpecDocument, changes
 
@@ -204,6 +204,20 @@ def needed_blobs(cells: Iterable[tuple[str, WorkOrder | None]]) -> dict[str, int
         if order and (state != "hit" or order.get("background")):
             needed |= {file["digest"]: file["size"] for file in input_files(order)}
     return needed
+
+
+def is_measured(cell: CellPlan) -> bool:
+    """Whether a planned hit still takes turns with its baseline: a job of its own, that compiles nothing."""
+    facts, order = cell["facts"], cell["order"]
+    if not (facts and order) or order.get("limit") is None:
+        return False
+    against = facts.get("against")
+    return not against or against["key"] != order["against"]
+
+
+def is_unfinished(cell: CellPlan) -> bool:
+    """Whether a planned cell has a job."""
+    return not cell["facts"] or is_measured(cell)
 
 
 def input_files(order: WorkOrder) -> list[FileReference]:

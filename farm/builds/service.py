@@ -17,7 +17,7 @@ from farm.builds.cell_history import CellHistory
 from farm.builds.expansions import Expansions
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST, PROD
-from farm.builds.plan import Plan, PlannedCell, make_plan, needed_blobs
+from farm.builds.plan import Plan, PlannedCell, is_measured, is_unfinished, make_plan, needed_blobs
 from farm.builds.reading import BuildReader
 from farm.builds.retry import plan_retry, unsuccessful
 from farm.errors import (
@@ -37,7 +37,7 @@ from farm.jobs.state import AttemptLimits
 from farm.logging import get_logger
 from farm.manifest import Concurrency, Manifest, parse_manifest
 from farm.matrix.cells import expand
-from farm.matrix.planned import CellPlan, PlanDocument, ShownPlan, SubmissionDocument
+from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.metrics.instruments import CELLS_PLANNED, miss_reason
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
@@ -90,13 +90,19 @@ class BuildService:
         Raises ManifestError with every problem found.
         """
         plan, manifest = self._plan(namespace, submission)
+        documents = [_planned_document(planned) for planned in plan.cells]
+        found = self._baselines.attach(namespace, manifest.name, documents, submission.get("gates"))
+        cells: list[ShownCell] = [
+            {**planned.as_dict(), "reason": document["reason"]}
+            for planned, document in zip(plan.cells, documents, strict=True)
+        ]
         return {
             "build_id": submission["build_id"],
             "digest": plan.digest,
             "name": manifest.name,
-            "cells": (cells := [planned.as_dict() for planned in plan.cells]),
+            "cells": cells,
             "outlook": self._reader.outlook(cells, manifest.max_parallel),
-            "warnings": list(plan.warnings),
+            "warnings": [*plan.warnings, *found],
             "conversions": plan.conversions,
             "missing_blobs": lacking(self._artifacts, plan.needed_blobs),
         }
@@ -242,10 +248,10 @@ class BuildService:
                 absent,
                 hint="upload the missing inputs, then submit again",
             )
-        self.check_quotas(namespace, by, sum(planned.state != "hit" for planned in plan.cells), max_cells)
         cells = [_planned_document(planned) for planned in plan.cells]
         self._acknowledged.attach(namespace, cells)
         found = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
+        self.check_quotas(namespace, by, sum(map(is_unfinished, cells)), max_cells)
         document: PlanDocument = {
             "schema": 1,
             "build": {
@@ -307,8 +313,7 @@ class BuildService:
             document = self._plan_retry(namespace, build_id, new_id, failed=failed)
             self._acknowledged.attach(namespace, document["cells"])
             document["build"] |= {"created_by": by, "created_at": self._store.now(), "request": request}
-            unfinished = document["build"]["cells"] - document["build"]["hits"]
-            self.check_quotas(namespace, by, unfinished, max_cells)
+            self.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
             self.accept(document, text)
             log.info("build retried", build=new_id, retries=document["build"]["retries"], by=by)
         return self._reader.get(namespace, new_id)
@@ -529,7 +534,7 @@ def _planned_document(planned: PlannedCell) -> CellPlan:
     cell = planned.cell
     return {
         **planned.as_dict(),
-        "order": None if planned.facts and not cell.order.get("background") else cell.order,
+        "order": cell.order,
         "limits": cell.limits,
         "priority": cell.priority,
         "gates": cell.gates,
@@ -549,6 +554,9 @@ def _published_as(cell: CellPlan) -> list[str]:
 
 
 def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
+    facts, order = cell["facts"], cell["order"]
+    if facts:
+        order = {**order, "hit": True} if order and is_measured(cell) else None
     return {
         "identifier": cell["identifier"],
         "key": cell["key"],
@@ -556,9 +564,9 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
         "priority": cell["priority"],
         "limits": cell["limits"],
         "expected_seconds": cell["expected_seconds"],
-        "facts": cell["facts"],
+        "facts": None if order else facts,
         "namespace": namespace,
-        "order": None if cell["facts"] else cell["order"],
+        "order": order,
         "failure": None,
         "expected": expected_failure(cell),
     }

@@ -20,7 +20,7 @@ from farm.artifacts.sidecar import facts as facts_of
 from farm.builds.baselines import Baselines
 from farm.builds.finishing import BuildFinisher
 from farm.builds.known import KnownArtifacts
-from farm.builds.plan import needed_blobs, plan_digest
+from farm.builds.plan import is_unfinished, needed_blobs, plan_digest
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
 from farm.builds.shadow import KnownWork, lacking, newest, pool_for, shadow_cell
@@ -122,8 +122,7 @@ class Toolchains:
         if not self._builds.is_accepted(namespace, build_id, text, request):
             document = self._plan(namespace, wish, by)
             document["build"]["request"] = request
-            unfinished = document["build"]["cells"] - document["build"]["hits"]
-            self._builds.check_quotas(namespace, by, unfinished, max_cells)
+            self._builds.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
             self._builds.accept(document, text)
             log.info("shadow build submitted", build=build_id, ref=wish["ref"], cells=len(document["cells"]), by=by)
         return self._reader.get(namespace, build_id)
@@ -183,7 +182,7 @@ class Toolchains:
             cell["facts"], cell["live_workers"] = facts.get(name), live.get(cell["pool"], 0)
             cell["state"] = "hit" if name in facts else "joined" if shared[name] in running else "miss"
             if name in facts:
-                cell["order"], cell["reason"] = None, ""
+                cell["reason"] = ""
         missing = needed_blobs((cell["state"], cell["order"]) for cell in cells)
         if absent := [digest for digest, size in missing.items() if not self._artifacts.has_blob(digest, size)]:
             raise UsageError(

@@ -113,7 +113,7 @@ def _styled(text: str) -> str:
 
 
 def plan(document: ShownPlan, starting: Collection[str] = ()) -> list[str]:
-    """Return what a submission would do: counts, one line for every cell that is not a hit, warnings.
+    """Return what a submission would do: counts, one line for every cell that has a job, warnings.
 
     `starting` are pools whose workers are about to take jobs.
     """
@@ -125,7 +125,8 @@ def plan(document: ShownPlan, starting: Collection[str] = ()) -> list[str]:
         *([f"{counts['joined']} joined"] if counts["joined"] else []),
     ]
     lines = [f"{document['name']}: {plural(len(cells), 'cell')}, {', '.join(parts)}"]
-    lines += _first([(cell["state"], cell["identifier"], _why(cell)) for cell in cells if cell["state"] != "hit"])
+    shown = [cell for cell in cells if cell["state"] != "hit" or cell["reason"]]
+    lines += _first([(cell["state"], cell["identifier"], _why(cell)) for cell in shown])
     lines += outlook(document.get("outlook"), starting)
     for name, conversion in document.get("conversions", {}).items():
         made_by = ", ".join(f"{library} {version}" for library, version in conversion["libraries"].items())

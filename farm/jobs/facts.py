@@ -17,6 +17,13 @@ class AgainstFacts(TypedDict):
     verdict: str
 
 
+class TurnsFacts(AgainstFacts):
+    """The same for a program that was there already: when (ISO 8601, UTC) and on which node it took turns."""
+
+    measured: str
+    node: str
+
+
 class TuningCounts(TypedDict):
     """The result of tuning: counts of the model's operations, and seconds spent and saved."""
 
@@ -71,7 +78,9 @@ class ArtifactFacts(ComparedOutputs):
     `unverified` says which outputs were compared with nothing, and why; it is empty if verification is off.
     `fallback` names nodes, by operator, that run on the CPU because the GPU's provider has no kernel for them.
     `processes` are the most others that used the GPU before or after tuning or measuring; None if it is not known.
-    Farms before 0.2.0 did not write `driver`, `throughput`, `compile_seconds` and `node`.
+    `runs_as` is equal for programs that run alike: the same bytes with the same settings, under the same toolchain.
+    `turns` is how a hit compares with its build's baseline, if the build measured that.
+    Farms before 0.2.0 did not write `driver`, `throughput`, `compile_seconds`, `node` and `runs_as`.
     """
 
     key: str
@@ -87,6 +96,8 @@ class ArtifactFacts(ComparedOutputs):
     baseline_latency: float | None
     ratio: float | None
     against: AgainstFacts | None
+    turns: NotRequired[TurnsFacts]
+    runs_as: NotRequired[str]
     tuning: TuningSummary | None
     load: float | None
     throughput: NotRequired[float | None]

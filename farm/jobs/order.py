@@ -85,6 +85,7 @@ class OrderExtras(TypedDict, total=False):
     `budget` (seconds) bounds the tuning; `emulated` are the parts of the precision that the device has no units for;
     `env` has the files that variables name; `against` is the cache key of the program that takes turns with
     this one: a follow-up replaces it if it is faster, or a gate allows this one to be slower by `limit` (a share).
+    `hit`: the program was there when the build was planned, so only the turns are left.
     """
 
     emulated: Sequence[str]
@@ -95,6 +96,7 @@ class OrderExtras(TypedDict, total=False):
     debug: DebugWish
     against: str
     limit: float
+    hit: bool
 
 
 class WorkOrder(OrderExtras):
@@ -119,8 +121,11 @@ def keys_of(order: WorkOrder, key: str) -> list[str]:
 def job_key(order: WorkOrder | None, key: str) -> str:
     """Return what cells that share a job have in common: their cache key, and their tuning budget if they have one.
 
-    A tuning that a budget cut short does not answer a cell with a larger budget, or none.
+    A tuning that a budget cut short does not answer a cell with a larger budget, or none. Hits that are measured share
+    the baseline.
     """
+    if order and order.get("hit"):
+        return f"{key}:against:{order['against']}"
     return f"{key}:{whole_seconds(order['budget'])}" if order and order.get("budget") else key
 
 

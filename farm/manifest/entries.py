@@ -376,7 +376,9 @@ class Gates(Entry):
     tuning_time: Limit = None
     """Time of tuning, compared on one node."""
     undecided: Literal["warn", "fail"] = "warn"
-    """The consequence if a number cannot be compared for sure: hits, other nodes, noise."""
+    """The consequence if a number cannot be compared for sure: other nodes, noise, hits that were not measured."""
+    hits: Literal["measure", "list"] = "measure"
+    """Whether hits that have not run in turns with their baseline are measured now, or only listed."""
 
 
 class Budgets(Entry):

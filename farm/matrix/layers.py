@@ -95,7 +95,7 @@ def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
     most = {name: value for name, value in budgets.model_dump().items() if value is not None}
     asked = AskedGates()
     if limits:
-        asked.update({"limits": limits, "baseline": gates.baseline})
+        asked.update({"limits": limits, "baseline": gates.baseline, "hits": gates.hits})
     if most:
         asked["budgets"] = most
     if asked:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired, TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
-from farm.jobs.facts import ArtifactFacts
+from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import ChosenGates, ConversionRecord, WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
@@ -36,7 +36,10 @@ class SubmissionDocument(TypedDict):
 
 
 class Values(TypedDict, total=False):
-    """A program's numbers: seconds, samples a second, bytes. A number that was not measured is None."""
+    """A program's numbers: seconds, samples a second, bytes. A number that was not measured is None.
+
+    In a cell's history, `turns` is how it compared with its baseline.
+    """
 
     latency: float | None
     throughput: float | None
@@ -48,13 +51,15 @@ class Values(TypedDict, total=False):
     node: str
     driver: str
     shared: bool
+    turns: TurnsFacts
 
 
 class Baseline(TypedDict):
     """What a cell is compared with, as it was found when the build was planned.
 
     `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the newest
-    numbers of this cell, made by the baseline's toolchain, on other nodes.
+    numbers of this cell, made by the baseline's toolchain, on other nodes. `runs_as` as in `ArtifactFacts`. Of a hit,
+    `turns` is how it compared when it was last measured, and `unmeasured` why this build does not measure it.
     """
 
     ref: str
@@ -62,6 +67,9 @@ class Baseline(TypedDict):
     toolchain: str
     values: Values
     by_node: Mapping[str, Values]
+    runs_as: NotRequired[str]
+    turns: NotRequired[TurnsFacts]
+    unmeasured: NotRequired[str]
 
 
 class AskedGates(TypedDict, total=False):
@@ -71,6 +79,7 @@ class AskedGates(TypedDict, total=False):
     limits: Mapping[str, float]
     budgets: Mapping[str, float]
     undecided: Literal["warn", "fail"]
+    hits: Literal["measure", "list"]
 
 
 class PastState(TypedDict):

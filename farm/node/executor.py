@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import socket
 import threading
 import time
 import traceback
@@ -14,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from farm.artifacts import readable, reference_key
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import SidecarDocument, facts
 from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
@@ -37,7 +39,7 @@ from farm.logging import get_logger
 from farm.node.blob_cache import NodeCache
 from farm.node.gpu_usage import conditions
 from farm.node.outbox import Outbox, Parcel
-from farm.node.side_by_side import compare_with
+from farm.node.side_by_side import ComparedProgram, compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
 from farm.signing.notary import signing
@@ -267,8 +269,38 @@ class _AttemptRun:
         for key in keys_of(self.order, self.attempt.key):
             found = self.artifacts.lookup(readable(self.attempt.namespace), key)
             if found:
-                return Outcome.success(facts(found.sidecar), hit=True)
+                return self._of_a_hit(found.sidecar)
         return None
+
+    def _of_a_hit(self, sidecar: SidecarDocument) -> Outcome:
+        """Return how an attempt ends that found its program: if its build's gate asks for it, after turns."""
+        known, limit = facts(sidecar), self.order.get("limit")
+        if limit is None or known["latency"] is None:
+            return Outcome.success(known, hit=True)
+        try:
+            if (other := self._published()) is None:
+                return self._with_log(Outcome.success(known, hit=True))
+            self.steps.env_files = self._env_files()
+            ours = ComparedProgram(self._placed(sidecar, "hit"), known["latency"])
+            samples = self._samples_of(sidecar)
+        except ArtifactGone as error:
+            log.warning("a hit cannot take turns with its baseline", error=error.message)
+            return self._with_log(Outcome.success(known, hit=True))
+        theirs = self.steps.under(self.installations.get(other.toolchain))
+        if found := compare_with(self.steps, theirs, ours, samples, other, limit):
+            measured = datetime.now(UTC).isoformat(timespec="seconds")
+            known["turns"] = {**found, "measured": measured, "node": socket.gethostname()}
+        return self._with_log(Outcome.success(known, hit=True))
+
+    def _samples_of(self, sidecar: SidecarDocument) -> Path | None:
+        """Bring what a hit is measured with; None: its samples are generated. Raises ArtifactGone.
+
+        Nobody has to keep the samples of a program that is there; the program's own one is.
+        """
+        if self.order["samples"] is None:
+            return None
+        sample = sidecar["blobs"].get("sample")
+        return self.cache.place([sample or self.order["samples"]], self.folder / "samples")[0]
 
     def _fetch(self) -> InputFiles:
         model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
@@ -315,8 +347,8 @@ class _AttemptRun:
 
     def _compare_with_baseline(self, record: ProgramRecord, samples: Path | None) -> None:
         """Let the program take turns with its build's baseline, if a gate on speed asks for that."""
-        limit, runs = self.order.get("limit"), record["measurements"].get("latency") is not None
-        if limit is None or not runs:
+        limit, latency = self.order.get("limit"), record["measurements"].get("latency")
+        if limit is None or latency is None:
             return
         try:
             published = self._published()
@@ -326,7 +358,10 @@ class _AttemptRun:
         if published is None:
             return
         theirs = self.steps.under(self.installations.get(published.toolchain))
-        if found := compare_with(self.steps, theirs, record, samples, published, limit, self.tuner):
+        outputs = [output["name"] for output in record["outputs"]]
+        made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
+        ours = ComparedProgram(made, latency["median"])
+        if found := compare_with(self.steps, theirs, ours, samples, published, limit, self.tuner):
             record["measurements"]["against"] = found
 
     def _published(self) -> PublishedProgram | None:
@@ -337,11 +372,12 @@ class _AttemptRun:
             log.warning("the program to compare with is gone", key=key)
         if not key or not found:
             return None
-        sidecar = found.sidecar
-        program = self.cache.place([sidecar["blobs"]["program"]], self.folder / "published")[0]
-        outputs = [output["name"] for output in sidecar["outputs"]]
-        session = sidecar["tuning"]["session"]
-        return PublishedProgram(key, MadeProgram(program, outputs, session), sidecar["toolchain"])
+        return PublishedProgram(key, self._placed(found.sidecar, "published"), found.sidecar["toolchain"])
+
+    def _placed(self, sidecar: SidecarDocument, folder: str) -> MadeProgram:
+        """Bring an artifact's program to a folder of the attempt. Raises ArtifactGone."""
+        program = self.cache.place([sidecar["blobs"]["program"]], self.folder / folder)[0]
+        return MadeProgram(program, [output["name"] for output in sidecar["outputs"]], sidecar["tuning"]["session"])
 
     @contextmanager
     def _measuring(self) -> Iterator[Company]:

@@ -1,4 +1,4 @@
-"""A new program and the one that it is judged by, in turns: what the gates on speed need.
+"""A program and the one that it is judged by, in turns: what the gates on speed need.
 
 Programs of one toolchain take turns in one process. One of another toolchain runs in processes of its own, under that
 toolchain, and the processes take turns.
@@ -7,11 +7,12 @@ toolchain, and the processes take turns.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from farm.compiling.children import StepEnded
 from farm.compiling.installations import is_same_build
 from farm.compiling.pipeline import Steps
-from farm.compiling.program_record import ProgramRecord, RecordedFollowUp
+from farm.compiling.program_record import RecordedFollowUp
 from farm.compiling.requests import MadeProgram, bench_request
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
@@ -33,21 +34,29 @@ PAIRS_AGAIN = 24
 LONGEST = 60.0
 """Seconds that the runs of one comparison should take; slow programs get fewer rounds, down to `MIN_PAIRS`."""
 
+
+class ComparedProgram(NamedTuple):
+    """The program that a gate judges, and its median latency in seconds (0: unknown)."""
+
+    program: MadeProgram
+    latency: float
+
+
 _ATTEMPT_IS_OVER = frozenset({FailureKind.TIME_LIMIT, FailureKind.GPU_LOST, FailureKind.GPU_FAULT})
 
 
 def compare_with(
     steps: Steps,
     theirs: Steps,
-    record: ProgramRecord,
+    ours: ComparedProgram,
     samples: Path | None,
     other: PublishedProgram,
     limit: float,
     tuner: Tuner | None = None,
 ) -> RecordedFollowUp | None:
-    """Return how the program of a record compares with another, as the sidecar says it (`measurements.against`).
+    """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
-    `theirs` are the steps of the cell under the toolchain of the other program.
+    `theirs` are the steps of the cell under the other program's toolchain, `steps` under its own.
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
     loaded in the other order, and only that counts: where a program lies in memory makes some percent. A `tuner` says
@@ -61,8 +70,8 @@ def compare_with(
 
     def measured(rounds: int, pairs: int, *, turned: bool) -> Comparison:
         if apart:
-            return _process_by_process(steps, theirs, record, samples, other, pairs, tuner)
-        return _in_turns(steps, record, samples, other, rounds, tuner, turned=turned)
+            return _process_by_process(steps, theirs, ours, samples, other, pairs, tuner)
+        return _in_turns(steps, ours, samples, other, rounds, tuner, turned=turned)
 
     try:
         found = measured(ROUNDS, PAIRS, turned=False)
@@ -84,7 +93,7 @@ def compare_with(
 
 def _in_turns(
     steps: Steps,
-    record: ProgramRecord,
+    new: ComparedProgram,
     samples: Path | None,
     other: PublishedProgram,
     rounds: int,
@@ -92,13 +101,12 @@ def _in_turns(
     *,
     turned: bool = False,
 ) -> Comparison:
-    programs = [_made(steps, record), other.program]
+    programs = [new.program, other.program]
     if turned:
         programs.reverse()
     # Each round as long as in the first comparison.
     length = steps.children.settings.measure_seconds / ROUNDS
-    latency = record["measurements"]["latency"]
-    run = max(length, latency["median"] if latency else 0.0)
+    run = max(length, new.latency)
     rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / run)))
     with steps.children.phase(Phase.MEASURING):
         request = bench_request(steps.order, programs, samples, rounds=rounds, seconds=length * rounds)
@@ -112,7 +120,7 @@ def _in_turns(
 def _process_by_process(
     steps: Steps,
     theirs: Steps,
-    record: ProgramRecord,
+    new: ComparedProgram,
     samples: Path | None,
     other: PublishedProgram,
     pairs: int,
@@ -120,9 +128,8 @@ def _process_by_process(
 ) -> Comparison:
     """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
     toolchain = steps.order["spec"]["toolchain"]
-    sides = [(steps, _made(steps, record), toolchain, tuner), (theirs, other.program, other.toolchain, None)]
-    latency = record["measurements"]["latency"]
-    length = max(steps.children.settings.measure_seconds / pairs, latency["median"] if latency else 0.0)
+    sides = [(steps, new.program, toolchain, tuner), (theirs, other.program, other.toolchain, None)]
+    length = max(steps.children.settings.measure_seconds / pairs, new.latency)
     pairs = max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))
     rounds: list[list[list[float]]] = [[], []]
     with steps.children.phase(Phase.MEASURING):
@@ -136,9 +143,3 @@ def _process_by_process(
                 answer: BenchAnswer = side.ask(request, environment, read=read, write=write)
                 rounds[place] += map(list, answer["programs"][0]["rounds"])
     return compare_pairs(*rounds)
-
-
-def _made(steps: Steps, record: ProgramRecord) -> MadeProgram:
-    """Return the program that an attempt has just made."""
-    outputs = [output["name"] for output in record["outputs"]]
-    return MadeProgram(steps.program, outputs, record["tuning"].get("session"))

@@ -2,8 +2,8 @@
 
 Three sorts of numbers are compared in three ways, so that noise fails no build:
 
-- *in turns* (latency, throughput): the worker ran both programs in rounds in one process. Only such rounds count, never
-  numbers of two nodes or of two days.
+- *in turns* (latency, throughput): a worker ran both programs in rounds, when it had compiled the new one or, if that
+  was there already, for the build's gate. Only such rounds count, never numbers of two nodes or of two days.
 - *exact* (size): a property of the file.
 - *once* (compile and tuning time, load time, memory): one number for each program. It counts as an interval, which is
   wide if another attempt ran on the node, and it is compared only with a number of the same node.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
-from farm.jobs.facts import ArtifactFacts
+from farm.jobs.facts import AgainstFacts, ArtifactFacts
 from farm.jobs.state import FailureKind
 from farm.matrix.planned import Baseline, CellPlan, Values
 from farm.results.speed import BAND, Comparison
@@ -54,6 +54,8 @@ MEASURES: Mapping[str, Measure] = {
 
 
 _TIMES = ("load", "compile_time", "tuning_time")
+_OF_THE_COMPILE = ("memory", "compile_time", "tuning_time")
+"""Two compiles may differ in these although their programs are the same."""
 
 
 class GateRow(TypedDict):
@@ -182,13 +184,28 @@ def _limited(
     if baseline is None or not baseline["key"]:
         return {**row, "why": f"{ref} has no such cell yet"}
     row["base"] = _value(baseline["values"], name)
-    if baseline["key"] == facts["key"]:
+    if baseline["key"] == facts["key"] or (name not in _OF_THE_COMPILE and runs_alike(facts, baseline)):
         return {**row, "change": 0.0, "outcome": "within", "why": "it is the same program"}
     if measure.how == "in turns":
         return _in_turns(row, facts, baseline, hit=hit)
-    if measure.how == "once" and hit:
-        return {**row, "why": f"it is a hit, so its number is of {_day(facts)}"}
-    return _apart(row, values, _on_this_node(baseline, values) if measure.how == "once" else baseline["values"])
+    if measure.how == "exact":
+        return _apart(row, values, baseline["values"])
+    row = _apart(row, values, _on_this_node(baseline, values))
+    return {**row, "why": "; ".join(filter(None, (row["why"], _of_a_hit(facts) if hit else "")))}
+
+
+def runs_alike(facts: ArtifactFacts, baseline: Baseline) -> bool:
+    """Whether a program and its baseline are the same bytes, run with the same settings under the same toolchain."""
+    return bool(ours := facts.get("runs_as")) and ours == baseline.get("runs_as")
+
+
+def turns_with(baseline: Baseline, facts: ArtifactFacts) -> AgainstFacts | None:
+    """Return how a program compared with its baseline when they last took turns; None if they never did.
+
+    A measurement for this build goes before one of an earlier build, and that before the one of its compile.
+    """
+    known = (facts.get("turns"), baseline.get("turns"), facts.get("against"))
+    return next((each for each in known if each and each["key"] == baseline["key"]), None)
 
 
 def _on_this_node(baseline: Baseline, values: Values) -> Values | None:
@@ -214,15 +231,17 @@ def _apart(row: GateRow, values: Values, theirs: Values | None) -> GateRow:
 
 
 def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bool) -> GateRow:
-    against = facts.get("against")
-    if not against or against["key"] != baseline["key"]:
+    against = turns_with(baseline, facts)
+    if not against:
         made = f"it is a hit of {_day(facts)}, which" if hit else "the program"
-        return {**row, "why": f"{made} did not run in turns with this baseline"}
+        why = f": {reason}" if (reason := baseline.get("unmeasured")) else ""
+        return {**row, "why": f"{made} did not run in turns with this baseline{why}"}
     low, high = against["interval"]
     times = MEASURES[row["measure"]].more_is_better
     change = against["ratio"] - 1 if times else 1 / against["ratio"] - 1
     interval = (low - 1, high - 1) if times else (1 / high - 1, 1 / low - 1)
-    why = f"measured on {_day(facts)}, it is a hit" if hit else ""
+    earlier = baseline.get("turns") if against is baseline.get("turns") else None
+    why = _of_a_hit(facts, earlier["measured"] if earlier else "") if hit and against is not facts.get("turns") else ""
     return {**_decided({**row, "change": change, "interval": interval}), "why": why}
 
 
@@ -250,7 +269,7 @@ def _budgeted(name: str, budget: float, values: Values, facts: ArtifactFacts, *,
     if values.get("shared") and measure.how == "in turns":
         return {**row, "why": f"{amount(name, value)} was measured while others ran on the node"}
     over = value < budget if measure.more_is_better else value > budget
-    why = f"measured on {_day(facts)}, it is a hit" if hit and measure.how != "exact" else ""
+    why = _of_a_hit(facts) if hit and measure.how != "exact" else ""
     return {**row, "outcome": "worse" if over else "within", "why": why}
 
 
@@ -280,6 +299,10 @@ def _noise(values: Values) -> float:
 
 def _day(facts: ArtifactFacts) -> str:
     return str(facts.get("created") or "an unknown day")[:10]
+
+
+def _of_a_hit(facts: ArtifactFacts, measured: str = "") -> str:
+    return f"measured on {measured[:10] or _day(facts)}, it is a hit"
 
 
 def _moved(change: float) -> str:

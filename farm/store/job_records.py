@@ -109,7 +109,8 @@ class JobRecords:
         return self._link.run_many("renew", [renewal.arguments for renewal in renewals])
 
     def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
-        """End an attempt; the policy of its failure kind decides what follows. A success is also recorded in the index.
+        """End an attempt; the policy of its failure kind decides what follows. A success is also recorded in the index,
+        without what only this build asked (`turns`).
 
         `superseded`: the attempt had lost its lease, and its outcome changes nothing.
         """
@@ -121,7 +122,7 @@ class JobRecords:
             kind=outcome.kind.value if outcome.kind else "",
             outcome=_text({**asdict(outcome), "facts": outcome.facts or {}}),
             index=outcome.facts.get("namespace", "") if outcome.facts else "",
-            facts=_text(outcome.facts or {}),
+            facts=_text({name: value for name, value in (outcome.facts or {}).items() if name != "turns"}),
             hit=int(outcome.hit),
         )
         return answer

@@ -162,9 +162,11 @@ def succeed(
     *,
     namespace: str = "main",
     against: dict[str, Any] | None = None,
+    program: bytes = b"",
 ) -> Callable[[str, dict[str, Any], str], Outcome]:
     def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
-        program, size = farm.artifacts.put_blob_bytes(f"program {key}".encode() if namespace == "main" else b"poison")
+        content = program or (f"program {key}".encode() if namespace == "main" else b"poison")
+        digest, size = farm.artifacts.put_blob_bytes(content)
         log, log_size = farm.artifacts.put_blob_bytes(b"compiled\n")
         sidecar = {
             "schema": 1,
@@ -173,7 +175,7 @@ def succeed(
             "identifier": order["identifier"],
             "spec": order["spec"],
             "blobs": {
-                "program": {"path": "program.onnx", "digest": program, "size": size},
+                "program": {"path": "program.onnx", "digest": digest, "size": size},
                 "log": {"path": "log.txt", "digest": log, "size": log_size},
             },
             "toolchain": POOL.toolchain,
@@ -190,10 +192,15 @@ def succeed(
     return make
 
 
-def finished(farm: Farm, client: FarmClient, frozen: Frozen) -> str:
+def finished(
+    farm: Farm,
+    client: FarmClient,
+    frozen: Frozen,
+    outcome: Callable[[str, dict[str, Any], str], Outcome] | None = None,
+) -> str:
     """Submit a build and see it through; return its id."""
     build_id = str(client.submit(frozen)["id"])
-    work(farm)
+    work(farm, outcome)
     farm.build_finisher.finish(build_id)
     return build_id
 

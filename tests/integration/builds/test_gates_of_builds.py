@@ -71,14 +71,17 @@ def test_a_slower_program_fails_its_gate_and_latest_stays(
     assert [each["identifier"] for each in client.report(again)["changes"]["fixed"]] == [CELL]
 
 
-def test_a_hit_says_that_its_old_numbers_were_not_compared(
-    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
-) -> None:
+def test_a_hit_that_nothing_measures_says_so(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:
     finished(farm, client, _again(tmp_path, ONE + "salt: other\n"))
-    hit = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: other\n")))
+    build = str(client.submit(_again(tmp_path, GATED.replace("5%,", "5%, hits: list,") + "salt: other\n"))["id"])
+    assert work(farm) == 0
+    farm.build_finisher.finish(build)
+    hit = client.report(build)
     assert hit["build"]["verdict"]["exit_code"] == ExitCode.OK
     assert "1 not (surely) compared with the baseline" in hit["build"]["verdict"]["text"]
-    assert hit["changes"]["undecided"][0]["text"].startswith("latency is not compared with prod: it is a hit of ")
+    said = hit["changes"]["undecided"][0]["text"]
+    assert said.startswith("latency is not compared with prod: it is a hit of ")
+    assert said.endswith("baseline: `hits: list` leaves it unmeasured")
     assert hit["changes"]["hits"] == [CELL]
     same = client.report(finished(farm, client, _again(tmp_path, GATED)))
     assert same["changes"]["undecided"] == [], "the baseline itself has nothing to be compared with"
@@ -167,23 +170,43 @@ def execute(farm: Farm) -> dict[str, Any]:
     return dict(outcome.facts)
 
 
-@pytest.mark.parametrize("limit", ["0%", "10000%"])
-def test_a_worker_lets_the_program_take_turns_with_the_baseline(
-    farm: Farm, client: FarmClient, tmp_path: Path, limit: str
-) -> None:
-    """With a limit of nothing every program may be slower, so it is measured again; both give an interval."""
-    frozen = freeze_manifest(tmp_path, ONE, batch="N")
-    first = str(client.submit(frozen)["id"])
-    baseline = execute(farm)
-    farm.build_finisher.finish(first)
-    build = submitted(client, tmp_path, f"{ONE}gates: {{latency: {limit}}}\nsalt: another\n")
-    found = execute(farm)
+def built(farm: Farm, client: FarmClient, folder: Path, text: str) -> dict[str, Any]:
+    """Submit a build of one cell, run its attempt with the real compiler, and return the judged cell."""
+    build = str(client.submit(freeze_manifest(folder, text, batch="N"))["id"])
+    execute(farm)
     farm.build_finisher.finish(build)
-    assert found["against"]["key"] == baseline["key"]
-    (row,) = client.report(build)["cells"][0]["compared"]
+    return dict(client.report(build)["cells"][0])
+
+
+def test_misses_and_hits_take_turns_with_their_baseline_and_hits_once(
+    farm: Farm, client: FarmClient, tmp_path: Path
+) -> None:
+    """`prod` moves to the second program. The first is still there, and was never measured against it.
+
+    With a limit of nothing every program may be slower, so it is measured again; that gives an interval, too.
+    """
+    first = built(farm, client, tmp_path, ONE)
+    second = built(farm, client, tmp_path, f"{ONE}gates: {{latency: 10000%}}\noptions: {{threads: 2}}\n")
+    assert second["facts"]["against"]["key"] == first["key"]
+    (row,) = second["compared"]
     assert row["against"] == "latest"
     assert row["interval"][0] <= row["change"] <= row["interval"][1]
-    assert row["outcome"] in (("better", "within") if limit == "10000%" else ("worse", "unclear", "within", "better"))
+    client.tag("prod", "latest")
+
+    gated = GATED.replace("5%", "0%")
+    (shown,) = client.plan(_again(tmp_path, gated))["cells"]
+    assert (shown["state"], shown["reason"]) == ("hit", "measured in turns with prod's")
+    third = built(farm, client, tmp_path, gated)
+    assert (third["hit"], third["facts"]["turns"]["key"]) == (True, second["key"])
+    assert third["facts"]["created"] == first["facts"]["created"], "nothing was compiled"
+    assert third["compared"][0]["interval"]
+    assert third["compared"][0]["outcome"] != "not compared"
+    assert "turns" not in farm.store.index.get_many("main", [first["key"]])[first["key"]], "only this build asked"
+
+    again = client.report(finished(farm, client, _again(tmp_path, gated)))["cells"][0]
+    assert again["attempt"] == 0, "what an earlier build measured is judged, with its day"
+    assert again["compared"][0]["interval"] == third["compared"][0]["interval"]
+    assert again["compared"][0]["why"].startswith("measured on 20")
 
 
 def test_a_baseline_that_does_not_run_here_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
@@ -195,3 +218,24 @@ def test_a_baseline_that_does_not_run_here_fails_nothing(farm: Farm, client: Far
     report = client.report(build)
     assert report["build"]["verdict"]["exit_code"] == ExitCode.OK
     assert report["changes"]["undecided"][0]["text"].endswith("the program did not run in turns with this baseline")
+
+
+def test_a_hit_with_the_bytes_of_its_baseline_is_equal_without_a_measurement(
+    farm: Farm, client: FarmClient, tmp_path: Path
+) -> None:
+    for text in (ONE, f"{ONE}salt: another\n"):
+        finished(farm, client, freeze_manifest(tmp_path, text, batch="N"), succeed(farm, program=b"the same"))
+        client.tag("prod", "latest") if text == ONE else None
+    report = client.report(finished(farm, client, _again(tmp_path, f"{GATED}salt: another\n")))
+    (cell,) = report["cells"]
+    assert cell["attempt"] == 0
+    assert [(row["outcome"], row["why"]) for row in cell["compared"]] == [("within", "it is the same program")] * 2
+
+
+def test_a_hit_without_a_worker_to_measure_it_waits_for_none(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    finished(farm, client, _again(tmp_path, ONE + "salt: other\n"))
+    farm.store.workers.leave("w1")
+    report = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: other\n")))
+    assert report["changes"]["undecided"][0]["text"].endswith(f"no live worker serves {POOL.name}")

@@ -149,9 +149,30 @@ def test_times_of_two_nodes_are_never_compared() -> None:
     assert outcome(cell, facts(compile_seconds=1000.0)) == "worse", "the history has this node's own"
 
 
-def test_times_of_a_hit_are_old_and_its_size_is_not() -> None:
-    assert outcome(planned(limits={"compile_time": 0.5}), facts(compile_seconds=1000.0), hit=True) == "not compared"
+def test_numbers_of_a_hit_are_judged_with_their_day_so_that_trying_again_makes_nothing_green() -> None:
+    (row,) = judge_gates(planned(limits={"compile_time": 0.5}), facts(compile_seconds=1000.0), hit=True).rows
+    assert (row["outcome"], row["why"]) == ("worse", "measured on 2026-11-20, it is a hit")
     assert outcome(planned({"size": 500}, limits={"size": 0.5}), facts(), hit=True) == "worse"
+
+
+def test_programs_that_run_alike_are_equal_and_their_compiles_need_not_be() -> None:
+    limits = {"latency": 0.05, "compile_time": 0.5}
+    cell = planned(limits=limits)
+    cell["baseline"]["runs_as"] = "e" * 64
+    rows = judge_gates(cell, facts(runs_as="e" * 64, compile_seconds=1000.0), hit=False).rows
+    assert [row["outcome"] for row in rows] == ["within", "worse"]
+    cell["baseline"]["runs_as"] = ""
+    assert outcome(cell | {"gates": cell["gates"] | {"limits": {"latency": 0.05}}}, facts(runs_as="")) == "not compared"
+
+
+def test_what_this_build_measured_goes_before_what_others_did() -> None:
+    cell = planned(limits={"latency": 0.05})
+    now = against(0.8, 0.79, 0.81)["against"] | {"measured": "2026-11-22T01:00:00+00:00", "node": "n1"}
+    cell["baseline"]["turns"] = against(1.0, 0.99, 1.01)["against"] | {"measured": "2026-11-21T01:00:00+00:00"}
+    (row,) = judge_gates(cell, facts(turns=now, **against(0.9, 0.89, 0.91)), hit=True).rows
+    assert (row["outcome"], row["why"]) == ("worse", "")
+    (row,) = judge_gates(cell, facts(**against(0.9, 0.89, 0.91)), hit=True).rows
+    assert (row["outcome"], row["why"]) == ("within", "measured on 2026-11-21, it is a hit")
 
 
 def test_what_was_not_compared_fails_only_if_that_is_asked() -> None:
