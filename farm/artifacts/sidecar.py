@@ -225,7 +225,8 @@ class TuningFacts(_SidecarPart):
     the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
     `level`, `threads`, `spinning`; on CUDA also its provider's options). `written` counts the records that it left in
     the empty databases it was measured with. `carried` is whether the file carries its tuning: nothing written, and as
-    fast `alone` within noise; null where the compiler has no databases to do without.
+    fast `alone` within noise; null where the compiler has no databases to do without. `seeded_from` is the earlier
+    toolchain whose best candidates were measured, and no others; empty after a full search.
     """
 
     mode: str = "off"
@@ -236,6 +237,7 @@ class TuningFacts(_SidecarPart):
     seconds: Seconds = 0.0
     saved: Seconds = 0.0
     finished: bool = True
+    seeded_from: str = ""
     published: Literal["tuned", "untuned"] | None = None
     session: dict[str, Any] | None = None
     written: int = 0

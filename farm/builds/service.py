@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from farm.artifacts import readable
@@ -47,6 +48,7 @@ from farm.settings import Settings
 from farm.spec import Device, digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
+from farm.tuning.seeds import announced
 
 log = get_logger(__name__)
 
@@ -162,7 +164,8 @@ class BuildService:
                 {comparable(cell.order["spec"]) for cell in cells if job_key(cell.order, cell.key) not in whole},
             ),
         )
-        return plan, manifest
+        seeds = announced(self._artifacts, namespace, [each.cell.order for each in plan.cells if each.state == "miss"])
+        return replace(plan, warnings=(*plan.warnings, *seeds)), manifest
 
     def _as_named(self, namespace: str, pools: Sequence[Pool]) -> list[Pool]:
         """Return the pools to plan for, without those of toolchains that readers do not get yet.

@@ -36,6 +36,7 @@ from farm.signing.notary import Promotions
 from farm.spec import digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, version_of
+from farm.tuning.seeds import announced
 
 log = get_logger(__name__)
 
@@ -190,7 +191,9 @@ class Toolchains:
                 hint="submit the manifest again, which uploads them; or leave their cells out",
             )
         instead = self._ended(namespace, wish["against"]) if wish["against"] else None
-        warnings = self._baselines.attach(namespace, "", cells, _on(wish), instead=instead)
+        misses = [order for cell in cells if cell["state"] == "miss" and (order := cell["order"])]
+        warnings = announced(self._artifacts, namespace, misses)
+        warnings += self._baselines.attach(namespace, "", cells, _on(wish), instead=instead)
         label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
         notes: ShadowNotes = {
             "ref": wish["ref"],

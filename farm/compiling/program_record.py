@@ -133,6 +133,7 @@ class RecordedTuning(TypedDict, total=False):
     seconds: float
     saved: float
     finished: bool
+    seeded_from: str
     published: str
     written: int
     carried: bool

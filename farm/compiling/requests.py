@@ -146,8 +146,13 @@ def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
     )
 
 
-def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
-    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
+def tune_request(
+    order: WorkOrder, piece: SlicedModel, *, database: Path, key: str, seeds: Sequence[str] = ()
+) -> Request:
+    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away.
+
+    With `seeds`, only these of the mode's candidates are tried, unless none of them runs.
+    """
     whole = compile_request(order, Path(piece["path"]), None, database)
     recipe = order["spec"]["calibration"]
     ranges = cast("Mapping[str, ValueRange]", recipe.get("ranges") or {}) if recipe else {}
@@ -161,6 +166,7 @@ def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: s
         "calibration": {"generate": 2, "seed": 0, "ranges": ranges},
         "database": str(database),
         "key": key,
+        "seeds": seeds,
     }
 
 

@@ -43,10 +43,10 @@ from farm.node.side_by_side import ComparedProgram, compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
 from farm.signing.notary import signing
-from farm.spec import Device, FileReference, cut_short, digest_of
+from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
-from farm.targets.pools import stem_of
-from farm.tuning.database import TuningDatabase, device_name, mode_name
+from farm.tuning.database import TuningDatabase
+from farm.tuning.seeds import database_of, seeds_of
 from farm.tuning.text import pack
 from farm.tuning.tuner import PublishedProgram, Tuner
 
@@ -324,11 +324,8 @@ class _AttemptRun:
         attempt, spec = self.attempt, self.order["spec"]
         if spec["tuning"]["mode"] == OFF:
             return None
-        device = Device(**spec["device"])
-        # Not the pool's whole name: what else a pool is, the device says here, or it changes nothing that is learnt.
-        pool, mode = stem_of(self.order["target"], device.compute_units, spec["toolchain"]), mode_name(spec["tuning"])
         impatient, patient = (
-            TuningDatabase(artifacts, attempt.namespace, pool, device_name(device), mode)
+            database_of(artifacts, attempt.namespace, self.order, spec["toolchain"])
             for artifacts in (self.impatient, self.artifacts)
         )
         self.database = patient
@@ -341,6 +338,7 @@ class _AttemptRun:
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
             free=attempt.free,
+            seeds=partial(seeds_of, self.impatient, attempt.namespace, self.order),
             # With a limit, the program that is published takes the turns: `_compare_with_baseline`.
             published=self._published() if self.order.get("limit") is None else None,
         )

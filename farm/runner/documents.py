@@ -241,6 +241,8 @@ class Request(ChildRequest, total=False):
     """tune, compile: the private folder of tuning databases."""
     key: str
     """tune: what the records of the slice are kept under."""
+    seeds: Sequence[str]
+    """tune: the candidates to try; none means all."""
     tuning: TuningWish
     calibration: SampleSource | None
     program: str

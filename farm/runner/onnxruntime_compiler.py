@@ -214,7 +214,10 @@ def _replays(request: Request, how: onnxruntime_tuning.Candidate) -> bool:
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
-    """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
+    """Time one slice under every candidate of the mode, and keep the figures in the database's folder.
+
+    Of candidates that an earlier toolchain found best, under those alone.
+    """
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
     plain: Request = {
         **request,
@@ -235,7 +238,10 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     threads = int(request.get("threads") or 1)
     mode = request["tuning"]["mode"]
     tried = onnxruntime_tuning.candidates(mode, threads, device=str(request["device"]))
-    seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
+    seeded = [each for each in tried if str(each) in request.get("seeds", ())]
+    seconds = onnxruntime_tuning.time_candidates(mode, seeded, load)
+    if not seconds:
+        seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
 

@@ -183,6 +183,8 @@ class Compiler:
     """Libraries outside the toolchain that rewrite the model, by precision; `*` is every precision."""
     tuning_binds: bool = False
     """Whether the result of tuning depends on the CPU family."""
+    tuning_seeds: bool = False
+    """Whether what another toolchain's tuning found can be measured again, and is not simply taken."""
     find_enforce: str = ""
     """The variable that `tuning.miopen_find_enforce` sets; empty if there is none."""
     env: Mapping[str, Variable] = field(default_factory=dict)
@@ -432,6 +434,7 @@ ONNXRUNTIME = Compiler(
         ),
     ),
     tuning_binds=True,
+    tuning_seeds=True,
     formats=("onnx",),
     extension=".onnx",
     options={

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from farm.tuning.database import Learning
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
 from farm.tuning.search import COLLECT_SECONDS, REFUSED, Search
+from farm.tuning.seeds import Seeds
 
 log = get_logger(__name__)
 
@@ -76,11 +77,12 @@ class Tuner:
         collect_seconds: float = COLLECT_SECONDS,
         published: PublishedProgram | None = None,
         free: FreeSlots | None = None,
+        seeds: Callable[[], Seeds | None] = lambda: None,
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
 
         `patient` is the same database, but its requests wait while storage is away. `published` is a program that takes
-        turns with this one too. Slots that are `free` help to tune.
+        turns with this one too. Slots that are `free` help to tune. `seeds` reads what an earlier toolchain learnt.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
@@ -94,6 +96,7 @@ class Tuner:
             job=job,
             budget=budget,
             collect_seconds=collect_seconds,
+            seeds=seeds,
         )
         self.mode, self.folder = self.search.mode, self.search.folder
         self.proof = self.children.folder / "proof"
@@ -264,6 +267,7 @@ class Tuner:
             "seconds": work.seconds,
             "saved": work.saved,
             "finished": not self.search.cut,
+            "seeded_from": self.search.seeded_from,
             "published": "tuned" if published else "untuned",
             "written": self._written,
             **self._carried(),

@@ -133,6 +133,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.spec",
         "farm.store",
         "farm.targets",
+        "farm.tuning",
         "farm.webhooks",
     },
     "farm.app": {

@@ -186,6 +186,22 @@ def test_every_candidate_of_a_mode_is_timed_with_its_own_options(
     assert len(tried) == (count if graphs else 2 * count), "each of its own, and those of graphs were tried"
 
 
+@pytest.mark.parametrize(
+    ("seeds", "timed"),
+    [
+        (["all/1/HEURISTIC", "basic/9", "all/1/EXHAUSTIVE/nhwc"], {"all/1/HEURISTIC", "all/1/EXHAUSTIVE/nhwc"}),
+        (["all/1/GONE"], {f"all/1/{search}{nhwc}" for search in ("EXHAUSTIVE", "HEURISTIC") for nhwc in ("", "/nhwc")}),
+    ],
+)
+def test_what_an_earlier_toolchain_found_best_is_timed_again_and_nothing_else(
+    on_cuda: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: list[str], timed: set[str]
+) -> None:
+    """Candidates that the mode no longer has are none; if no other is left, all are tried."""
+    monkeypatch.setattr(OnCpu, "refused", True)
+    onnxruntime_compiler.tune({**on_cuda, "tuning": {"mode": "quick"}, "seeds": seeds}, _quiet())
+    assert onnxruntime_tuning.read_records(tmp_path)["k"].keys() == timed
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_a_program_is_replayed_as_a_graph_only_if_it_can_be(
     on_cuda: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
