@@ -373,6 +373,14 @@ class NewWebhook(BaseModel):
     ]
 
 
+class Rotation(BaseModel):
+    """How long the secret before signs a webhook's messages, too; 0: not any more, and no older one either."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    overlap: Annotated[float, Field(ge=0, le=30 * 86_400, description="seconds")] = 86_400.0
+
+
 class TokenView(NewToken):
     """A token as the farm knows it."""
 

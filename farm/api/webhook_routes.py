@@ -34,6 +34,12 @@ def remove_webhook(name: WebhookName, caller: Admin, farm: FarmDep) -> None:
     farm.webhooks.remove(caller.namespace, name)
 
 
+@router.post("/webhooks/{name}/rotate", response_model=NewWebhookView)
+def rotate(name: WebhookName, wish: schemas.Rotation, caller: Admin, farm: FarmDep) -> NewWebhookView:
+    """Give a webhook a new secret, which is in this answer and nowhere else. Each request makes another one."""
+    return farm.webhooks.rotate(caller.namespace, name, wish.overlap)
+
+
 @router.get("/webhooks/{name}/deliveries", response_model=schemas.Items[DeliveryView])
 def deliveries(
     name: WebhookName, caller: Admin, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=200)] = 50

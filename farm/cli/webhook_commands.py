@@ -9,10 +9,12 @@ import typer
 
 from farm.cli import output, render
 from farm.cli.connection import connect
+from farm.errors import UsageError
 from farm.inert import inert
+from farm.units import parse_duration
 
 if TYPE_CHECKING:
-    from farm.webhooks.hooks import DeliveryView
+    from farm.webhooks.hooks import DeliveryView, WebhookView
 
 commands = typer.Typer(
     help="Tell other servers what happens: make, list and remove webhooks, and see what they were told.",
@@ -48,7 +50,7 @@ def ls(as_json: output.Json = False) -> None:
         output.emit({"items": found})
         return
     rows = [("NAME", "URL", "EVENTS", "STATE")]
-    rows += [(each["name"], each["url"], ", ".join(each["events"]), each["disabled"] or "active") for each in found]
+    rows += [(each["name"], each["url"], ", ".join(each["events"]), _activity(each)) for each in found]
     for line in render.align(rows):
         output.say(inert(line))
 
@@ -87,11 +89,34 @@ def replay(
 
 
 @commands.command()
+def rotate(
+    name: Name,
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="TIME", help="How long the old secret signs, too; 0s if it leaked.")
+    ] = "24h",
+    as_json: output.Json = False,
+) -> None:
+    """Give a webhook a new secret and print it, which is shown only once. For a while both sign each message."""
+    try:
+        seconds = parse_duration(overlap)
+    except ValueError as error:
+        raise UsageError(f"--overlap: {error}") from None
+    with connect() as client:
+        secret = client.rotate_webhook(name, seconds)
+    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+
+
+@commands.command()
 def rm(name: Name, as_json: output.Json = False) -> None:
     """Remove a webhook with its log."""
     with connect() as client:
         client.remove_webhook(name)
     output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+
+
+def _activity(hook: WebhookView) -> str:
+    until = hook.get("old_signs_until")
+    return hook["disabled"] or (f"active, the old secret signs until {_when(until)} UTC" if until else "active")
 
 
 def _when(seconds: float) -> str:

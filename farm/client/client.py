@@ -761,6 +761,15 @@ class FarmClient:
         )
         return answer["secret"]
 
+    def rotate_webhook(self, name: str, overlap: float = 86_400.0) -> str:
+        """Give a webhook a new secret and return it; the one before signs for `overlap` seconds more, too.
+
+        Raises NotFound, Conflict if too many secrets would sign at once.
+        """
+        path = f"/v1/webhooks/{_named('webhook', name)}/rotate"
+        answer: NewWebhookView = self._transport.post(path, {"overlap": overlap})
+        return answer["secret"]
+
     def remove_webhook(self, name: str) -> None:
         """Remove a webhook with its log. Raises NotFound."""
         self._transport.request("DELETE", f"/v1/webhooks/{_named('webhook', name)}")

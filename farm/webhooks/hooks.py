@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import NotRequired
 from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict
@@ -36,8 +37,15 @@ _LOG = "config/deliveries/"
 _DUE = "config/deliveries-due/"
 
 
+MOST_SECRETS = 4
+"""Secrets that sign a message at once, so that the header stays short."""
+
+
 class WebhookView(TypedDict):
-    """A webhook as people see it. `disabled` says why it gets nothing any more, or is empty."""
+    """A webhook as people see it. `disabled` says why it gets nothing any more, or is empty.
+
+    `old_signs_until` (Unix seconds) is set while a secret from before a rotation signs, too.
+    """
 
     name: str
     url: str
@@ -45,17 +53,32 @@ class WebhookView(TypedDict):
     created: float
     by: str
     disabled: str
+    old_signs_until: float | None
 
 
-class Webhook(WebhookView):
+class OldSecret(TypedDict):
+    """A secret from before a rotation, which signs `until` then (Unix seconds), too."""
+
+    secret: str
+    until: float
+
+
+class Webhook(TypedDict):
     """A webhook as it is stored: `secret` signs what it is told."""
 
     schema: int
+    name: str
+    url: str
+    events: list[str]
+    created: float
+    by: str
+    disabled: str
     secret: str
+    old: NotRequired[list[OldSecret]]
 
 
 class NewWebhookView(TypedDict):
-    """A new webhook's secret; only this answer contains it."""
+    """A new secret of a webhook; only this answer contains it."""
 
     name: str
     secret: str
@@ -110,7 +133,7 @@ class Webhooks:
             raise UsageError(f"{url!r} is not the address of a webhook", hint="such as https://ci.example/hooks/farm")
         if len(list(self._artifacts.list_objects(f"{_HOOKS}{namespace}/"))) >= MOST_HOOKS:
             raise UsageError(f"{namespace} has {MOST_HOOKS} webhooks already", hint="remove one")
-        secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+        secret = _new_secret()
         hook: Webhook = {
             "schema": 1,
             "name": name,
@@ -129,21 +152,62 @@ class Webhooks:
 
     def list(self, namespace: str) -> list[WebhookView]:
         """Return the webhooks of a namespace by name, without their secrets."""
-        return [_shown_hook(hook) for hook in self._hooks(namespace)]
+        now = self._now()
+        return [_shown_hook(hook, now) for hook in self._hooks(namespace)]
 
     def find(self, namespace: str, name: str) -> Webhook:
         """Return a webhook. Raises NotFound."""
         found = self._artifacts.get_object(_hook_key(namespace, name))
         if found is None:
-            raise NotFound(f"no webhook {name} in namespace {namespace}", hint="`farm webhook ls` lists them")
+            raise _no_hook(namespace, name)
         hook: Webhook = json.loads(found.data)
         return hook
 
+    def rotate(self, namespace: str, name: str, overlap: float) -> NewWebhookView:
+        """Give a webhook a new secret, and return it. The one before signs for `overlap` seconds more, too.
+
+        Each call makes another secret. Raises NotFound, Conflict if too many secrets would sign at once.
+        """
+        secret = _new_secret()
+
+        def change(hook: Webhook) -> Webhook:
+            now = self._now()
+            old: list[OldSecret] = [
+                each
+                for each in (OldSecret(secret=hook["secret"], until=now + overlap), *hook.get("old", ()))
+                # No overlap: they may have been seen by others, and so may the ones before them.
+                if overlap and each["until"] > now
+            ]
+            if len(old) >= MOST_SECRETS:
+                first = datetime.fromtimestamp(min(each["until"] for each in old), UTC)
+                raise Conflict(
+                    f"{len(old)} secrets of {name} sign already, the first until {first:%Y-%m-%d %H:%M} UTC",
+                    hint="wait until then; an overlap of 0 ends all of them at once",
+                )
+            return {**hook, "secret": secret, "old": old}
+
+        self._change(namespace, name, change)
+        return {"name": name, "secret": secret}
+
     def disable(self, namespace: str, name: str, why: str) -> None:
-        """Tell a webhook nothing any more."""
-        found = self._artifacts.get_object(_hook_key(namespace, name))
-        if found:
-            self._artifacts.put_object(found.key, _json({**json.loads(found.data), "disabled": why}))
+        """Tell a webhook nothing any more. Raises NotFound."""
+        self._change(namespace, name, lambda hook: {**hook, "disabled": why})
+
+    def _change(self, namespace: str, name: str, change: Callable[[Webhook], Webhook]) -> None:
+        """Move a webhook's document by conditional writes. Raises NotFound."""
+        key = _hook_key(namespace, name)
+
+        def attempt() -> bool | None:
+            found = self._artifacts.get_object(key)
+            if found is None:
+                raise _no_hook(namespace, name)
+            changed = change(json.loads(found.data))
+            with suppress(Conflict):
+                self._artifacts.put_object(key, _json(changed), if_match=found.etag)
+                return True
+            return None
+
+        until_moved(key, attempt)
 
     def remove(self, namespace: str, name: str) -> None:
         """Remove a webhook with its log. Raises NotFound."""
@@ -296,7 +360,20 @@ def shown_delivery(delivery: Delivery) -> DeliveryView:
     }
 
 
-def _shown_hook(hook: Webhook) -> WebhookView:
+def signing_secrets(hook: Webhook, now: float) -> list[str]:
+    """Return the secrets that sign a webhook's messages at a moment, the newest first."""
+    return [hook["secret"], *(each["secret"] for each in hook.get("old", ()) if each["until"] > now)]
+
+
+def _new_secret() -> str:
+    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+
+
+def _no_hook(namespace: str, name: str) -> NotFound:
+    return NotFound(f"no webhook {name} in namespace {namespace}", hint="`farm webhook ls` lists them")
+
+
+def _shown_hook(hook: Webhook, now: float) -> WebhookView:
     return {
         "name": hook["name"],
         "url": hook["url"],
@@ -304,6 +381,7 @@ def _shown_hook(hook: Webhook) -> WebhookView:
         "created": hook["created"],
         "by": hook["by"],
         "disabled": hook["disabled"],
+        "old_signs_until": max((each["until"] for each in hook.get("old", ()) if each["until"] > now), default=None),
     }
 
 

@@ -12,7 +12,7 @@ from standardwebhooks import Webhook as Signer
 
 from farm.errors import FarmError, FarmFault, NotFound
 from farm.logging import get_logger
-from farm.webhooks.hooks import AttemptToDeliver, Delivery, Webhook, Webhooks
+from farm.webhooks.hooks import AttemptToDeliver, Delivery, Webhook, Webhooks, signing_secrets
 from farm.webhooks.requests_out import SECONDS, NoAnswer, Refused, post
 
 log = get_logger(__name__)
@@ -88,7 +88,9 @@ class DeliveryRounds:
             "User-Agent": "migraphx-farm",
             "webhook-id": delivery["id"],
             "webhook-timestamp": str(int(at)),
-            "webhook-signature": Signer(hook["secret"]).sign(delivery["id"], moment, delivery["body"]),
+            "webhook-signature": " ".join(
+                Signer(secret).sign(delivery["id"], moment, delivery["body"]) for secret in signing_secrets(hook, at)
+            ),
         }
         try:
             status = post(hook["url"], headers, delivery["body"].encode(), self._networks)

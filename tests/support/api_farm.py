@@ -61,6 +61,7 @@ ADMINS_ONLY = {
     "/v1/nodes/{name}/unfence",
     "/v1/webhooks",
     "/v1/webhooks/{name}",
+    "/v1/webhooks/{name}/rotate",
     "/v1/webhooks/{name}/deliveries",
     "/v1/webhooks/{name}/deliveries/{message}/replay",
 }

@@ -9,6 +9,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,6 +119,34 @@ def test_a_finished_build_is_told_once_and_signed(
     (message,) = client.deliveries("ci")
     assert (message["state"], [each["status"] for each in message["attempts"]]) == ("delivered", [204])
     assert "secret" not in str(client.webhooks())
+
+
+def test_a_rotated_webhook_is_signed_with_both_secrets_for_a_while(open_farm: Farm, receiver: Receiver) -> None:
+    known = open_farm.webhooks
+    secrets_ = [known.create("main", "ci", receiver.url, ["build.finished"], by="me")["secret"]]
+    open_farm.clock.now = time.time()  # The library refuses old messages.
+    secrets_.append(known.rotate("main", "ci", 3600)["secret"])
+    assert known.list("main")[0]["old_signs_until"] == open_farm.clock.now + 3600
+    told(open_farm)
+    assert open_farm.delivery_rounds.go() == 1
+    _, headers, body = receiver.requests[-1]
+    assert len(headers["webhook-signature"].split()) == 2
+    for secret in secrets_:
+        assert Webhook(secret).verify(body, headers)
+    open_farm.clock.now += 3601
+    told(open_farm, "b-2")
+    assert open_farm.delivery_rounds.go() == 1
+    assert " " not in receiver.requests[-1][1]["webhook-signature"]
+
+    for _ in range(hooks.MOST_SECRETS - 1):
+        known.rotate("main", "ci", 3600)
+    with pytest.raises(Conflict, match="4 secrets of ci sign already"):
+        known.rotate("main", "ci", 3600)
+    leaked = known.rotate("main", "ci", 0)["secret"]
+    assert hooks.signing_secrets(known.find("main", "ci"), open_farm.clock.now) == [leaked]
+    assert known.list("main")[0]["old_signs_until"] is None
+    with pytest.raises(NotFound):
+        known.rotate("main", "gone", 3600)
 
 
 def test_what_is_refused_is_tried_again_later_with_the_same_id(open_farm: Farm, receiver: Receiver) -> None:

@@ -33,7 +33,7 @@ COMMANDS = [
     "serve", "help", "retry", "tag", "diff", "history",
     "manifest push", "manifest ls", "manifest show", "manifest diff", "manifest rm", "manifest build",
     "manifest triggers",
-    "webhook add", "webhook ls", "webhook log", "webhook replay", "webhook rm",
+    "webhook add", "webhook ls", "webhook log", "webhook replay", "webhook rm", "webhook rotate",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
 ]  # fmt: skip
 
