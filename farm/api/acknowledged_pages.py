@@ -1,4 +1,4 @@
-"""The page of acknowledged failures, and the only forms that change something besides signing in."""
+"""The page of acknowledged failures, with the forms that change them."""
 
 from __future__ import annotations
 

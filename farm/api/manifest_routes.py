@@ -11,6 +11,7 @@ from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.builds.stored_builds import build_id_of
 from farm.jobs.rows import Listed
+from farm.matrix.planned import ShownPlan
 from farm.matrix.stored import BuildWish, FrozenDocument, ShownManifest, StoredManifest
 from farm.results.report import AcceptedBuild
 
@@ -59,6 +60,13 @@ def push(
 def remove(name: ManifestName, caller: Submitter, farm: FarmDep, version: NewestVersion = None) -> None:
     """Remove a manifest with all its versions; builds of it stay."""
     farm.stored_manifests.remove(caller.namespace, name, version)
+
+
+@router.post("/manifests/{name}/plan", response_model=schemas.PlanView)
+def plan_stored(name: ManifestName, wish: schemas.StoredBuild, caller: Submitter, farm: FarmDep) -> ShownPlan:
+    """Say what building a stored manifest would do. Changes nothing."""
+    build_id = build_id_of(caller.namespace, name, secrets.token_hex(16))
+    return farm.stored_builds.plan(caller.namespace, name, cast(BuildWish, wish.model_dump()), build_id)
 
 
 @router.post("/manifests/{name}/builds", response_model=schemas.Build, status_code=201)

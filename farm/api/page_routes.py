@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from farm.api import acknowledged_pages, across_pages, build_pages, farm_pages, job_pages
+from farm.api import acknowledged_pages, across_pages, automation_pages, build_pages, farm_pages, job_pages
 from farm.api.auth import FarmDep, Unauthenticated, get_farm
 from farm.api.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
 from farm.api.event_hub import EventHub
@@ -41,6 +41,7 @@ def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
         farm_pages.router,
         acknowledged_pages.router,
         across_pages.router,
+        automation_pages.router,
     ):
         pages.include_router(room)
     return pages

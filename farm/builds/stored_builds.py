@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from farm.builds.service import BuildService
 from farm.builds.stored_manifests import StoredManifests
+from farm.matrix.planned import ShownPlan, SubmissionDocument
 from farm.matrix.stored import BuildWish, as_submission
 from farm.results.report import AcceptedBuild
 from farm.spec import digest_of
@@ -39,13 +40,21 @@ class StoredBuilds:
         request = digest_of({"manifest": name, **wish})
         if self._builds.is_known(namespace, build_id, request):
             return self._builds.accepted(namespace, build_id)
+        submission = self._submission(namespace, name, wish, build_id)
+        return self._builds.submit(
+            namespace, submission, by=by, max_cells=max_cells, request=request, warnings=warnings
+        )
+
+    def plan(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> ShownPlan:
+        """Return what `build` would do now. Changes nothing. Raises NotFound, and as `BuildService.plan`."""
+        return self._builds.plan(namespace, self._submission(namespace, name, wish, build_id))
+
+    def _submission(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> SubmissionDocument:
         number, content = self._manifests.content(namespace, self._manifests.head(namespace, name), wish["version"])
         submission = as_submission(content, build_id, {**wish["labels"], "manifest": f"{name}@{number}"})
         if wish["gates"]:
             submission["gates"] = wish["gates"]
-        return self._builds.submit(
-            namespace, submission, by=by, max_cells=max_cells, request=request, warnings=warnings
-        )
+        return submission
 
 
 def build_id_of(*parts: str) -> str:

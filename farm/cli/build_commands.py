@@ -162,7 +162,7 @@ def submit(
     frozen = _freeze(manifest, label, gate, budget, baseline, untrusted=untrusted)
     with connect() as client:
         if dry_run:
-            _show_plan(client.plan(frozen), as_json=as_json)
+            show_plan(client.plan(frozen), as_json=as_json)
             return
         build_id = _submit(client, frozen, quiet=as_json or detach)
         wanted = WantedReports(junit, summary, manifest)
@@ -193,7 +193,7 @@ def retry(
         before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, new_id=new_id)
         if dry_run:
-            _show_plan(planned, as_json=as_json)
+            show_plan(planned, as_json=as_json)
             return
         _say_plan(planned, quiet=as_json or detach)
         if sys.stdin.isatty() and not yes:
@@ -211,7 +211,7 @@ def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
     """
     frozen = _freeze(manifest)
     with connect_or_start() as client:
-        _show_plan(client.plan(frozen), as_json=as_json)
+        show_plan(client.plan(frozen), as_json=as_json)
 
 
 def watch(
@@ -581,7 +581,8 @@ def _freeze(
     return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
 
-def _show_plan(planned: ShownPlan, *, as_json: bool) -> None:
+def show_plan(planned: ShownPlan, *, as_json: bool) -> None:
+    """Print what a submission would do."""
     if as_json:
         output.emit(planned)
     else:

@@ -14,6 +14,7 @@ from farm.cli import output, render
 from farm.cli.build_commands import (
     BaselineTag,
     Detach,
+    DryRun,
     Junit,
     Labels,
     Limits,
@@ -25,6 +26,7 @@ from farm.cli.build_commands import (
     follow_to_verdict,
     read_labels,
     say_build,
+    show_plan,
 )
 from farm.cli.ci_servers import WantedReports
 from farm.cli.ci_servers import labels as ci_labels
@@ -147,6 +149,7 @@ def build(
     baseline: BaselineTag = "",
     junit: Junit = None,
     summary: Summary = None,
+    dry_run: DryRun = False,
     as_json: output.Json = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
@@ -157,6 +160,9 @@ def build(
     labels = {**ci_labels(os.environ), **read_labels(label)}
     gates = read_gates(gate or (), budget or (), baseline)
     with connect() as client:
+        if dry_run:
+            show_plan(client.plan_manifest(name, version=version, labels=labels, gates=gates), as_json=as_json)
+            return
         build_id = client.build_manifest(name, version=version, labels=labels, gates=gates, key=key)["id"]
         say_build(build_id, quiet=as_json or detach)
         code = follow_to_verdict(client, build_id, WantedReports(junit, summary), detach=detach, as_json=as_json)

@@ -643,6 +643,20 @@ class FarmClient:
         found: BuildView = self._transport.post(path, body, headers=headers, timeout=300.0)
         return SubmittedBuild(self, found)
 
+    def plan_manifest(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        gates: ChosenGates | None = None,
+    ) -> ShownPlan:
+        """Return what `build_manifest` would do now; as `plan`. Raises NotFound."""
+        body = {"version": version, "labels": dict(labels or {}), "gates": gates}
+        path = f"/v1/manifests/{_named('manifest', name)}/plan"
+        found: ShownPlan = self._transport.post(path, body, timeout=300.0)
+        return found
+
     # --- jobs, workers ------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> JobView:

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from farm.app import Farm
 from farm.builds.acknowledged import today
 from farm.jobs.state import FailureKind, Outcome
-from tests.support.shown import GPU, Cell, accept, backdate, claim, failed, matrix_of, passed, play, register
+from tests.support.shown import GPU, Cell, accept, automate, backdate, claim, failed, matrix_of, passed, play, register
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -96,6 +96,7 @@ class Shown:
             "history": f"{home}/history/{YEAR}",
             "across": f"{home}/across?name=vision-nightly",
             "known": f"{home}/known",
+            "automation": f"{home}/automation",
             "builds": f"{home}/builds",
             "build": f"{home}/builds/{self.build}",
             "open": f"{home}/builds/{self.open}",
@@ -192,6 +193,7 @@ def shown(farm: Farm, redis_url: str) -> Shown:
     link, reason = "https://github.com/ROCm/AMDMIGraphX/issues/4711", "fuse_mlir crashes on this layout, bug 4711"
     known = {"cell": failed_cell, "kind": "compiler_crash", "reason": reason, "link": link, "by": "ann"}
     farm.acknowledged.put("main", {**known, "until": str(today() + timedelta(days=2)), "at": time.time()})
+    automate(farm, "vision-nightly", build)
     accept(farm, "audio-weekly", [Cell("denoise", precision="fp32")], created_by="ci")
     backdate(farm, redis_url)
     crashed = rows["whisper-tiny/migraphx-gfx942/int8/b8"]["job"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -320,3 +321,26 @@ def backdate(farm: Farm, redis_url: str, seconds: float = 13.3) -> None:
                 else:
                     document["at"] = int(document["at"]) - int(seconds * 1000) * (2 - int(number))
                 connection.hset(key, name, json.dumps(document))
+
+
+def automate(farm: Farm, manifest: str, build: str, *, error: str = "several pools serve onnxruntime/cpu") -> str:
+    """Store a manifest with two triggers, of which one made no build, and a webhook; return a message that failed."""
+    idle = {"timezone": "", "next": None, "seen": [], "tried": [], "fired": 1, "problem": "", "pending": None}
+    made = {"at": time.time() - 3600, "why": "schedule", "version": 2, "build": build, "error": ""}
+    triggers: list[Any] = [
+        {**idle, "kind": "schedule", "text": "17 3 * * 1-5", "timezone": "Europe/Berlin", "last": made},
+        {**idle, "kind": "toolchain", "text": "onnxruntime/cpu", "last": {**made, "build": "", "error": error}},
+    ]
+    pushed: Any = [{"version": number, "digest": "d" * 64, "pushed": time.time(), "by": "ci"} for number in (1, 2)]
+    triggers[0]["next"] = time.time() + 7200
+    head: Any = {"schema": 1, "id": "a" * 16, "name": manifest, "version": 2, "versions": pushed, "triggers": triggers}
+    farm.stored_manifests.move("main", manifest, lambda _: head)
+    farm.webhooks.create("main", "ci", "https://ci.example/hooks/farm", ["build.finished"], by="admin")
+    farm.webhooks.tell("main", "build.finished", build, {"id": build})
+    message = farm.webhooks.deliveries("main", "ci", 1)[0]["id"]
+    found = farm.webhooks.claim("main", "ci", message, 60)
+    assert isinstance(found, tuple)
+    attempt: Any = {"at": time.time(), "status": 500, "error": "it answered 500", "seconds": 0.2}
+    delivery: Any = {**found[0], "state": "failed", "next": None, "attempts": [attempt]}
+    farm.webhooks.ended("main", "ci", delivery, found[1])
+    return message

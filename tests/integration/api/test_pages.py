@@ -74,6 +74,7 @@ PAGES = [
     "/ui/ns/main/history/net/onnxruntime-cpu/fp32/b1",
     "/ui/ns/main/across?name=nightly",
     "/ui/ns/main/known",
+    "/ui/ns/main/automation",
     "/ui/ns/main/workers",
     "/ui/ns/main/models",
     "/ui/ns/main/storage",
@@ -179,6 +180,31 @@ def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browse
 # --- what pages are made of -----------------------------------------------------------------------------------------
 
 
+def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
+    farm: Farm, url: str, browser: httpx.Client
+) -> None:
+    message = shown.automate(farm, "nightly", "b-0123456789abcdef", error=HOSTILE)
+    page, path = browser.get("/ui/ns/main/automation"), "/ui/ns/main/automation/replay"
+    said = words(page.text)
+    assert "schedule 17 3 * * 1-5 Europe/Berlin" in said and "b-0123456789abcdef of version 2" in said
+    assert "no build: <script>" in said and "<script>alert" not in page.text
+    assert "✗ failed build.finished" in said and "it answered 500" in said
+
+    form = {"webhook": "ci", "message": message}
+    reader = {"Cookie": f"farm={farm.tokens.create('guest', Role.READER, 'main')}"}
+    unseen = words(httpx.get(f"{url}/ui/ns/main/automation", headers=reader, timeout=60).text)
+    assert "Administrators see them." in unseen and "ci.example" not in unseen and "17 3 * * 1-5" in unseen
+    for headers in ({}, {"Origin": "https://evil.example"}, {"Origin": url, **reader}):
+        with_cookie = {} if "Cookie" in headers else {"Cookie": f"farm={browser.cookies.get('farm')}"}
+        answer = httpx.post(url + path, data=form, headers={**with_cookie, **headers}, timeout=60)
+        assert answer.status_code == 403, headers
+    assert farm.webhooks.delivery("main", "ci", message)["state"] == "failed"
+    answer = browser.post(path, data=form, headers={"Origin": url})
+    assert str(answer.url) == f"{url}/ui/ns/main/automation?webhook=ci#{message}"
+    assert "· waiting build.finished" in words(answer.text)
+    assert browser.get("/ui/ns/main/automation?webhook=gone").status_code == 404
+
+
 def test_no_page_has_anything_inline_or_from_elsewhere(farm: Farm, browser: httpx.Client) -> None:
     build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
     play(
@@ -192,7 +218,7 @@ def test_no_page_has_anything_inline_or_from_elsewhere(farm: Farm, browser: http
     for path in [
         "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
         f"jobs/{job}/log", f"artifacts/{key}", "workers", "models", "storage", "history/net/onnxruntime-cpu/fp32/b1",
-        "across?name=nightly", "known", "",
+        "across?name=nightly", "known", "automation", "",
     ]:  # fmt: skip
         answer = browser.get(f"/ui/ns/main/{path}")
         assert answer.status_code == 200, (path, answer.text)

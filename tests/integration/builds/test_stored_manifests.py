@@ -221,6 +221,9 @@ def test_commands(client: FarmClient, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "precisions: [fp32, fp16]" in said("show", "demo", "--version", "1")
     shown = said("diff", "demo")
     assert "--- demo@1" in shown and "-precisions: [fp32, fp16]\n+precisions: [fp32]" in shown
+    assert "demo: 1 cell, 0 hits, 1 miss" in said("build", "demo", "--dry-run")
+    assert "demo: 2 cells" in said("build", "demo", "--dry-run", "--version", "1")
+    assert client.builds() == []
     key = secrets.token_hex(4)
     build_id = said("build", "demo", "--detach", "--key", key, "--label", "team=x").strip()
     assert said("build", "demo", "--detach", "--key", key, "--label", "team=x").strip() == build_id

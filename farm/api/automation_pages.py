@@ -1,0 +1,57 @@
+"""The page of what happens by itself: stored manifests with their triggers, webhooks and what they were told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from farm.api import schemas
+from farm.api.auth import FarmDep
+from farm.api.browser_sessions import OwnForm, Visitor
+from farm.api.page_answers import BASE, Form, Namespace, page_of
+from farm.artifacts.tokens import Role
+from farm.errors import NotAllowed
+
+router = APIRouter()
+
+MESSAGES = 50
+"""Deliveries on the page."""
+
+
+@router.get("/ns/{namespace}/automation")
+def automation(
+    request: Request,
+    caller: Visitor,
+    farm: FarmDep,
+    namespace: Namespace,
+    webhook: Annotated[str, Query(pattern=rf"^$|{schemas.TAG}")] = "",
+) -> Response:
+    """Show stored manifests and triggers; to administrators also webhooks, and the deliveries of one."""
+    is_admin = caller.role >= Role.ADMIN
+    hooks = farm.webhooks.list(caller.namespace) if is_admin else []
+    chosen = webhook or (hooks[0]["name"] if hooks else "")
+    return page_of(
+        request,
+        caller,
+        "automation",
+        section="automation",
+        manifests=farm.stored_manifests.list(caller.namespace),
+        is_admin=is_admin,
+        hooks=hooks,
+        chosen=chosen if is_admin else "",
+        deliveries=farm.webhooks.deliveries(caller.namespace, chosen, MESSAGES) if is_admin and chosen else [],
+    )
+
+
+@router.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])
+def replay(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Send a message again, and lead to it."""
+    if caller.role < Role.ADMIN:
+        raise NotAllowed(f"this needs the role admin; the token has {caller.role.name.lower()}")
+    name, message = form.get("webhook", "")[:100], form.get("message", "")[:100]
+    again = farm.webhooks.replay(caller.namespace, name, message)
+    where = f"{BASE}/ns/{caller.namespace}/automation?{urlencode({'webhook': name})}"
+    return RedirectResponse(f"{where}#{again['id']}", 303)
