@@ -21,9 +21,9 @@ from farm.builds.acknowledged import Acknowledged, today
 from farm.builds.reading import is_aside
 from farm.errors import NotFound, UsageError
 from farm.pages.across import MOST, across
-from farm.pages.build_view import Look
 from farm.pages.comparison import BAND, ComparedBuilds
 from farm.pages.quantities import plural
+from farm.results.lines import Look
 from farm.results.report import BuildView
 
 router = APIRouter()

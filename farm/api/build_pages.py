@@ -19,8 +19,9 @@ from farm.api.page_answers import BASE, BuildName, Namespace, Text, page_of, rea
 from farm.app import Farm
 from farm.errors import NotFound, QuotaExceeded
 from farm.jobs.state import State
-from farm.pages.build_view import PAGE, SIGNS, CellFilter, CellLine, ShownBuild, matrix
+from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, matrix
 from farm.pages.comparison import BAND
+from farm.results.lines import CellLine
 from farm.results.radar import RadarCell
 from farm.results.report import BuildView
 from farm.spec import CompileSpec, SpecDocument, changes
@@ -36,7 +37,11 @@ COMPARED = 100
 EXPLAINED = 20
 """Differences for which both sidecars are read, to say what changed."""
 GROUPED = 300
-"""A build with more cells is also shown by model."""
+"""More cells are also shown by model."""
+MODELS = 100
+"""Models on one page."""
+NARROWING = ("text", "look", "precision")
+"""Filters that stay when a model and a target are chosen."""
 STREAMS = 256
 """Builds that one token may look at live at once."""
 
@@ -127,13 +132,19 @@ def build(
     target: Text = "",
     precision: Text = "",
     first: Annotated[int, Query(ge=1, le=10**9)] = 1,
+    models: Annotated[int, Query(ge=1, le=10**9)] = 1,
 ) -> Response:
-    """Show a build; its filters are in the URL."""
+    """Show a build; its filters, and the `first` cell and model of its pages, are in the URL.
+
+    More cells than fit on a page are counted by model and target, unless a model is chosen.
+    """
     reading = reading_of(farm, request)
     view = reading.view(caller.namespace, build_id)
     wanted = CellFilter(tuple(each for each in look or () if each in SIGNS), model, target, precision, text)
     found = view.wanted(wanted)
-    shown = found[first - 1 : first - 1 + PAGE]
+    counted = not model and len(found) > PAGE
+    shown = [] if counted else found[first - 1 : first - 1 + PAGE]
+    groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(caller.namespace, view)
     pairs = [*changed.slower, *changed.faster] if changed else []
     return page_of(
@@ -146,6 +157,7 @@ def build(
         view=view,
         verdict_look=_verdict_look(view),
         changes=changed,
+        earlier="" if changed else reading.before(caller.namespace, view),
         band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs},
         wanted=wanted,
@@ -153,7 +165,15 @@ def build(
         found=len(found),
         first=first,
         cells_shown=len(shown),
-        groups=view.groups if len(view.cells) > GROUPED and not model else [],
+        groups=groups[models - 1 : models - 1 + MODELS],
+        models_found=len(groups),
+        first_model=models,
+        counted=counted,
+        narrowing="".join(
+            f"&{urlencode([pair])}" for pair in request.query_params.multi_items() if pair[0] in NARROWING
+        ),
+        models_before=same_page(request, models=max(1, models - MODELS)) if models > 1 else "",
+        models_after=same_page(request, models=models + MODELS) if models - 1 + MODELS < len(groups) else "",
         before=same_page(request, first=max(1, first - PAGE)) if first > 1 else "",
         after=same_page(request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
         page_size=PAGE,

@@ -20,7 +20,7 @@ from farm.app import Farm
 from farm.errors import FarmError
 from farm.inert import one_line
 from farm.logging import get_logger
-from farm.pages.build_view import ShownBuild
+from farm.pages.build_view import ShownBuild, said
 from farm.pages.quantities import duration
 
 log = get_logger(__name__)
@@ -224,7 +224,7 @@ def news(view: ShownBuild, changed: set[str]) -> str:
         {
             "headline": one_line(view.headline(), 1000),
             "looks": dict(view.looks),
-            "cells": {cell.identifier: [cell.look, cell.said] for cell in lines},
+            "cells": {cell.identifier: [cell.look, said(cell)] for cell in lines},
             "running": [
                 [cell.identifier, cell.phase, one_line(cell.worker), duration(cell.elapsed)]
                 for cell in view.running[:RUNNING]

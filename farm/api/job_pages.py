@@ -19,20 +19,19 @@ from farm.artifacts.sidecar import Sidecar, validate
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import LONGEST, today
 from farm.builds.cell_history import KEPT
-from farm.errors import FarmError, NotFound
+from farm.errors import NotFound
 from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind, State
 from farm.pages import drawing, history_view, job_view, log_view, usage
-from farm.pages.build_view import CellLine, Look, ShownBuild
+from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
+from farm.results.lines import CellLine, Look
 from farm.signing import bundles, statements
 from farm.signing.notary import stored
 from farm.signing.statements import NoStatement
 
 router = APIRouter()
 
-PLANNED = 5000
-"""A plan of more cells is not read to say why one of them was a miss."""
 LOG_LIMIT = 64 << 20
 FORTNIGHT = timedelta(days=14)
 """For how long the form suggests to know of a failure."""
@@ -260,18 +259,8 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
         cells=[(each["build"], each["identifier"]) for each in job["cells"]] if job else (),
         ingredients=job_view.ingredients_of(spec or {}),
         sidecar=sidecar,
-        reason=_reason(farm, caller, view, cell),
+        reason="" if cell.look == "hit" else cell.reason,
     )
-
-
-def _reason(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> str:
-    """Return why the plan called a cell a miss."""
-    if cell.look == "hit" or len(view.cells) > PLANNED:
-        return ""
-    with suppress(FarmError):  # A plan is kept for some time only.
-        planned = farm.build_reader.read_plan(caller.namespace, view.build["id"])["cells"]
-        return next((str(each.get("reason") or "") for each in planned if each["identifier"] == cell.identifier), "")
-    return ""
 
 
 def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Response:

@@ -13,8 +13,9 @@ from functools import lru_cache
 from farm.app import Farm
 from farm.builds.reading import is_aside
 from farm.errors import FarmError
-from farm.pages.build_view import CellLine, ShownBuild
+from farm.pages.build_view import ShownBuild
 from farm.pages.comparison import ComparedBuilds, compare
+from farm.results.lines import CellLine
 
 KEPT_CELLS = 400_000
 """Cells of the builds that are kept in memory, a few hundred bytes each."""
@@ -63,6 +64,15 @@ class _Kept:
     whole_cost: float
 
 
+class _Reading:
+    """A build that is being read."""
+
+    def __init__(self) -> None:
+        self.first: Future[ShownBuild] = Future()
+        """What can be shown first: of a large open build its cells before they are judged."""
+        self.whole: Future[ShownBuild] = Future()
+
+
 class BuildPages:
     """Builds as pages show them, of one farm. Thread-safe."""
 
@@ -70,12 +80,15 @@ class BuildPages:
         self._farm = farm
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = threading.Lock()
-        self._under_way: dict[tuple[str, str], Future[ShownBuild]] = {}
+        self._under_way: dict[tuple[str, str], _Reading] = {}
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="pages")
         self._compared = lru_cache(maxsize=8)(_Comparison)
 
-    def view(self, namespace: str, reference: str) -> ShownBuild:
-        """Return a build with its cells, as it was a short time ago. Raises NotFound, StillReading."""
+    def view(self, namespace: str, reference: str, patience: float = PATIENCE) -> ShownBuild:
+        """Return a build with its cells, as it was a short time ago. Raises NotFound, StillReading.
+
+        `patience` are the seconds to wait for a build that was never read.
+        """
         key = (namespace, self._farm.build_reader.resolve(namespace, reference))
         kept = self._find(key)
         if kept and self._is_current(key, kept):
@@ -83,7 +96,7 @@ class BuildPages:
         # All who ask for a build that is being read wait for the same reading.
         reading = self._begin(key)
         try:
-            return reading.result(IMPATIENCE if kept else PATIENCE)
+            return reading.whole.result(IMPATIENCE) if kept else reading.first.result(patience)
         except TimeoutError:
             if kept:
                 return kept.view
@@ -94,7 +107,7 @@ class BuildPages:
         key = (namespace, build_id)
         position = self.position(*key)
         while True:
-            view = self._begin(key).result()
+            view = self._begin(key).whole.result()
             if not view.is_open or not _is_before(view.position, position):
                 return view
 
@@ -127,10 +140,10 @@ class BuildPages:
 
     def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
         """Return how a build differs from the one of its name before it that ended; None if that is not known."""
-        before = self.before(namespace, after)
+        before = self.before(namespace, after) if after.judged else ""
         if before:
             with suppress(FarmError):  # Its report may be gone, or take long to read.
-                return self.compared(self.view(namespace, before), after)
+                return self.compared(self.view(namespace, before, IMPATIENCE), after)
         return None
 
     def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
@@ -146,25 +159,37 @@ class BuildPages:
     def _is_current(self, key: tuple[str, str], kept: _Kept) -> bool:
         if not kept.view.is_open:
             return True
+        if not kept.view.judged:
+            return False
         age = time.monotonic() - kept.read_at
         return age < (UNCHANGED if kept.view.position == self.position(*key) else STALE * kept.cost)
 
-    def _begin(self, key: tuple[str, str]) -> Future[ShownBuild]:
+    def _begin(self, key: tuple[str, str]) -> _Reading:
         """Return the reading of a build that is under way, else begin one."""
         with self._lock:
             reading = self._under_way.get(key)
             if reading is None:
-                reading = self._under_way[key] = self._threads.submit(self._read, key)
+                reading = self._under_way[key] = _Reading()
+                self._threads.submit(self._read, key, reading)
             return reading
 
-    def _read(self, key: tuple[str, str]) -> ShownBuild:
+    def _read(self, key: tuple[str, str], reading: _Reading) -> None:
+        view, error = None, None
         try:
-            return self._keep(key)
-        finally:
-            with self._lock:
-                del self._under_way[key]
+            view = self._keep(key, reading)
+        except Exception as failure:
+            error = failure
+        with self._lock:
+            del self._under_way[key]
+        for waited_for in (reading.first, reading.whole):
+            if waited_for.done():
+                continue
+            if error:
+                waited_for.set_exception(error)
+            elif view:
+                waited_for.set_result(view)
 
-    def _keep(self, key: tuple[str, str]) -> ShownBuild:
+    def _keep(self, key: tuple[str, str], reading: _Reading) -> ShownBuild:
         kept = self._find(key)
         if kept and not kept.view.is_open:
             return kept.view
@@ -173,22 +198,34 @@ class BuildPages:
         whole = view is None
         if view is None:
             position = self.position(*key)
-            view = ShownBuild.of(self._farm.build_reader.report(*key), position)
+            if kept is None and (found := self._farm.build_reader.unjudged_lines(*key)):
+                first = ShownBuild(*found, position, judged=False)
+                self._remember(key, _Kept(first, began, 0.0, began, 0.0))
+                reading.first.set_result(first)
+            view = ShownBuild(*self._farm.build_reader.lines(*key), position)
         ended = time.monotonic()
         cost = ended - began
+        known = kept if kept and not whole else None
+        self._remember(
+            key,
+            _Kept(view, ended, cost, known.whole_at if known else ended, known.whole_cost if known else cost),
+        )
+        return view
+
+    def _remember(self, key: tuple[str, str], kept: _Kept) -> None:
         with self._lock:
-            known = kept if kept and not whole else None
-            self._kept[key] = _Kept(
-                view, ended, cost, known.whole_at if known else ended, known.whole_cost if known else cost
-            )
+            self._kept[key] = kept
             self._kept.move_to_end(key)
             while len(self._kept) > 1 and sum(len(each.view.cells) for each in self._kept.values()) > KEPT_CELLS:
                 self._kept.popitem(last=False)
-        return view
 
     def _updated(self, key: tuple[str, str], kept: _Kept) -> ShownBuild | None:
         """Return a large open build with the cells that changed; None if it has to be read whole."""
-        if len(kept.view.cells) < SMALL or time.monotonic() - kept.whole_at > WHOLE * kept.whole_cost:
+        if (
+            not kept.view.judged
+            or len(kept.view.cells) < SMALL
+            or time.monotonic() - kept.whole_at > WHOLE * kept.whole_cost
+        ):
             return None
         changed: set[str] = set()
         position, more = kept.view.position, True

@@ -23,7 +23,7 @@ MARKS = "gc/"
 """Prefix of the marks: an object for each blob that is deleted after `GRACE` unless it is named or uploaded again."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
-_CACHES = ("/index/", "/statements/")
+_CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")
 """Documents that only repeat what other documents say."""
 
 
@@ -148,9 +148,7 @@ def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
 def documents(artifacts: ArtifactStore) -> list[str]:
     """Return the keys of all documents that can own a blob."""
     prefixes = ("ns/", "config/")
-    return [
-        key for prefix in prefixes for key in artifacts.list_objects(prefix) if not any(part in key for part in _CACHES)
-    ]
+    return [key for prefix in prefixes for key in artifacts.list_objects(prefix) if not _CACHES.match(key)]
 
 
 def owned(artifacts: ArtifactStore, keys: Iterable[str]) -> set[str]:

@@ -67,6 +67,7 @@ class BuildFinisher:
         report = self._reader.read_report(namespace, build_id) or self._write_report(namespace, build_id)
         if report is None:
             return
+        self._reader.large.add_ended(report)
         try:
             self._history.add(report)
         except FarmFault as error:

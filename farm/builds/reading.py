@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
+from typing import cast
 
 from farm.artifacts.s3 import S3Store
 from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
+from farm.builds.large_builds import EndedCells, LargeBuilds, PlannedCells, is_large
 from farm.builds.large_documents import loads_in_turns
 from farm.builds.outlook import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
@@ -23,6 +26,7 @@ from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results import junit
+from farm.results.lines import CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
 from farm.results.sweep import sweeps_of
 from farm.results.verdict import changes_of, judge_cell, verdict_of
@@ -33,6 +37,9 @@ log = get_logger(__name__)
 
 EXPLAINED = 20
 """Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
+
+JUDGED_AT_ONCE = 2000
+"""Cells of a large build that are read and judged at once."""
 
 Identifiers = list[str]
 JudgedCells = list[JudgedCell]
@@ -48,6 +55,7 @@ class BuildReader:
         self.read_plan = lru_cache(maxsize=32)(self._load_plan)
         """A build's plan by namespace and id. Raises NotFound."""
         self._planned_cells = lru_cache(maxsize=32)(self._index_plan)
+        self.large = LargeBuilds(artifacts)
 
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
@@ -195,6 +203,52 @@ class BuildReader:
         self._explain(cells)
         return cells
 
+    def lines(self, namespace: str, build_id: str) -> EndedCells:
+        """Return a build with its cells in short. Raises NotFound.
+
+        The cells of an open large build come from the extract of its plan, and are judged some at a time: its report
+        would take a gigabyte of memory.
+        """
+        build_id = self.resolve(namespace, build_id)
+        row = self._live(namespace, build_id)
+        if row is None or (row["state"] == "reported" and is_large(row["cells"])):
+            return self.large.ended(namespace, build_id) or self.large.add_ended(self.report(namespace, build_id))
+        unjudged = self.unjudged_lines(namespace, build_id)
+        if unjudged is None:
+            report = self.report(namespace, build_id)
+            return EndedCells(report["build"], [CellLine.of(cell) for cell in report["cells"]])
+        build, cells = unjudged
+        planned = self._large_plan(namespace, build_id)
+        waiting = [cell.identifier for cell in cells if cell.look == "queued"]
+        under_way = [cell.identifier for cell in cells if cell.look != "queued"]
+        times: dict[str, tuple[str, float | None, float]] = {}
+        for some in lots([*under_way, *waiting[:EXPLAINED]], JUDGED_AT_ONCE):
+            for cell in self.some_cells(namespace, build_id, some):
+                cells[planned.place[cell["identifier"]]] = CellLine.of(cell)
+                times[cell["identifier"]] = (cell["state"], cell["elapsed"], cell["spent"])
+        work = _work(planned, cells, times)
+        build["outlook"] = self.outlook(work, row["max_parallel"], paused=bool(row["paused"]))
+        return EndedCells(build, cells)
+
+    def unjudged_lines(self, namespace: str, build_id: str) -> EndedCells | None:
+        """Return an open large build with its cells as the store has them, before any is judged; None for others."""
+        row = self._live(namespace, build_id)
+        if row is None or row["state"] == "reported" or not is_large(row["cells"]):
+            return None
+        planned = self._large_plan(namespace, build_id)
+        states, jobs = self._store.builds.states(build_id), self._store.builds.jobs(build_id)
+        if len(states) < row["accepted"]:
+            return None  # The store lost them since it answered about the build.
+        return EndedCells(_build_document(row, self.follower(build_id)), planned.lines(states, jobs))
+
+    def _large_plan(self, namespace: str, build_id: str) -> PlannedCells:
+        """Return the extract of a large build's plan; make it if it is missing."""
+        try:
+            return self.large.planned(namespace, build_id)
+        except KeyError:
+            self.large.add_planned(self.read_plan(namespace, build_id))
+            return self.large.planned(namespace, build_id)
+
     def current_outlook(self, namespace: str, build_id: str) -> OutlookDocument | None:
         """Return when the current workers are expected to finish a build; None if the store has lost it."""
         report = self.live_report(namespace, build_id)
@@ -239,7 +293,9 @@ class BuildReader:
             )
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
-    def _index_plan(self, namespace: str, build_id: str) -> dict[str, CellPlan]:
+    def _index_plan(self, namespace: str, build_id: str) -> PlannedCells | dict[str, CellPlan]:
+        with suppress(KeyError):
+            return self.large.planned(namespace, build_id)
         return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}
 
     def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
@@ -283,6 +339,16 @@ class BuildReader:
 def is_aside(build: Mapping[str, object]) -> bool:
     """Whether a build is none of a manifest's own: it follows another build, or is the shadow of a ref."""
     return bool(build.get("follows") or build.get("shadows"))
+
+
+def _work(
+    planned: PlannedCells, cells: Sequence[CellLine], known: Mapping[str, tuple[str, float | None, float]]
+) -> Iterator[EstimatedCell]:
+    """Yield what an outlook needs of cells: those that nobody judged yet wait."""
+    for (identifier, key, pool, estimate), line in zip(planned.work(), cells, strict=True):
+        state, elapsed, spent = known.get(identifier, (State.QUEUED, None, 0.0))
+        cell = {"state": state, "job": line.job, "key": key, "pool": pool, "estimate": estimate}
+        yield cast(EstimatedCell, {**cell, "elapsed": elapsed, "spent": spent})
 
 
 def _has(row: BuildRow, label: str) -> bool:

@@ -378,6 +378,7 @@ class BuildService:
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
         self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
+        self._reader.large.add_planned(document)
         self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
         for cell in document["cells"]:
             CELLS_PLANNED.labels(cell["state"], miss_reason(cell["reason"]) if cell["state"] == "miss" else "").inc()

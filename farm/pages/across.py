@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.pages.build_view import CellLine, ShownBuild
+from farm.pages.build_view import ShownBuild
 from farm.pages.comparison import BAND, Pair, unfair
+from farm.results.lines import CellLine
 
 MOST = 12
 """Builds on one page."""

@@ -7,14 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from farm.jobs.state import FailureKind, State
 from farm.pages.quantities import duration, milliseconds, plural
-from farm.results.report import BuildView, JudgedCell, Report
-
-Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
-"""How a cell looks: its state, split further by what people look for."""
+from farm.results.lines import CellLine, Look
+from farm.results.report import BuildView
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),
@@ -34,108 +31,21 @@ PAGE = 1000
 """Cells on one page."""
 
 
-@dataclass(frozen=True, slots=True)
-class CellLine:
-    """One cell of a build, as far as pages show it. Times in seconds, sizes in bytes."""
-
-    identifier: str
-    model: str
-    target: str
-    precision: str
-    shape: str
-    look: Look
-    kind: str
-    by_farm: bool
-    message: str
-    detail: str
-    advice: str
-    phase: str
-    worker: str
-    elapsed: float | None
-    waiting: str
-    warning: str
-    job: str
-    key: str
-    published: bool
-    size: int | None
-    latency: float | None
-    shared: bool
-    device: str
-    expected_reason: str
-    expected_link: str
-
-    @classmethod
-    def of(cls, cell: JudgedCell) -> CellLine:
-        """Return the line of a judged cell."""
-        facts = cell["facts"]
-        return cls(
-            identifier=cell["identifier"],
-            model=cell["model"],
-            target=cell["target"],
-            precision=cell["precision"],
-            shape=cell["shape"],
-            look=_look(cell),
-            kind=cell["kind"] or "",
-            by_farm=cell["fault"] == "farm",
-            message=cell["message"],
-            detail=cell["detail"],
-            advice=cell["advice"],
-            phase=cell["phase"] or "",
-            worker=cell["worker"] or "",
-            elapsed=cell["elapsed"],
-            waiting=cell["waiting"],
-            warning=cell["warning"],
-            job=cell["job"] or "",
-            key=facts["key"] if facts else cell["key"],
-            published=facts is not None,
-            size=facts["program"]["size"] if facts else None,
-            latency=facts["latency"] if facts else None,
-            shared=bool(facts and facts["shared"]),
-            device=facts["device"] if facts else "",
-            expected_reason=cell.get("expected_reason", ""),
-            expected_link=cell.get("expected_link", ""),
-        )
-
-    @property
-    def sign(self) -> str:
-        """The sign of its look."""
-        return SIGNS[self.look][0]
-
-    @property
-    def said(self) -> str:
-        """What its place in the matrix says: its sign, and its failure, phase or latency in ms."""
-        match self.look:
-            case "failed" | "expected":
-                words = self.kind
-            case "running":
-                words = self.phase
-            case _:
-                words = milliseconds(self.latency) if self.latency else ""
-        return f"{self.sign} {words}".rstrip()
-
-    @property
-    def is_gate(self) -> bool:
-        """Whether its program is there, and a gate of the build refused it."""
-        return bool(self.kind) and FailureKind(self.kind).is_gate
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether its program is there and passed."""
-        return self.look in ("compiled", "hit")
+def sign(cell: CellLine) -> str:
+    """Return the sign of a cell's look."""
+    return SIGNS[cell.look][0]
 
 
-def _look(cell: JudgedCell) -> Look:
-    match State(cell["state"]):
-        case State.SUCCEEDED:
-            return "hit" if cell["hit"] else "compiled"
-        case State.FAILED:
-            return "expected" if cell["as_expected"] else "failed"
-        case State.RUNNING:
-            return "running"
-        case State.QUEUED:
-            return "queued"
-        case State.CANCELLED:
-            return "cancelled"
+def said(cell: CellLine) -> str:
+    """Return what a cell's place in the matrix says: its sign, and its failure, phase or latency in ms."""
+    match cell.look:
+        case "failed" | "expected":
+            words = cell.kind
+        case "running":
+            words = cell.phase
+        case _:
+            words = milliseconds(cell.latency) if cell.latency else ""
+    return f"{sign(cell)} {words}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +73,13 @@ class CellFilter:
 
 
 class Group(NamedTuple):
-    """The cells of one model: how many look how."""
+    """The cells of one model, by target: how many look how."""
 
     model: str
     total: int
     looks: Mapping[Look, int]
+    places: Mapping[str, Mapping[Look, int]]
+    """The cells of each target that it has."""
 
 
 class MatrixRow(NamedTuple):
@@ -203,11 +115,8 @@ class ShownBuild:
     cells: Sequence[CellLine]
     position: str = ""
     """The event after which this was read: updates go on from there."""
-
-    @classmethod
-    def of(cls, report: Report, position: str = "") -> ShownBuild:
-        """Return the view of a report."""
-        return cls(report["build"], [CellLine.of(cell) for cell in report["cells"]], position)
+    judged: bool = True
+    """False while only the states of its cells are known: no speeds, and nothing of what its gates say."""
 
     def updated(self, changed: Iterable[CellLine], position: str) -> ShownBuild:
         """Return the view with some cells as they are after a later event."""
@@ -227,11 +136,8 @@ class ShownBuild:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The cells by model, in the order of the manifest."""
-        by_model: dict[str, Counter[Look]] = {}
-        for cell in self.cells:
-            by_model.setdefault(cell.model, Counter())[cell.look] += 1
-        return [Group(model, looks.total(), looks) for model, looks in by_model.items()]
+        """Its cells by model."""
+        return grouped(self.cells)
 
     @cached_property
     def targets(self) -> list[str]:
@@ -299,6 +205,19 @@ class ShownBuild:
 def _reason(text: str) -> str:
     """Return a reason without how many jobs are ahead, which differs from cell to cell."""
     return re.sub(r"^\d+ jobs? ahead", "other jobs are ahead", text)
+
+
+def grouped(cells: Iterable[CellLine]) -> list[Group]:
+    """Return cells by model: those with failures first, then in the order of the manifest."""
+    counts = Counter((cell.model, cell.target, cell.look) for cell in cells)
+    models: dict[str, dict[str, Counter[Look]]] = {}
+    for (model, target, look), count in counts.items():
+        models.setdefault(model, {}).setdefault(target, Counter())[look] += count
+    groups = []
+    for model, places in models.items():
+        looks = sum(places.values(), Counter[Look]())
+        groups.append(Group(model, looks.total(), looks, places))
+    return sorted(groups, key=lambda group: not group.looks["failed"])
 
 
 def matrix(cells: Iterable[CellLine]) -> Matrix:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.pages.build_view import CellLine, ShownBuild
+from farm.pages.build_view import ShownBuild
+from farm.results.lines import CellLine
 
 BAND = 0.10
 """Relative difference of two medians below which nothing is said: they were measured at different times, perhaps on

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Literal, NamedTuple
 
-from farm.pages.build_view import Look
 from farm.pages.comparison import BAND
+from farm.results.lines import Look
 from farm.results.report import PastCell
 
 LEARNT = 5

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from farm.artifacts.sidecar import Latency, Sidecar
 from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind
-from farm.pages.build_view import CellLine
 from farm.pages.drawing import Bar, Spread
+from farm.results.lines import CellLine
 
 DIGEST = 64
 

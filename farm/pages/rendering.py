@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from farm.inert import inert, one_line
 from farm.pages import drawing, quantities
-from farm.pages.build_view import SIGNS, ranked
+from farm.pages.build_view import SIGNS, ranked, said
 
 FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -81,5 +81,11 @@ def _environment() -> Environment:
             "ago",
         )
     }
-    environment.filters |= {"marked": _marked, "plural": quantities.plural, "one_line": one_line, "inert": inert}
+    environment.filters |= {
+        "marked": _marked,
+        "said": said,
+        "plural": quantities.plural,
+        "one_line": one_line,
+        "inert": inert,
+    }
     return environment

@@ -94,6 +94,10 @@ class BuildRecords:
         """Return the states of a build's cells, by their identifiers."""
         return dict(self._link.ask("HGETALL", key("build", build_id, "states")))
 
+    def jobs(self, build_id: str) -> dict[str, str]:
+        """Return the jobs of a build's cells, by their identifiers; what was there when it was planned has none."""
+        return dict(self._link.ask("HGETALL", key("build", build_id, "jobs")))
+
     def cells(self, build_id: str, only: Sequence[str] | None = None) -> CellRows:
         """Return a build's cells in the order of submission; with `only`, those with these identifiers."""
         parts = ("cells", "states", "jobs", "ends")

@@ -3,7 +3,8 @@
     python tests/benchmarks/pages.py [--cells 1000 100000] [--readers 200]
 
 Real Valkey and SeaweedFS, and the API in this process; what ends a cell is only recorded. A page is read twice: the
-second time the server has it in memory. With 100,000 cells it takes some minutes; `--readers 0` leaves the readers out.
+second time the server has it in memory. Seconds of CPU are those of the server and of the reader. With 100,000 cells
+it takes some minutes; `--readers 0` leaves the readers out.
 """
 
 import argparse
@@ -56,15 +57,16 @@ def page(browser: httpx.Client, name: str, path: str) -> None:
     """Read a page until it has the build, and once more; say what each answer took."""
     which, began = "first", time.perf_counter()
     while True:
-        asked = time.perf_counter()
+        asked, used = time.perf_counter(), cpu()
         answer = browser.get(path)
-        took = time.perf_counter() - asked
+        took, used = time.perf_counter() - asked, cpu() - used
         if answer.status_code == 503:
             which = "reads" if which == "first" else ""
         else:
             answer.raise_for_status()
         if which:
-            print(f"{name:<34} {which:<6} {took:7.2f} s {len(answer.content) / 1024:8.0f} KiB", flush=True)
+            size = len(answer.content) / 1024
+            print(f"{name:<34} {which:<6} {took:7.2f} s {used:7.2f} s CPU {size:8.0f} KiB", flush=True)
         if which == "again":
             return
         if answer.status_code == 200:
@@ -106,6 +108,14 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def judged(farm: Farm, browser: httpx.Client, path: str) -> None:
+    """Wait until a page has all of an open build, and say how long that takes."""
+    began, used = time.perf_counter(), cpu()
+    while "are still being read" in browser.get(path).text:
+        time.sleep(0.5)
+    print(f"{'':<34} judged after {time.perf_counter() - began:.1f} s more, {cpu() - used:.1f} s CPU", flush=True)
+
+
 def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> None:
     """Measure the readers of a build in which two cells a second end."""
     import multiprocessing
@@ -139,17 +149,17 @@ def main() -> None:
     print(f"load at the beginning: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, a_farm(Path(name)) as farm:
         register(farm)
-        with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
-            browser.headers["Authorization"] = "Bearer sesame"
-            if given.readers:
-                live(farm, url, browser, given.readers)
-            for cells in given.cells:
-                models = [f"model-{number:05}" for number in range(cells // 20)]
-                shapes = ["b1", "b2", "b4", "b8", "b16"]
-                rows = matrix_of(models, precisions=["fp32", "fp16"], shapes=shapes)
-                build_id = accept(farm, f"{cells} cells", rows)
-                path = f"/ui/ns/main/builds/{build_id}"
+        for number, cells in enumerate(given.cells):
+            models = [f"model-{number:05}" for number in range(cells // 20)]
+            rows = matrix_of(models, precisions=["fp32", "fp16"], shapes=["b1", "b2", "b4", "b8", "b16"])
+            build_id = accept(farm, f"{cells} cells", rows)
+            path = f"/ui/ns/main/builds/{build_id}"
+            with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
+                browser.headers["Authorization"] = "Bearer sesame"
+                if given.readers and not number:
+                    live(farm, url, browser, given.readers)
                 page(browser, f"{cells:,} cells, waiting", path)
+                judged(farm, browser, path)
                 for pool in (POOL, GPU):
                     for job, claimed in claim(farm, pool, min(cells, PLAYED) // 2):
                         farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))
@@ -157,7 +167,15 @@ def main() -> None:
                 farm.builds.cancel("main", build_id)
                 farm.build_finisher.finish(build_id)
                 page(browser, f"{cells:,} cells, reported", path)
+            # A server that was restarted has nothing in memory.
+            with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
+                browser.headers["Authorization"] = "Bearer sesame"
+                page(browser, f"{cells:,} cells, a new server", path)
                 page(browser, f"{cells:,} cells, one model", f"{path}?model={models[-1]}")
+                page(browser, f"{cells:,} cells, cancelled fp16", f"{path}?look=cancelled&precision=fp16")
+                page(browser, f"{cells:,} cells, a cell", f"{path}/cells/{rows[-1].identifier}")
+                page(browser, f"{cells:,} cells, compared", f"/ui/ns/main/compare/{build_id}/{build_id}")
+    print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

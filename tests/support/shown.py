@@ -92,11 +92,14 @@ def spec_of(cell: Cell) -> dict[str, Any]:
     ).as_dict()  # fmt: skip
 
 
-def plan_cell(farm: Farm, cell: Cell, line: int = 6) -> dict[str, Any]:
-    """One cell of a plan; what is published already is a hit."""
-    spec = spec_of(cell)
-    key = cache_key(CompileSpec.from_dict(spec))
-    known = farm.store.index.get_many("main", [key]).get(key)
+def plan_cells(farm: Farm, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """The cells of a plan; what is published already is a hit."""
+    wanted = [(cell, spec := spec_of(cell), cache_key(CompileSpec.from_dict(spec))) for cell in cells]
+    known = farm.store.index.get_many("main", [key for *_, key in wanted])
+    return [_plan_cell(cell, spec, key, known.get(key)) for cell, spec, key in wanted]
+
+
+def _plan_cell(cell: Cell, spec: dict[str, Any], key: str, known: Any) -> dict[str, Any]:
     model = {"path": f"{cell.model}.onnx", "digest": spec["model"]["digest"], "size": 71}
     order = {
         "identifier": cell.identifier,
@@ -123,7 +126,7 @@ def plan_cell(farm: Farm, cell: Cell, line: int = 6) -> dict[str, Any]:
         "expected_seconds": None,
         "estimate": None,
         "expected": None,
-        "line": line,
+        "line": 6,
         "warnings": [],
         "order": None if known else order,
         "limits": {"time": 14400.0, "memory": 0},
@@ -136,7 +139,7 @@ def plan_cell(farm: Farm, cell: Cell, line: int = 6) -> dict[str, Any]:
 
 def accept(farm: Farm, name: str, cells: Iterable[Cell], **build: Any) -> str:
     """Accept a build of these cells, and return its id."""
-    planned = [plan_cell(farm, cell) for cell in cells]
+    planned = plan_cells(farm, cells)
     build_id = f"b-{secrets.token_hex(8)}"
     document = {
         "schema": 1,

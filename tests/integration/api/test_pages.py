@@ -15,15 +15,17 @@ import anyio
 import httpx
 import pytest
 
-from farm.api import page_reading
+from farm.api import build_pages, page_reading
 from farm.api.application import create_app
 from farm.api.build_routes import WATCHERS
 from farm.api.event_hub import EventHub
 from farm.api.page_reading import BuildPages
 from farm.app import Farm
 from farm.artifacts.tokens import Role
+from farm.builds import large_builds
 from farm.client.client import FarmClient, Frozen
 from farm.jobs.state import FailureKind, Outcome
+from farm.results.lines import CellLine
 from farm.settings import Settings
 from tests.support import shown
 from tests.support.api_farm import finished, serving
@@ -454,16 +456,101 @@ def test_a_thousand_cells_are_one_small_page(farm: Farm, browser: httpx.Client) 
     assert len(re.findall(r"model-07/migraphx-gfx942/fp16/\w+", few)) == 4
 
 
-def test_more_cells_are_paged_and_grouped_by_model(farm: Farm, browser: httpx.Client) -> None:
-    models = [f"model-{number:02}" for number in range(60)]
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that show few cells and few models, and builds that are large soon."""
+    for where, name, number in (
+        (build_pages, "PAGE", 20),
+        (build_pages, "MODELS", 4),
+        (build_pages, "GROUPED", 10),
+        (large_builds, "LARGE", 4),
+    ):
+        monkeypatch.setattr(where, name, number)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_more_cells_than_a_page_has_are_counted_by_model_and_target(farm: Farm, browser: httpx.Client) -> None:
+    models = [f"model-{number}" for number in range(6)]
     build_id = accept(farm, "larger", matrix_of(models, shapes=["b1", "b8", "b16", "b32"]))
-    first = build_page(browser, build_id)
-    assert "Cells 1 to 1,000 of 1,440" in words(first)
-    assert first.count("?model=model-") == 60
-    (after,) = re.findall(r'rel="next" href="([^"]+)"', first)
-    second = build_page(browser, build_id, html.unescape(after))
-    assert "Cells 1,001 to 1,440" in words(second)
-    assert not set(re.findall(r"cells/([^\"]+)", first)) & set(re.findall(r"cells/([^\"]+)", second))
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if order["identifier"] == "model-5/migraphx-gfx942/int8/b8"
+            else only_recorded(order, key)
+        ),
+    )
+    page = build_page(browser, build_id)
+    assert "Models 1 to 4 of 6" in words(page) and "/cells/model-0" not in page
+    assert re.findall(r'scope="row"><a href="[?]model=([^"#&]+)', page) == ["model-5", "model-0", "model-1", "model-2"]
+    assert "✗ 1 ✓ 11" in words(page)
+    (after,) = re.findall(r'rel="next" href="([^"]+)#cells"', page)
+    assert "model=model-4&amp;target=" in build_page(browser, build_id, html.unescape(after))
+    (failing,) = re.findall(r'class="failed"><a href="([^"#]+)#cells">✗ 1 ✓', page)
+    assert (
+        build_page(browser, build_id, html.unescape(failing)).count('href="' + build_id + "/cells/model-5/migr") == 12
+    )
+    assert "Cells 21 to 24 of 24" in words(build_page(browser, build_id, "?model=model-0&first=21"))
+    fp16 = build_page(browser, build_id, "?precision=fp16")
+    assert "?model=model-0&amp;precision=fp16#cells" in fp16 and "✓ 4" in words(fp16) and "✓ 12" not in words(fp16)
+
+
+def lines_of(farm: Farm, build_id: str) -> list[CellLine]:
+    return [CellLine.of(cell) for cell in farm.build_reader.report("main", build_id)["cells"]]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_extracts_of_a_large_build_say_what_its_plan_and_report_say(farm: Farm) -> None:
+    register(farm)
+    accept(farm, "before", [Cell("net-0")])
+    play(farm, everything_passes(farm))
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(8)])
+    ends = [
+        lambda order, key: passed(farm, order, key, error=0.5),
+        lambda order, key: failed(farm, order),
+        only_recorded,
+    ]
+    for end, (job, claimed) in zip(ends, shown.claim(farm, shown.POOL, 4), strict=False):
+        farm.store.jobs.finish(job, claimed.token, end(claimed.order, claimed.key))
+
+    def timeless(cells: list[CellLine]) -> list[CellLine]:
+        return [cell._replace(elapsed=None) for cell in cells]
+
+    build, cells = farm.build_reader.lines("main", build_id)
+    assert timeless(cells) == timeless(lines_of(farm, build_id))
+    assert {cell.look for cell in cells} == {"hit", "failed", "compiled", "running", "queued"}
+    assert {cell.kind for cell in cells} == {"", "accuracy", "compiler_error"}
+    outlook = farm.build_reader.report("main", build_id)["build"]["outlook"]
+    assert {**build["outlook"], "spent_seconds": 0} == {**outlook, "spent_seconds": 0}
+    farm.builds.cancel("main", build_id)
+    farm.build_finisher.finish(build_id)
+    extracts = list(farm.artifacts.list_objects("ns/main/extracts/"))
+    assert extracts == [f"ns/main/extracts/{build_id}-ended.json.gz"]
+    ended = farm.build_reader.lines("main", build_id)
+    assert ended.cells == lines_of(farm, build_id) and ended.build["state"] == "reported"
+    farm.artifacts.put_object(extracts[0], b"damaged")
+    assert farm.build_reader.lines("main", build_id) == ended == farm.build_reader.large.ended("main", build_id)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_large_open_build_is_shown_before_its_cells_are_judged(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(5)])
+    (job, claimed), *_ = shown.claim(farm, shown.POOL, 2)
+    farm.store.jobs.finish(job, claimed.token, passed(farm, claimed.order, claimed.key, error=0.5))
+    monkeypatch.setattr(page_reading, "IMPATIENCE", 0.1)
+    lines, go_on = farm.build_reader.lines, threading.Event()
+    monkeypatch.setattr(farm.build_reader, "lines", lambda *which: (go_on.wait(60), lines(*which))[1])
+    page = build_page(browser, build_id)
+    assert 'data-position="reading"' in page and "are still being read" in page
+    assert "✓ 1 compiled" in words(page) and "▸ 1 running" in words(page) and "· 3 queued" in words(page)
+    assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net-0/onnxruntime-cpu/fp32/b1").status_code == 200
+    go_on.set()
+    with browser.stream("GET", f"/ui/ns/main/builds/{build_id}/events?after=reading") as stream:
+        assert "event: reset" in stream.iter_lines()
+    page = build_page(browser, build_id)
+    assert "are still being read" not in page and "✗ 1 failed" in words(page)
 
 
 # --- jobs, logs, artifacts ------------------------------------------------------------------------------------------

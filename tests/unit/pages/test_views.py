@@ -14,6 +14,7 @@ from farm.pages.comparison import compare
 from farm.pages.drawing import Bar, Spread
 from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import ingredients_of
+from farm.results.lines import CellLine
 
 
 def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str,
 
 
 def view(*cells: dict[str, Any], state: str = "reported", **build: Any) -> ShownBuild:
-    return ShownBuild.of({"build": {"id": "b-1", "state": state, **build}, "cells": cells})
+    return ShownBuild({"id": "b-1", "state": state, **build}, [CellLine.of(each) for each in cells])
 
 
 @pytest.mark.parametrize(

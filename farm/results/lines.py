@@ -1,0 +1,100 @@
+"""Cells in short: what lists of cells show of each, a line for each of the 100,000 cells of a large build. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from farm.jobs.state import FailureKind, State
+from farm.results.report import JudgedCell
+
+Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
+"""How a cell looks: its state, split further by what people look for."""
+
+
+class CellLine(NamedTuple):
+    """One cell of a build, as far as lists show it. Times in seconds, sizes in bytes."""
+
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    look: Look
+    kind: str
+    by_farm: bool
+    message: str
+    detail: str
+    advice: str
+    phase: str
+    worker: str
+    elapsed: float | None
+    waiting: str
+    warning: str
+    job: str
+    key: str
+    published: bool
+    size: int | None
+    latency: float | None
+    shared: bool
+    device: str
+    expected_reason: str
+    expected_link: str
+    reason: str
+    """Why its plan said that it has to be compiled."""
+
+    @classmethod
+    def of(cls, cell: JudgedCell) -> CellLine:
+        """Return the line of a judged cell."""
+        facts = cell["facts"]
+        return cls(
+            identifier=cell["identifier"],
+            model=cell["model"],
+            target=cell["target"],
+            precision=cell["precision"],
+            shape=cell["shape"],
+            look=_look(cell),
+            kind=cell["kind"] or "",
+            by_farm=cell["fault"] == "farm",
+            message=cell["message"],
+            detail=cell["detail"],
+            advice=cell["advice"],
+            phase=cell["phase"] or "",
+            worker=cell["worker"] or "",
+            elapsed=cell["elapsed"],
+            waiting=cell["waiting"],
+            warning=cell["warning"],
+            job=cell["job"] or "",
+            key=facts["key"] if facts else cell["key"],
+            published=facts is not None,
+            size=facts["program"]["size"] if facts else None,
+            latency=facts["latency"] if facts else None,
+            shared=bool(facts and facts["shared"]),
+            device=facts["device"] if facts else "",
+            expected_reason=cell.get("expected_reason", ""),
+            expected_link=cell.get("expected_link", ""),
+            reason=cell.get("reason", ""),
+        )
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether its program is there, and a gate of the build refused it."""
+        return bool(self.kind) and FailureKind(self.kind).is_gate
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its program is there and passed."""
+        return self.look in ("compiled", "hit")
+
+
+def _look(cell: JudgedCell) -> Look:
+    match State(cell["state"]):
+        case State.SUCCEEDED:
+            return "hit" if cell["hit"] else "compiled"
+        case State.FAILED:
+            return "expected" if cell["as_expected"] else "failed"
+        case State.RUNNING:
+            return "running"
+        case State.QUEUED:
+            return "queued"
+        case State.CANCELLED:
+            return "cancelled"
