@@ -26,7 +26,7 @@ STALE = 2.0
 UNCHANGED = 1.0
 """Seconds for which a build without new events counts as unchanged; why it waits may change without one."""
 
-PATIENCE = 1.0
+PATIENCE = 1.2
 """Seconds that a page waits for a build that was never read."""
 
 IMPATIENCE = 0.3

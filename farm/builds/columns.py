@@ -38,8 +38,7 @@ def unpack(data: bytes) -> tuple[Columns, dict[str, Any]]:
 
 
 def _packed(values: Sequence[Any]) -> dict[str, Any]:
-    # As JSON, because 1, 1.0 and True are equal; a tuple, because a text may look like JSON.
-    names = [value if type(value) is str else (json.dumps(value, sort_keys=True),) for value in values]
+    names = [_name(value) for value in values]
     distinct = dict(zip(names, values, strict=True))
     if len(distinct) == 1:
         return {"same": values[0]}
@@ -47,6 +46,17 @@ def _packed(values: Sequence[Any]) -> dict[str, Any]:
         return {"each": list(values)}
     place = {name: number for number, name in enumerate(distinct)}
     return {"distinct": list(distinct.values()), "at": [place[name] for name in names]}
+
+
+def _name(value: Any) -> Any:
+    """Return what equal values of one type share: 1, 1.0 and True are equal, and a text may look like JSON."""
+    kind = type(value)
+    if kind is str:
+        return value
+    return kind, value if kind in _PLAIN else json.dumps(value, sort_keys=True)
+
+
+_PLAIN = frozenset({bool, int, float, type(None)})
 
 
 def _unpacked(column: Mapping[str, Any], rows: int) -> Sequence[Any]:

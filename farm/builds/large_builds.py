@@ -42,6 +42,7 @@ _JUDGED_BY = (
     "line",
     "expected",
     "estimate",
+    "state",
     "reason",
     "before",
     "baseline",
@@ -77,16 +78,15 @@ class PlannedCells:
         place = self.place[identifier]
         return cast(CellPlan, {name: values[place] for name, values in self._columns.items()})
 
-    def lines(self, states: Mapping[str, str], jobs: Mapping[str, str]) -> list[CellLine]:
-        """Return the lines of cells in these states with these jobs, before anything is judged.
+    def lines(self, states: Mapping[str, str]) -> list[CellLine]:
+        """Return the lines of cells in these states, before anything is judged.
 
         What its gates will refuse counts as compiled, and nothing has a speed.
         """
         rows = len(self.identifiers)
         known = {
             **{name: self._columns[name] for name in _SHOWN},
-            "look": [_look(states.get(name, State.QUEUED), name in jobs) for name in self.identifiers],
-            "job": [jobs.get(name, "") for name in self.identifiers],
+            "look": list(map(_look, map(states.get, self.identifiers), self._columns["state"])),
         }
         empty = {name: _EMPTY.get(name, None if name in ("size", "latency") else "") for name in CellLine._fields}
         columns = [known.get(name) or repeat(empty[name], rows) for name in CellLine._fields]
@@ -161,6 +161,7 @@ def _key(namespace: str, build_id: str, name: str) -> str:
     return f"ns/{namespace}/extracts/{build_id}-{name}.json.gz"
 
 
-def _look(state: str, has_job: bool) -> Look:
-    # A cell that succeeded without a job was there when its build was planned.
-    return _LOOKS.get(state) or ("compiled" if has_job else "hit")
+def _look(state: str | None, planned: str) -> Look:
+    if state is None:  # It is not accepted yet.
+        return "queued"
+    return _LOOKS.get(state) or ("hit" if planned == "hit" else "compiled")

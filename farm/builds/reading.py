@@ -218,7 +218,8 @@ class BuildReader:
             report = self.report(namespace, build_id)
             return EndedCells(report["build"], [CellLine.of(cell) for cell in report["cells"]])
         build, cells = unjudged
-        planned = self._large_plan(namespace, build_id)
+        planned, jobs = self._large_plan(namespace, build_id), self._store.builds.jobs(build_id)
+        cells = [cell._replace(job=jobs.get(cell.identifier, "")) for cell in cells]
         waiting = [cell.identifier for cell in cells if cell.look == "queued"]
         under_way = [cell.identifier for cell in cells if cell.look != "queued"]
         times: dict[str, tuple[str, float | None, float]] = {}
@@ -236,10 +237,10 @@ class BuildReader:
         if row is None or row["state"] == "reported" or not is_large(row["cells"]):
             return None
         planned = self._large_plan(namespace, build_id)
-        states, jobs = self._store.builds.states(build_id), self._store.builds.jobs(build_id)
+        states = self._store.builds.states(build_id)
         if len(states) < row["accepted"]:
             return None  # The store lost them since it answered about the build.
-        return EndedCells(_build_document(row, self.follower(build_id)), planned.lines(states, jobs))
+        return EndedCells(_build_document(row, self.follower(build_id)), planned.lines(states))
 
     def _large_plan(self, namespace: str, build_id: str) -> PlannedCells:
         """Return the extract of a large build's plan; make it if it is missing."""

@@ -170,6 +170,7 @@ def main() -> None:
             # A server that was restarted has nothing in memory.
             with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
                 browser.headers["Authorization"] = "Bearer sesame"
+                browser.get("/ui/sign-in")  # The first answer of a process takes longer, whatever it is.
                 page(browser, f"{cells:,} cells, a new server", path)
                 page(browser, f"{cells:,} cells, one model", f"{path}?model={models[-1]}")
                 page(browser, f"{cells:,} cells, cancelled fp16", f"{path}?look=cancelled&precision=fp16")
