@@ -6,6 +6,7 @@ What is checked first and changed afterwards (colours that are stripped, lines t
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 """What a terminal obeys (ECMA-48): control sequences, strings (titles, links, clipboards), single escapes."""
@@ -49,12 +50,15 @@ def one_line(text: object, limit: int = 300) -> str:
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
-_ESCAPED = re.compile(f"[{_UNSEEN}]|#(?=#[a-z]*\\[)", re.IGNORECASE)
+@cache
+def _escaped() -> re.Pattern[str]:
+    # It takes milliseconds to compile, and few commands print JSON.
+    return re.compile(f"[{_UNSEEN}]|#(?=#[a-z]*\\[)", re.IGNORECASE)
 
 
 def inert_json(text: str) -> str:
     """Return JSON that says the same and is harmless to print: what `inert` would change is escaped."""
-    return _ESCAPED.sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), text)
+    return _escaped().sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), text)
 
 
 def _units(character: str) -> list[int]:

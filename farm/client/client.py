@@ -17,7 +17,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -314,6 +313,8 @@ class FarmClient:
 
         def send(put: Put, path: Path) -> None:
             self._transport.put(put, path, count_or_stop)
+
+        from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(UPLOADS) as threads:
             try:
