@@ -31,9 +31,6 @@ AT_ONCE = 8
 """Requests at once."""
 
 _READ = 1 << 18
-_WRITE = 1 << 20
-_MOST_PARTS = 512
-"""Parts that are written at once; the system takes 1024."""
 _FICLONE = 0x40049409
 """The ioctl by which a file system that can do it lets two files share their blocks until one is written."""
 
@@ -207,18 +204,19 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
         end = min(start + PIECE, wanted.size)
 
         def once() -> None:
-            writer = _Writer(part, start)
+            at = start
 
             def write(data: bytes) -> None:
+                nonlocal at
                 if stop.is_set():
                     raise _Stopped
-                if writer.end + len(data) > end:
+                if at + len(data) > end:
                     raise _damaged(wanted)
-                writer.add(data)
+                _write(part, data, at)
+                at += len(data)
 
             reads(start, end, write)
-            writer.flush()
-            if writer.end != end:
+            if at != end:
                 raise _damaged(wanted)
 
         retry(once)
@@ -245,56 +243,37 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
 
 def _fetch_whole(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
     """Bring a blob from a server that sends whole files only; return whether it is the blob."""
-    sha256, writer = hashlib.sha256(), _Writer(part, 0)
+    sha256, end = hashlib.sha256(), 0
 
     def write(data: bytes) -> None:
-        if writer.end + len(data) > wanted.size:
+        nonlocal end
+        if end + len(data) > wanted.size:
             raise _damaged(wanted)
         sha256.update(data)
-        writer.add(data)
-        progress(writer.end, wanted.size)
+        _write(part, data, end)
+        end += len(data)
+        progress(end, wanted.size)
 
     def once() -> None:
-        nonlocal sha256, writer
+        nonlocal sha256, end
         os.ftruncate(part, 0)
-        sha256, writer = hashlib.sha256(), _Writer(part, 0)
+        sha256, end = hashlib.sha256(), 0
         reads(0, wanted.size, write)
-        writer.flush()
 
     retry(once)
-    return (writer.end, sha256.hexdigest()) == (wanted.size, wanted.digest)
+    return (end, sha256.hexdigest()) == (wanted.size, wanted.digest)
 
 
-class _Writer:
-    """Writes what comes, from a place on, many parts at once: threads that write one file wait for each other."""
-
-    def __init__(self, descriptor: int, start: int) -> None:
-        self.end = start
-        """Where the next part goes; what waits counts."""
-        self._descriptor = descriptor
-        self._waiting: list[bytes] = []
-        self._size = 0
-
-    def add(self, data: bytes) -> None:
-        self._waiting.append(data)
-        self._size += len(data)
-        self.end += len(data)
-        if self._size >= _WRITE or len(self._waiting) == _MOST_PARTS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Raises UsageError if the disk is full."""
-        try:
-            at, data = self.end - self._size, self._waiting
-            written = os.pwritev(self._descriptor, data, at) if data else 0
-            if written < self._size:  # Rare: the disk is nearly full, or a signal came.
-                view = memoryview(b"".join(data))[written:]
-                while view:
-                    view = view[os.pwrite(self._descriptor, view, self.end - len(view)) :]
-        except OSError as error:
-            message = f"cannot write what is downloaded: {error.strerror or error}"
-            raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
-        self._waiting, self._size = [], 0
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    """Raises UsageError if the disk is full."""
+    view = memoryview(data)
+    try:
+        while view:  # All at once, but if the disk is nearly full, or a signal came.
+            count = os.pwrite(descriptor, view, at)
+            view, at = view[count:], at + count
+    except OSError as error:
+        message = f"cannot write what is downloaded: {error.strerror or error}"
+        raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
 
 
 class _Stopped(Exception):

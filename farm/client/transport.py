@@ -118,10 +118,13 @@ class Transport:
         """Connections to object storage. Presigned URLs carry their own permission: they never see the farm's token."""
         import httpx
 
+        from farm.client.plain_http import PlainHTTP, names_no_proxy
+
         with self._lock:
             if len(self._opened) == 1:
                 timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
-                self._opened.append(httpx.Client(timeout=timeout, verify=_trusted()))
+                plain = PlainHTTP(_trusted()) if names_no_proxy() else None
+                self._opened.append(httpx.Client(timeout=timeout, verify=_trusted(), transport=plain))
             return self._opened[1]
 
     def get(self, path: str, **params: Any) -> Any:
@@ -223,7 +226,7 @@ class Transport:
             try:
                 with self._storage.stream("PUT", put["url"], content=chunks(), headers=headers) as answer:
                     response = _read(answer, SMALL_ANSWER)
-            except (httpx.TransportError, httpx.LocalProtocolError) as error:
+            except (httpx.TransportError, httpx.InvalidURL) as error:
                 count(-sent)
                 raise StorageUnavailable(f"cannot upload {path.name}: {error or type(error).__name__}") from None
             if response.status_code == 400:
@@ -253,14 +256,13 @@ class Transport:
             with self._storage.stream("GET", url, headers=headers) as response:
                 if response.status_code == 404:
                     raise gone(name, "is no longer in object storage")
-                if response.is_error:
-                    response.read()
-                    raise _storage_answer(response, f"cannot download {name}")
+                if not response.is_success:
+                    raise _storage_answer(_read(response, SMALL_ANSWER), f"cannot download {name}")
                 if response.status_code != 206 and not whole:
                     raise NoRanges
                 for data in response.iter_raw():
                     write(data)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise StorageUnavailable(f"cannot download {name}: {error or type(error).__name__}") from None
 
 

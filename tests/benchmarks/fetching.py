@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from farm.local import servers
 
@@ -51,26 +52,30 @@ def report(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     large, small = (publish(folder, endpoint, size) for size in (options.size * 10**6, 5 * 10**6))
     pairs = []
     for number in range(options.rounds):
-        seconds = {}
+        took = {}
         for kind in ("farm", "boto3") if number % 2 else ("boto3", "farm"):
             os.sync()  # Nobody pays for what another has left to write.
-            seconds[kind] = run(kind, folder, endpoint, large)
+            took[kind] = run(kind, folder, endpoint, large)
             shutil.rmtree(folder / "cache", ignore_errors=True)
-        pairs.append((seconds["farm"], seconds["boto3"]))
-    low, middle, high = interval([theirs / ours for ours, theirs in pairs])
-    speeds = [options.size / statistics.median(each) for each in zip(*pairs, strict=True)]
-    print(
-        f"{os.cpu_count()} cores, {options.rounds} pairs of {options.size} MB: {speeds[0]:.0f} and {speeds[1]:.0f} MB/s"
-    )
+        pairs.append((took["farm"], took["boto3"]))
+    low, middle, high = interval([theirs.seconds / ours.seconds for ours, theirs in pairs])
+    speeds = [options.size / statistics.median(took.seconds for took in each) for each in zip(*pairs, strict=True)]
+    processor = [statistics.median(took.processor for took in each) for each in zip(*pairs, strict=True)]
+    load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
+    print(f"{load}, {options.rounds} pairs of {options.size} MB: {speeds[0]:.0f} and {speeds[1]:.0f} MB/s")
     print(f"  cold fetch, every byte hashed / boto3 download_file: {middle:.2f} of its speed ({low:.2f} to {high:.2f})")
+    print(f"  processor time: {processor[0]:.2f} s, boto3 {processor[1]:.2f} s")
     run("farm", folder, endpoint, small)
-    kept = [run("farm", folder, endpoint, small) for _ in range(options.rounds)]
-    print(f"  5 MB that the client has kept: {1000 * statistics.median(kept):.1f} ms, after start-up")
+    kept = statistics.median(run("farm", folder, endpoint, small).seconds for _ in range(options.rounds))
+    print(f"  5 MB that the client has kept: {1000 * kept:.1f} ms, after start-up")
     run("farm", folder, endpoint, large)
-    verified = [run("farm", folder, endpoint, large) for _ in range(options.rounds)]
-    hashed = [run("hash", folder, endpoint, large) for _ in range(options.rounds)]
-    ratio = statistics.median(verified) / statistics.median(hashed)
-    print(f"  {options.size} MB from the cache, hashed and written: {ratio:.2f} of the time of hashing alone")
+    verified, hashed = (
+        statistics.median(run(kind, folder, endpoint, large).seconds for _ in range(options.rounds))
+        for kind in ("farm", "hash")
+    )
+    print(
+        f"  {options.size} MB from the cache, hashed and written: {verified / hashed:.2f} of the time of hashing alone"
+    )
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -93,15 +98,22 @@ def publish(folder: Path, endpoint: str, size: int) -> str:
     return f"{digest}/{size}"
 
 
-def run(kind: str, folder: Path, endpoint: str, blob: str) -> float:
-    """Measure one download in a fresh process; return its seconds after its imports."""
+class Took(NamedTuple):
+    """Seconds of a download in a fresh process, after its imports: by the clock, and of the processor."""
+
+    seconds: float
+    processor: float
+
+
+def run(kind: str, folder: Path, endpoint: str, blob: str) -> Took:
+    """Measure one download in a fresh process."""
     done = subprocess.run(
         [sys.executable, __file__, "--one", kind, str(folder), endpoint, blob],
         capture_output=True,
         text=True,
         check=True,
     )
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return Took(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
@@ -123,7 +135,7 @@ def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
         url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
         wanted = WantedBlob(digest, int(size), "program")
 
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     if kind == "farm":
         downloads.bring(
             wanted,
@@ -137,9 +149,9 @@ def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
             assert hashlib.file_digest(file, "sha256").hexdigest() == digest
     else:
         s3.download_file(BUCKET, key, str(target))
-    seconds = time.perf_counter() - start
+    took = Took(time.perf_counter() - start, time.process_time() - busy)
     target.unlink(missing_ok=True)
-    print(json.dumps(seconds))
+    print(json.dumps(took))
 
 
 def _keys() -> dict[str, str]:

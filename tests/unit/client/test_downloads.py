@@ -193,7 +193,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("farm.client.downloads.os.pwritev", full)
+    monkeypatch.setattr("farm.client.downloads.os.pwrite", full)
     with pytest.raises(UsageError, match="No space left") as caught:
         Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", Server())
     assert "XDG_CACHE_HOME" in caught.value.hint

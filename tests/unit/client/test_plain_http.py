@@ -1,0 +1,155 @@
+"""What object storage sends is read to its end over kept connections, by TLS that is checked, through proxies too."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from farm.client.plain_http import PIECE, PlainHTTP
+from farm.client.transport import Transport
+from farm.errors import FarmError, StorageUnavailable
+
+DATA = bytes(range(256)) * (3 * PIECE // 256) + b"the end"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers what its path names."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Storage)
+        server.asked.append((self.client_address[1], self.path))
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/whole")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        _, _, asked = self.headers.get("Range", "").partition("=")
+        start, _, last = asked.partition("-")
+        data = DATA[int(start) : int(last) + 1] if asked else DATA
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.path == "/half":
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            return
+        self.wfile.write(data)
+        self.close_connection = self.path == "/closed-after"  # Which the answer does not say.
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Storage(ThreadingHTTPServer):
+    """Has `DATA`, and records who asked (by port) for what."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[int, str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def storage() -> Iterator[Storage]:
+    with Storage() as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    made = Transport("http://farm.example", "", namespace="", timeout=5)
+    yield made
+    made.close()
+
+
+def read(client: Transport, url: str, start: int = 0, end: int = len(DATA)) -> bytes:
+    found = bytearray()
+    client.read(url, "net.mxr", start, end, found.extend, whole=(start, end) == (0, len(DATA)))
+    return bytes(found)
+
+
+def test_parts_come_over_one_connection(client: Transport, storage: Storage) -> None:
+    assert read(client, f"{storage.url}/whole?key=a%20b") == DATA
+    assert read(client, f"{storage.url}/whole", 5, PIECE + 7) == DATA[5 : PIECE + 7]
+    assert [path for _, path in storage.asked] == ["/whole?key=a%20b", "/whole"]
+    assert len({port for port, _ in storage.asked}) == 1
+
+
+def test_a_connection_that_the_server_closed_is_replaced(client: Transport, storage: Storage) -> None:
+    assert read(client, f"{storage.url}/closed-after") == DATA
+    assert read(client, f"{storage.url}/whole") == DATA
+    assert len({port for port, _ in storage.asked}) == 2
+
+
+def test_an_answer_that_ends_too_early_is_no_damage_but_an_outage(client: Transport, storage: Storage) -> None:
+    with pytest.raises(StorageUnavailable, match=r"cannot download net\.mxr: \d+ bytes are missing"):
+        read(client, f"{storage.url}/half")
+    assert read(client, f"{storage.url}/whole") == DATA
+
+
+def test_a_reader_that_stops_leaves_no_rest_for_the_next(client: Transport, storage: Storage) -> None:
+    def stop(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.read(f"{storage.url}/whole", "net.mxr", 0, len(DATA), stop, whole=True)
+    assert read(client, f"{storage.url}/whole") == DATA
+
+
+@pytest.mark.parametrize(
+    "url", ["/moved", "http://127.0.0.1:1/", "http://[::1/", "ftp://127.0.0.1/x", "http://127.0.0.1:99999/", "", "x"]
+)
+def test_what_cannot_be_read_is_one_line(client: Transport, storage: Storage, url: str) -> None:
+    with pytest.raises(FarmError, match=r"cannot download net\.mxr: ") as caught:
+        read(client, storage.url + url if url.startswith("/") else url)
+    assert "\n" not in caught.value.message
+
+
+def test_a_proxy_of_the_environment_is_asked(
+    client: Transport, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", storage.url)
+    assert read(client, "http://storage.example/whole") == DATA
+    assert storage.asked[0][1] == "http://storage.example/whole"
+
+
+def test_a_certificate_that_nobody_trusts_is_refused(storage: Storage, tmp_path: Path) -> None:
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x"
+    pair = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -out {pair[0]} -keyout {pair[1]}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(*pair)
+    storage.socket = serving.wrap_socket(storage.socket, server_side=True)
+    url = storage.url.replace("http", "https")
+    trusting = ssl.create_default_context(cafile=str(pair[0]))
+    with httpx.Client(transport=PlainHTTP(trusting)) as client:
+        assert client.get(f"{url}/whole").content == DATA
+    with (
+        httpx.Client(transport=PlainHTTP(httpx.create_ssl_context())) as client,
+        pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        client.get(f"{url}/whole")
