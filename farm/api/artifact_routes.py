@@ -15,7 +15,8 @@ from farm.app import Farm
 from farm.artifacts import REVOCATIONS, Artifact, sidecar_key
 from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.signing.notary import SignedSidecar, stored
+from farm.signing.bundles import SignedSidecar
+from farm.signing.notary import stored
 from farm.signing.revocations import keep
 
 router = APIRouter(tags=["artifacts"])

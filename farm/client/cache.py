@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
+from farm.client.conformity import AnswerDocument
 from farm.errors import FarmFault
 from farm.files import remove_tree, replacing, tree_size
 
@@ -130,7 +131,7 @@ class KeptAnswers:
         if place is None:
             return None
         try:
-            found = json.loads(place.read_bytes())
+            found = json.loads(place.read_bytes(), object_hook=AnswerDocument)
             return KeptAnswer(found["document"], float(found["given"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None

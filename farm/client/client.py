@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, cast
 
 from farm import errors
 from farm.client.cache import KeptAnswers, default_cache
-from farm.client.conformity import conforming
+from farm.client.conformity import conforming, parsed
 from farm.client.downloads import Downloads, OnDownload, WantedBlob
 from farm.client.submitted import SubmittedBuild
 from farm.client.transport import OlderFarm, Transport, document_of, file_name
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from farm.artifacts.ownership import Collected
     from farm.artifacts.refs import RefView, ShownRef, SnapshotCell
     from farm.artifacts.sidecar import SidecarDocument
-    from farm.artifacts.storage import Missing, Put, Upload
-    from farm.artifacts.tokens import Secret, TokenDocument
+    from farm.artifacts.storage import Put, Upload
+    from farm.artifacts.tokens import TokenDocument
     from farm.client.family import FamilyMember
     from farm.client.fetching import Fetched, FetchedFamily
     from farm.client.verifying import SignedArtifact, Trust
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from farm.jobs.rows import (
         AuditLine,
         BuildEvent,
-        CancelledCells,
         JobView,
         PoolView,
         ReproductionDocument,
@@ -67,11 +66,11 @@ if TYPE_CHECKING:
         Report,
     )
     from farm.settings import Settings
+    from farm.signing.bundles import SignedSidecar
     from farm.signing.judging import TrustCheck
-    from farm.signing.notary import SignedSidecar
     from farm.spec import FileReference
     from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
-    from farm.webhooks.hooks import DeliveryView, NewWebhookView, WebhookView
+    from farm.webhooks.hooks import DeliveryView, WebhookView
 
 T = TypeVar("T")
 OnUpload = Callable[[int, int], None]
@@ -173,6 +172,10 @@ def new_build_id() -> str:
     return f"b-{secrets.token_hex(8)}"
 
 
+class _Event(TypedDict):
+    type: str
+
+
 BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")
 """How a build may be named: its id, the start of it, or the latest."""
 
@@ -244,16 +247,16 @@ class FarmClient:
 
     def health(self) -> dict[str, str]:
         """Check that the farm answers. Raises FarmFault if it does not."""
-        found: dict[str, str] = self._transport.get("/v1/health")
-        return found
+        return conforming(self._transport.get("/v1/health"), dict[str, str], self.url)
 
     def plan(self, frozen: Frozen) -> ShownPlan:
         """Return what a submission would do: cells, hits, misses and why, missing blobs. Changes nothing.
 
         Raises ManifestError with every problem found.
         """
-        found: ShownPlan = self._transport.post("/v1/plan", frozen.submission, timeout=300.0)
-        return found
+        from farm.matrix.planned import ShownPlan
+
+        return conforming(self._transport.post("/v1/plan", frozen.submission, timeout=300.0), ShownPlan, self.url)
 
     def submit(
         self, frozen: Frozen, *, plan: ShownPlan | None = None, progress: OnUpload | None = None
@@ -275,8 +278,12 @@ class FarmClient:
         self.upload({digest: frozen.files[digest] for digest in missing if digest in frozen.files}, progress)
 
     def _create(self, frozen: Frozen) -> SubmittedBuild:
+        from farm.results.report import BuildView
+
         headers = {"Idempotency-Key": frozen.build_id}
-        found: BuildView = self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers)
+        found = conforming(
+            self._transport.post("/v1/builds", frozen.submission, timeout=300.0, headers=headers), BuildView, self.url
+        )
         return SubmittedBuild(self, found)
 
     def attach(self, named: str) -> SubmittedBuild:
@@ -288,11 +295,13 @@ class FarmClient:
 
         Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
         """
+        from farm.artifacts.storage import Missing
+
         sizes = {digest: path.stat().st_size for digest, path in files.items()}
         uploads: list[Upload] = []
         for lot in _lots(sizes):
             blobs = [{"digest": digest, "size": sizes[digest]} for digest in lot]
-            missing: Missing = self._transport.post("/v1/blobs", {"blobs": blobs})
+            missing = conforming(self._transport.post("/v1/blobs", {"blobs": blobs}), Missing, self.url)
             uploads += missing["missing"]
         puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
         total, sent, lock = sum(put["size"] for put, _ in puts), 0, Lock()
@@ -340,9 +349,9 @@ class FarmClient:
 
     def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
-        named = {"label": label} if label else {}
         from farm.results.report import BuildView
 
+        named = {"label": label} if label else {}
         return conforming(self._transport.items("/v1/builds", limit=limit, **named), list[BuildView], self.url)
 
     def find_build(self, named: str) -> str:
@@ -407,8 +416,9 @@ class FarmClient:
 
     def toolchains(self, ref: str = "prod") -> list[ToolchainLine]:
         """Return the toolchains of each target, the oldest first, with what a ref names of them."""
-        found: list[ToolchainLine] = self._transport.items("/v1/toolchains", ref=ref)
-        return found
+        from farm.jobs.rows import ToolchainLine
+
+        return conforming(self._transport.items("/v1/toolchains", ref=ref), list[ToolchainLine], self.url)
 
     def shadow(
         self,
@@ -429,6 +439,8 @@ class FarmClient:
 
         Raises NotFound if no such toolchain is known.
         """
+        from farm.results.report import BuildView
+
         body = {
             "build_id": new_id or new_build_id(),
             "ref": ref,
@@ -438,31 +450,37 @@ class FarmClient:
             "against": against,
             "defaults": defaults,
         }
-        found: BuildView = self._transport.post("/v1/toolchains/shadows", body, timeout=300.0)
-        return found
+        return conforming(self._transport.post("/v1/toolchains/shadows", body, timeout=300.0), BuildView, self.url)
 
     def radar(self, build_id: str) -> RadarDocument:
         """Return what a shadow build found. Raises NotFound for a build that is none."""
-        found: RadarDocument = self._transport.get(f"/v1/builds/{_build(build_id)}/radar")
-        return found
+        from farm.results.radar import RadarDocument
+
+        return conforming(self._transport.get(f"/v1/builds/{_build(build_id)}/radar"), RadarDocument, self.url)
 
     def promote_toolchain(self, build_id: str, *, force: bool = False) -> RefView:
         """Let the ref of a shadow build give readers its programs, and return the ref.
 
         Raises GateFailed if something speaks against it, unless `force` is set; Conflict if the ref has moved since.
         """
+        from farm.artifacts.refs import RefView
+
         body = {"build_id": self.build(build_id)["id"], "force": force}
-        found: RefView = self._transport.post("/v1/toolchains/promote", body)
-        return found
+        return conforming(self._transport.post("/v1/toolchains/promote", body), RefView, self.url)
 
     def roll_back_toolchain(self, ref: str = "prod", toolchain: str = "", *, generation: int | None = None) -> RefView:
         """Let a ref give readers the programs of a toolchain that it has kept, by default the one before.
 
         With `generation` only if the ref has that one. Raises NotFound, Conflict.
         """
+        from farm.artifacts.refs import RefView
+
         query = "" if generation is None else f"?generation={generation}"
-        found: RefView = self._transport.post(f"/v1/toolchains/rollback{query}", {"ref": ref, "toolchain": toolchain})
-        return found
+        return conforming(
+            self._transport.post(f"/v1/toolchains/rollback{query}", {"ref": ref, "toolchain": toolchain}),
+            RefView,
+            self.url,
+        )
 
     def history(self, cell: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell (by its identifier) ended in the newest builds that had it, the newest first."""
@@ -472,7 +490,7 @@ class FarmClient:
 
     def rebuild_history(self) -> int:
         """Make the server's history of cells again from all reports; return how many there are."""
-        return int(self._transport.post("/v1/history/rebuild", timeout=AUDIT_SILENCE)["reports"])
+        return conforming(self._transport.post("/v1/history/rebuild", timeout=AUDIT_SILENCE)["reports"], int, self.url)
 
     def page_of(self, build: BuildView) -> str:
         """Return the URL of a build's page, for a browser; `/cells/IDENTIFIER` after it is that of a cell."""
@@ -480,14 +498,17 @@ class FarmClient:
 
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
-        answer: CancelledCells = self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")
-        return answer["cancelled"]
+        answer = self._transport.post(f"/v1/builds/{_build(build_id)}/cancel")
+        return conforming(answer["cancelled"], int, self.url)
 
     def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> ShownPlan:
         """Say what `retry` would do; as `plan`."""
+        from farm.matrix.planned import ShownPlan
+
         body = {"build_id": new_id or new_build_id(), "failed": failed}
-        found: ShownPlan = self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0)
-        return found
+        return conforming(
+            self._transport.post(f"/v1/builds/{_build(build_id)}/retry/plan", body, timeout=300.0), ShownPlan, self.url
+        )
 
     def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> SubmittedBuild:
         """Create a build with an ended build's cells as they were planned, and return it; what is published is a hit.
@@ -496,19 +517,25 @@ class FarmClient:
 
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
+        from farm.results.report import BuildView
+
         body = {"build_id": new_id or new_build_id(), "failed": failed}
-        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0)
+        found = conforming(
+            self._transport.post(f"/v1/builds/{_build(build_id)}/retry", body, timeout=300.0), BuildView, self.url
+        )
         return SubmittedBuild(self, found)
 
     def pause(self, build_id: str) -> BuildView:
         """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
-        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/pause")
-        return found
+        from farm.results.report import BuildView
+
+        return conforming(self._transport.post(f"/v1/builds/{_build(build_id)}/pause"), BuildView, self.url)
 
     def resume(self, build_id: str) -> BuildView:
         """Hand out the jobs of a paused build again, and return it. Raises Conflict if it has ended."""
-        found: BuildView = self._transport.post(f"/v1/builds/{_build(build_id)}/resume")
-        return found
+        from farm.results.report import BuildView
+
+        return conforming(self._transport.post(f"/v1/builds/{_build(build_id)}/resume"), BuildView, self.url)
 
     def pause_pool(self, name: str) -> None:
         """Hand out nothing of a pool any more. Raises NotFound."""
@@ -536,9 +563,10 @@ class FarmClient:
 
         Raises FarmFault when the farm stays away.
         """
+        from farm.jobs.rows import BuildEvent
+
         for data in self._follow(build_id, after):
-            event: BuildEvent = json.loads(data)
-            yield event
+            yield conforming(parsed(data, self.url), BuildEvent, self.url)
 
     def changes(self, build_id: str, *, after: str | None = None) -> Iterator[BuildChange]:
         """Yield what changes in a build until its report is written: cells as they are now, not the whole report.
@@ -547,9 +575,14 @@ class FarmClient:
         that this works with an older farm, which sends plain events. A lost connection is made again without gap or
         repeat. Raises as `watch`.
         """
+        from farm.results.report import BuildChange
+
         for data in self._follow(build_id, after, cells=True):
-            change: BuildChange = json.loads(data)
-            yield change
+            change = conforming(parsed(data, self.url), _Event, self.url)
+            # Of an older farm's events only the type counts.
+            yield (
+                conforming(change, BuildChange, self.url) if change["type"] == "cells" else cast("BuildChange", change)
+            )
 
     def _follow(self, build_id: str, after: str | None, **params: bool) -> Iterator[str]:
         """Yield the data of a build's server-sent events until its report is written; see `watch`."""
@@ -577,7 +610,7 @@ class FarmClient:
                         return
                     # The farm answers and only its events do not come through: go on asking, for as long as it takes.
                     failures = 1
-                    yield json.dumps({"type": "reset"})
+                    yield json.dumps({"type": "reset", "id": position or "", "at": time.time(), "build": build_id})
 
     # --- stored manifests ---------------------------------------------------------------------------------------
 
@@ -589,9 +622,12 @@ class FarmClient:
 
     def manifest(self, name: str, version: int | None = None) -> ShownManifest:
         """Return a stored manifest with the content of a version, by default of the newest. Raises NotFound."""
+        from farm.matrix.stored import ShownManifest
+
         given = {} if version is None else {"version": version}
-        found: ShownManifest = self._transport.get(f"/v1/manifests/{_named('manifest', name)}", **given)
-        return found
+        return conforming(
+            self._transport.get(f"/v1/manifests/{_named('manifest', name)}", **given), ShownManifest, self.url
+        )
 
     def push_manifest(
         self, frozen: Frozen, *, version: int | None = None, progress: OnUpload | None = None
@@ -601,16 +637,18 @@ class FarmClient:
         With `version` only if that is the newest one (0: if there is none). Raises Conflict if it is not.
         """
         from farm.manifest import parse_manifest
+        from farm.matrix.stored import StoredManifest
 
         content = {name: value for name, value in frozen.submission.items() if name != "build_id"}
         path = f"/v1/manifests/{parse_manifest(frozen.submission['manifest'], frozen.submission['file']).name}"
         params = {} if version is None else {"version": version}
 
         def push() -> StoredManifest:
-            pushed: StoredManifest = document_of(
-                self._transport.request("PUT", path, json=content, params=params, timeout=300.0)
+            return conforming(
+                document_of(self._transport.request("PUT", path, json=content, params=params, timeout=300.0)),
+                StoredManifest,
+                self.url,
             )
-            return pushed
 
         try:
             return push()
@@ -638,10 +676,12 @@ class FarmClient:
 
         Raises NotFound, and Conflict if the key was used for another wish.
         """
+        from farm.results.report import BuildView
+
         body = {"version": version, "labels": dict(labels or {}), "gates": gates}
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         path = f"/v1/manifests/{_named('manifest', name)}/builds"
-        found: BuildView = self._transport.post(path, body, headers=headers, timeout=300.0)
+        found = conforming(self._transport.post(path, body, headers=headers, timeout=300.0), BuildView, self.url)
         return SubmittedBuild(self, found)
 
     def plan_manifest(
@@ -653,10 +693,11 @@ class FarmClient:
         gates: ChosenGates | None = None,
     ) -> ShownPlan:
         """Return what `build_manifest` would do now; as `plan`. Raises NotFound."""
+        from farm.matrix.planned import ShownPlan
+
         body = {"version": version, "labels": dict(labels or {}), "gates": gates}
         path = f"/v1/manifests/{_named('manifest', name)}/plan"
-        found: ShownPlan = self._transport.post(path, body, timeout=300.0)
-        return found
+        return conforming(self._transport.post(path, body, timeout=300.0), ShownPlan, self.url)
 
     # --- jobs, workers ------------------------------------------------------------------------------------------
 
@@ -675,21 +716,31 @@ class FarmClient:
 
         `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound.
         """
+        from farm.jobs.rows import ReproductionDocument
+
         if cell:
-            found: ReproductionDocument = self._transport.get(f"/v1/builds/{_build(name)}/reproduction", cell=cell)
-            return found
+            return conforming(
+                self._transport.get(f"/v1/builds/{_build(name)}/reproduction", cell=cell),
+                ReproductionDocument,
+                self.url,
+            )
         if not re.fullmatch(r"[0-9a-f]{64}", name):
-            of_job: ReproductionDocument = self._transport.get(f"/v1/jobs/{_named('job', name)}/reproduction")
-            return of_job
+            return conforming(
+                self._transport.get(f"/v1/jobs/{_named('job', name)}/reproduction"), ReproductionDocument, self.url
+            )
         return self._made_by(self.artifact(name))
 
     def _made_by(self, sidecar: SidecarDocument) -> ReproductionDocument:
+        from farm.jobs.order import WorkOrder
+
         blob = sidecar["blobs"].get("reproduction")
         if not blob:
             raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
         with tempfile.TemporaryDirectory() as folder:
-            document: ReproductionDocument = json.loads(self.download(blob, Path(folder)).read_bytes())
-        return document
+            document = self.download(blob, Path(folder)).read_bytes()
+        found = conforming(parsed(document, self.url), dict[str, Any], self.url)
+        conforming(found["order"], WorkOrder, self.url)
+        return cast("ReproductionDocument", found)
 
     def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> ReproductionDocument:
         """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
@@ -734,8 +785,11 @@ class FarmClient:
 
         With `deep`, the farm reads and hashes every blob of every artifact.
         """
+        from farm.jobs.rows import AuditLine
+
         with self._transport.lines("/v1/audit", timeout=AUDIT_SILENCE, params={"deep": deep}) as lines:
-            yield from map(json.loads, lines)
+            for line in lines:
+                yield conforming(parsed(line, self.url), AuditLine, self.url)
 
     def gc(self, *, dry_run: bool = False) -> Collected:
         """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.
@@ -743,8 +797,11 @@ class FarmClient:
         Returns how many `blobs` and `bytes` were deleted and how many are `marked`; with `dry_run`, of all that nothing
         names.
         """
-        found: Collected = self._transport.post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
-        return found
+        from farm.artifacts.ownership import Collected
+
+        return conforming(
+            self._transport.post("/v1/gc", params={"dry_run": dry_run}, timeout=AUDIT_SILENCE), Collected, self.url
+        )
 
     def tokens(self) -> list[TokenDocument]:
         """Return the farm's tokens, without their secrets."""
@@ -754,8 +811,10 @@ class FarmClient:
 
     def create_token(self, name: str, role: str, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which the farm does not keep."""
+        from farm.artifacts.tokens import Secret
+
         new = {"name": name, "role": role, "namespace": namespace, "max_cells": max_cells}
-        answer: Secret = self._transport.post("/v1/tokens", new)
+        answer = conforming(self._transport.post("/v1/tokens", new), Secret, self.url)
         return answer["secret"]
 
     def revoke_token(self, name: str) -> None:
@@ -766,13 +825,18 @@ class FarmClient:
 
     def webhooks(self) -> list[WebhookView]:
         """Return the webhooks of the namespace, without their secrets."""
-        found: list[WebhookView] = self._transport.items("/v1/webhooks")
-        return found
+        from farm.webhooks.hooks import WebhookView
+
+        return conforming(self._transport.items("/v1/webhooks"), list[WebhookView], self.url)
 
     def create_webhook(self, name: str, url: str, events: Iterable[str] = ("build.finished",)) -> str:
         """Make a webhook and return the secret that signs its messages."""
-        answer: NewWebhookView = self._transport.post(
-            "/v1/webhooks", {"name": name, "url": url, "events": list(events)}
+        from farm.webhooks.hooks import NewWebhookView
+
+        answer = conforming(
+            self._transport.post("/v1/webhooks", {"name": name, "url": url, "events": list(events)}),
+            NewWebhookView,
+            self.url,
         )
         return answer["secret"]
 
@@ -791,15 +855,17 @@ class FarmClient:
 
     def deliveries(self, webhook: str, limit: int = 50) -> list[DeliveryView]:
         """Return what was sent to a webhook, the newest first. Raises NotFound."""
+        from farm.webhooks.hooks import DeliveryView
+
         path = f"/v1/webhooks/{_named('webhook', webhook)}/deliveries"
-        found: list[DeliveryView] = self._transport.items(path, limit=limit)
-        return found
+        return conforming(self._transport.items(path, limit=limit), list[DeliveryView], self.url)
 
     def replay(self, webhook: str, message: str) -> DeliveryView:
         """Send a message to a webhook again, with the same id. Raises NotFound."""
+        from farm.webhooks.hooks import DeliveryView
+
         path = f"/v1/webhooks/{_named('webhook', webhook)}/deliveries/{_named('message', message)}/replay"
-        found: DeliveryView = self._transport.post(path)
-        return found
+        return conforming(self._transport.post(path), DeliveryView, self.url)
 
     # --- tuning -------------------------------------------------------------------------------------------------
 
@@ -817,28 +883,35 @@ class FarmClient:
 
     def tuning_stats(self, database: str) -> TuningStats:
         """Return what a tuning database holds, and what tuning took and saved, in all and by the day."""
-        found: TuningStats = self._transport.get(f"{_tuning(database)}/stats")
-        return found
+        from farm.tuning.records import TuningStats
+
+        return conforming(self._transport.get(f"{_tuning(database)}/stats"), TuningStats, self.url)
 
     def tuning_import(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
         """Add a packed snapshot (`farm.tuning.text.pack`) to a tuning database; return what came of it."""
+        from farm.tuning.records import TuningImported
+
         headers = {"Content-Type": "application/gzip"}
-        found: TuningImported = document_of(
-            self._transport.request(
-                "POST",
-                f"{_tuning(database)}/import",
-                timeout=300.0,
-                content=packed,
-                headers=headers,
-                params={"miopen": miopen},
-            )
+        return conforming(
+            document_of(
+                self._transport.request(
+                    "POST",
+                    f"{_tuning(database)}/import",
+                    timeout=300.0,
+                    content=packed,
+                    headers=headers,
+                    params={"miopen": miopen},
+                )
+            ),
+            TuningImported,
+            self.url,
         )
-        return found
 
     def tuning_merge(self, database: str) -> TuningMerged:
         """Bring what attempts committed into a tuning database's head now."""
-        found: TuningMerged = self._transport.post(f"{_tuning(database)}/merge", timeout=300.0)
-        return found
+        from farm.tuning.records import TuningMerged
+
+        return conforming(self._transport.post(f"{_tuning(database)}/merge", timeout=300.0), TuningMerged, self.url)
 
     def tuning_prune(
         self,
@@ -850,11 +923,14 @@ class FarmClient:
         dry_run: bool = False,
     ) -> TuningPruned:
         """Remove the records that were measured `older` seconds ago or more, or by one job, or everything."""
+        from farm.tuning.records import TuningPruned
+
         params: dict[str, str | bool | float] = {"job": job, "everything": everything, "dry_run": dry_run}
         if older is not None:
             params["older"] = older
-        found: TuningPruned = self._transport.post(f"{_tuning(database)}/prune", params=params, timeout=300.0)
-        return found
+        return conforming(
+            self._transport.post(f"{_tuning(database)}/prune", params=params, timeout=300.0), TuningPruned, self.url
+        )
 
     # --- artifacts ----------------------------------------------------------------------------------------------
 
@@ -876,6 +952,8 @@ class FarmClient:
 
         Raises Untrusted with the reasons if this client has a trust policy that refuses it.
         """
+        from farm.client.verifying import SignedArtifact
+
         asks = self._trust is not None and self._trust.policy is not None
         try:
             found = self._statements(key)
@@ -887,8 +965,6 @@ class FarmClient:
             found = {"sidecar": json.dumps(self.artifact(key)), "statements": []}
         if not (asks or found["statements"]):
             return None
-        from farm.client.verifying import SignedArtifact
-
         text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
         if self._trust and asks:
             self._refresh(self._trust)
@@ -899,8 +975,10 @@ class FarmClient:
 
     def _statements(self, key: str) -> SignedSidecar:
         path = f"/v1/artifacts/{_named('artifact', key)}/statements"
-        found: SignedSidecar = self.kept.ask(f"statements {key}", lambda: self._transport.get(path))
-        return found
+        from farm.signing.bundles import SignedSidecar
+
+        found = self.kept.ask(f"statements {key}", lambda: self._transport.get(path))
+        return conforming(found, SignedSidecar, self.url)
 
     def _revocations(self) -> bytes:
         return json.dumps(self._transport.get("/v1/revocations")).encode()
@@ -951,6 +1029,8 @@ class FarmClient:
 
         Raises NotFound without such a source, Conflict if the condition does not hold.
         """
+        from farm.artifacts.refs import RefView
+
         rolls_back = previous and source == tag
         before = self.ref(tag) if rolls_back else None
         if before and generation is None:
@@ -959,7 +1039,11 @@ class FarmClient:
         body = {"source": source, "previous": previous}
         path = f"/v1/refs/{_named('ref', tag)}"
         try:
-            moved: RefView = document_of(self._transport.request("PUT", path, json=body, params=_condition(generation)))
+            moved = conforming(
+                document_of(self._transport.request("PUT", path, json=body, params=_condition(generation))),
+                RefView,
+                self.url,
+            )
         except Conflict:
             now = self.ref(tag) if rolls_back else None
             if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):

@@ -6,6 +6,7 @@ names a thing must be there.
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
@@ -36,15 +37,36 @@ NAMES = frozenset(
 )  # fmt: skip
 """Fields that say what a document is about: no farm leaves one out that its type has."""
 
+_HINT = "is a farm of this release there?"
+
 _Check = Callable[[Any], str | None]
 """Takes a value; returns where in it something is wrong and what is expected there, or None."""
+
+
+class FieldMissing(UsageError, KeyError):
+    """A field that was asked for is not in a document."""
+
+
+class AnswerDocument(dict[str, Any]):
+    """What a farm answers: a field that is asked for and left out is a farm's mistake, and said in one line."""
+
+    def __missing__(self, name: str) -> Any:
+        raise FieldMissing(f"the farm answers what no farm does: .{name} is missing", hint=_HINT)
+
+
+def parsed(text: str | bytes, source: str) -> Any:
+    """Return what JSON says, with each object in it a `AnswerDocument`. Raises UsageError for anything else."""
+    try:
+        return json.loads(text, object_hook=AnswerDocument)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{source} answers what no farm does: not JSON", hint=_HINT) from None
 
 
 def conforming(answer: object, kind: type[T], source: str) -> T:
     """Return an answer that is of this type. Raises UsageError that names the first field that is not."""
     wrong = _check_of(cast("Hashable", kind))(answer)
     if wrong is not None:
-        raise UsageError(f"{source} answers what no farm does: {wrong}", hint="is a farm of this release there?")
+        raise UsageError(f"{source} answers what no farm does: {wrong}", hint=_HINT)
     return cast(T, answer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import CompileFailed, ExitCode, FarmError, FarmFault, GateFailed, StillRunning
 
@@ -81,7 +81,7 @@ class SubmittedBuild(Mapping[str, Any]):
         return self._client.cancel(self.id)
 
     def __getitem__(self, name: str) -> Any:
-        return dict(self.document)[name]
+        return cast(Mapping[str, Any], self.document)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.document)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from farm import __version__, errors
+from farm.client.conformity import AnswerDocument
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
 def document_of(response: httpx.Response) -> Any:
     """Return the document that a farm answered. Raises UsageError for anything else."""
     try:
-        document = response.json()
+        document = response.json(object_hook=AnswerDocument)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

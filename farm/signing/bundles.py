@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import Key, Signer
@@ -22,6 +24,13 @@ MOST = 256
 
 class Malformed(ValueError):
     """Bytes that are no bundle, or one of a kind that is not read here."""
+
+
+class SignedSidecar(TypedDict):
+    """A sidecar as it is stored, and the bundles about it, each as text."""
+
+    sidecar: str
+    statements: list[str]
 
 
 @dataclass(frozen=True, slots=True)

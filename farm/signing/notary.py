@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from farm import __version__
 from farm.artifacts import REVOCATIONS, ArtifactStore, sidecar_key, statements_key
 from farm.artifacts.moves import until_moved
@@ -174,13 +172,6 @@ def stored(artifacts: ArtifactStore, namespaces: Iterable[str], key: str) -> lis
     """Return the bundles that namespaces have of a cache key."""
     found = (artifacts.get_object(statements_key(each, key)) for each in namespaces)
     return [line for there in found if there for line in there.data.splitlines()]
-
-
-class SignedSidecar(TypedDict):
-    """A sidecar as it is stored, and the bundles about it, each as text."""
-
-    sidecar: str
-    statements: list[str]
 
 
 class Promotions:

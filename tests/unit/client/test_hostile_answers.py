@@ -12,7 +12,7 @@ import pytest
 
 from farm.client.client import FarmClient
 from farm.client.conformity import conforming
-from farm.errors import UsageError
+from farm.errors import FarmError, UsageError
 from farm.matrix.planned import CellGates
 
 CELL: dict[str, Any] = {
@@ -68,6 +68,19 @@ def test_any_odd_value_in_a_ref_is_one_line(value: Any) -> None:
             pytest.fail(f"{path} was taken")
 
 
+def test_any_field_left_out_of_a_ref_is_one_line_or_not_needed() -> None:
+    for path in parts(REF):
+        broken = copy.deepcopy(REF)
+        *above, last = path
+        place = broken
+        for key in above:
+            place = place[key]
+        place.pop(last)
+        with pytest.raises(FarmError) as caught:
+            client(broken).fetch("net", "onnxruntime/cpu", "fp32", "b9", folder=Path("unused"), ref="prod")
+        assert "\n" not in caught.value.message
+
+
 LISTS: dict[str, Callable[[FarmClient], object]] = {
     "builds": lambda farm: farm.builds(),
     "cells": lambda farm: farm.cells("b-0123456789abcdef"),
@@ -77,30 +90,62 @@ LISTS: dict[str, Callable[[FarmClient], object]] = {
     "tokens": lambda farm: farm.tokens(),
     "tuning": lambda farm: farm.tuning(),
     "refs": lambda farm: farm.refs(),
+    "toolchains": lambda farm: farm.toolchains()[0]["toolchain"],
+    "webhooks": lambda farm: farm.webhooks()[0]["name"],
+    "deliveries": lambda farm: farm.deliveries("chat")[0]["id"],
+    "manifests": lambda farm: farm.manifests(),
 }
 
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("item", [None, 1, [], {}, {"id": [], "name": {}}], ids=repr)
 def test_odd_entries_of_lists_are_one_line(name: str, item: Any) -> None:
-    with pytest.raises(UsageError, match=r"http://farm.example answers what no farm does: \[0\]") as caught:
+    with pytest.raises(UsageError, match=r"farm.* answers what no farm does: ") as caught:
         LISTS[name](client({"items": [item]}))
     assert "\n" not in caught.value.message
 
 
+BUILD_ID = "b-0123456789abcdef"
+ASKS: dict[str, Callable[[FarmClient], object]] = {
+    "build": lambda farm: farm.build("@latest"),
+    "report": lambda farm: farm.report("@latest"),
+    "job": lambda farm: farm.job("j-1"),
+    "artifact": lambda farm: farm.artifact("ab" * 32),
+    "signed": lambda farm: farm.signed("ab" * 32),
+    "ref": lambda farm: farm.ref("prod"),
+    "plan": lambda farm: farm.plan_retry(BUILD_ID)["cells"],
+    "retry": lambda farm: farm.retry(BUILD_ID).id,
+    "radar": lambda farm: farm.radar(BUILD_ID)["build"],
+    "tag": lambda farm: farm.tag("prod", "latest")["generation"],
+    "manifest": lambda farm: farm.manifest("net")["versions"],
+    "cancel": lambda farm: farm.cancel(BUILD_ID),
+    "rebuild": lambda farm: farm.rebuild_history(),
+    "reproduction": lambda farm: farm.reproduction(BUILD_ID, "net/cpu/fp32/b1")["order"],
+    "gc": lambda farm: farm.gc()["bytes"],
+    "token": lambda farm: farm.create_token("ci", "submit", "main"),
+    "webhook": lambda farm: farm.create_webhook("chat", "https://chat.example"),
+    "tuning": lambda farm: farm.tuning_stats("pool/device/quick")["records"],
+    "merge": lambda farm: farm.tuning_merge("pool/device/quick")["deltas"],
+    "upload": lambda farm: farm.upload({"ab" * 32: Path(__file__)}),
+    "audit": lambda farm: next(iter(farm.audit()))["counts"],
+}
+
+
 @pytest.mark.parametrize("answer", [{}, {"id": 1}, {"spec": [], "blobs": 1}])
-def test_odd_documents_are_one_line(answer: Any) -> None:
-    farm = client(answer)
-    asks: list[Callable[[], object]] = [
-        lambda: farm.build("@latest"),
-        lambda: farm.report("@latest"),
-        lambda: farm.job("j-1"),
-        lambda: farm.artifact("ab" * 32),
-        lambda: farm.ref("prod"),
-    ]
-    for ask in asks:
-        with pytest.raises(UsageError, match="answers what no farm does"):
-            ask()
+@pytest.mark.parametrize("name", ASKS)
+def test_odd_documents_are_one_line(name: str, answer: Any) -> None:
+    with pytest.raises(UsageError, match="answers what no farm does: ") as caught:
+        ASKS[name](client(answer))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("data", ["[]", "1", "{}", "x", '{"type": "cells", "cells": [1]}', '{"type": 1}'])
+def test_odd_events_are_one_line(data: str) -> None:
+    channel = httpx.MockTransport(lambda _: httpx.Response(200, text=f"id: 1\ndata: {data}\n\n"))
+    farm = FarmClient("http://farm.example", transport=channel)
+    for ask in (farm.changes, farm.watch):
+        with pytest.raises(UsageError, match="answers what no farm does: "):
+            next(iter(ask(BUILD_ID)))
 
 
 def test_an_older_farm_leaves_out_what_a_newer_one_added() -> None:
