@@ -94,7 +94,10 @@ def _migraphx(sidecar: Sidecar, model: str, options: list[str]) -> Iterator[Way]
         "driver",
         "Driver",
         "MIGraphX's own command: it runs the program with random inputs and times each instruction.",
-        f"migraphx-driver perf {shlex.quote(path)} --migraphx\nmigraphx-driver run {shlex.quote(path)} --migraphx",
+        "\n".join(
+            shlex.join(["migraphx-driver", action, path, "--migraphx", *_driver_options(sidecar)])
+            for action in ("perf", "run")
+        ),
     )
     yield Way(
         "triton",
@@ -111,6 +114,14 @@ def _migraphx(sidecar: Sidecar, model: str, options: list[str]) -> Iterator[Way]
         f"{shlex.join(['farm', 'fetch', model, *options, '--layout', 'onnxruntime-cache', '-o', 'pack'])}\n"
         "PYTHON=python pack/use.sh",
     )
+
+
+def _driver_options(sidecar: Sidecar) -> list[str]:
+    """Return the options that the driver needs for a program: it does not look at the target of a compiled one."""
+    arch = sidecar.device.arch
+    if not arch.startswith("gfx"):
+        return [f"--{arch}"]
+    return ["--enable-offload-copy"] if sidecar.offload_copy else []
 
 
 def _onnxruntime(sidecar: Sidecar) -> Iterator[Way]:

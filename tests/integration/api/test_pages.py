@@ -608,6 +608,7 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert f"/v1/blobs/{onnx['program']['digest']}" in page and "TYPE_FP32" in page
     page = words(browser.get(f"/ui/ns/main/artifacts/{mxr['key']}").text)
     assert "migraphx.load('net--migraphx-gfx942--fp32--b1.mxr')" in page and "migraphx-driver perf" in page
+    assert "migraphx-driver run net--migraphx-gfx942--fp32--b1.mxr --migraphx --enable-offload-copy" in page
     assert "--layout onnxruntime-cache" in page
     models = browser.get("/ui/ns/main/models").text
     assert "net" in words(models) and "2 1" not in models
