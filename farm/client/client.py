@@ -845,8 +845,10 @@ class FarmClient:
 
         Raises NotFound, Conflict if too many secrets would sign at once.
         """
+        from farm.webhooks.hooks import NewWebhookView
+
         path = f"/v1/webhooks/{_named('webhook', name)}/rotate"
-        answer: NewWebhookView = self._transport.post(path, {"overlap": overlap})
+        answer = conforming(self._transport.post(path, {"overlap": overlap}), NewWebhookView, self.url)
         return answer["secret"]
 
     def remove_webhook(self, name: str) -> None:

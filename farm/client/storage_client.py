@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.artifacts.refs import RefView, ShownRef
     from farm.artifacts.sidecar import SidecarDocument
     from farm.client.verifying import Trust
-    from farm.signing.notary import SignedSidecar
+    from farm.signing.bundles import SignedSidecar
 
 LARGEST_DOCUMENT = 256 << 20
 """Bytes of a ref, a snapshot, a report or a sidecar that are read at most: room for half a million cells."""
