@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from farm.jobs.facts import TuningCounts
 
 
+Storage = Annotated[
+    str, typer.Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
+]
+
+
 class Listing(StrEnum):
     """What `farm ls` lists."""
 
@@ -89,9 +94,7 @@ def fetch(
     python: Annotated[
         str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
     ] = "",
-    source: Annotated[
-        str, typer.Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
-    ] = "",
+    source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
@@ -231,14 +234,15 @@ def ls(
     ref: Annotated[
         str, typer.Option("--ref", help="List the artifacts of this ref.", autocompletion=completion.refs)
     ] = "latest",
+    source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
     """List artifacts, refs, builds, workers or pools.
 
-    Any other word lists the artifacts with it in their names.
+    Any other word lists the artifacts with it in their names. Without the API there are artifacts only.
     """
     listing = Listing(what) if what in {each.value for each in Listing} else Listing.ARTIFACTS
-    with connect_or_start() as client:
+    with _connected(source) as client:
         if listing is Listing.ARTIFACTS and (ref.startswith("@") or "=" in ref):
             ref = client.find_build(ref)
         items = _SOURCES[listing](client, ref)
@@ -317,6 +321,7 @@ def inspect(
     program: Annotated[
         bool, typer.Option("--program", help="Download the program of a stored artifact, and show its content.")
     ] = False,
+    source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
     """Show what a compiled program is; its compiler is not needed.
@@ -331,7 +336,7 @@ def inspect(
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
-    with connect_or_start() as client:
+    with _connected(source) as client:
         sidecar = client.artifact(key_of(client, what))
         if not program:
             _show_inspected(sidecar, None, as_json=as_json)

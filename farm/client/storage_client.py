@@ -14,7 +14,7 @@ from urllib.parse import quote
 from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, readable, sidecar_key, statements_key
 from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
-from farm.client.conformity import conforming
+from farm.client.conformity import AnswerDocument, conforming
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
 
@@ -55,19 +55,27 @@ class StorageClient(FarmClient):
         return cls(url, lambda key: f"{base}/{quote(key)}", **options)
 
     def ref(self, tag: str) -> ShownRef:
-        """Return a ref, or a finished build by its whole id, with the cells that it names. Raises as FarmClient."""
-        if re.fullmatch("(b-)?[0-9a-f]{1,16}", tag):
-            return self._build_as_ref(tag)
+        """Return a ref, or a finished build by its whole id, with the cells that it names. Raises as FarmClient.
+
+        A ref that the namespace does not have is `main`'s.
+        """
         from farm.artifacts.refs import ShownRef, ref_key
 
-        found = self._document(ref_key(self._namespace, tag), f"no ref {tag} in {self._here}")
+        for namespace in reversed(readable(self._namespace)):
+            with suppress(NotFound):
+                found = self._document(ref_key(namespace, tag), f"no ref {tag} in {self._here}")
+                break
+        else:
+            if re.fullmatch("(b-)?[0-9a-f]{1,16}", tag):
+                return self._build_as_ref(tag)
+            raise NotFound(f"no ref {tag} in {self._here}", hint="FARM_NAMESPACE names another namespace")
         digest = str(found.get("snapshot"))
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ArtifactGone(f"the ref {tag} of {self._here} cannot be read")
+            raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self.url} cannot be read")
         snapshot = self._storage.content(blob_key(digest))
         if hashlib.sha256(snapshot).hexdigest() != digest:
             raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
-        shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}")}
+        shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}"), "namespace": namespace}
         return conforming(shown, ShownRef, self._here)
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
@@ -174,7 +182,7 @@ def _require_sidecar(found: SidecarDocument, key: str) -> None:
 
 def _parsed(content: bytes, what: str) -> Any:
     try:
-        document = json.loads(content)
+        document = json.loads(content, object_hook=AnswerDocument)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

@@ -205,8 +205,10 @@ def alone(rights: Rights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.mark.parametrize("by", ["keys of a reader", "a public URL"])
-def test_a_program_is_fetched_without_the_api(rights: Rights, alone: Path, by: str, capsys: Any) -> None:
-    """By tag and by build."""
+def test_a_program_is_fetched_without_the_api(
+    rights: Rights, alone: Path, by: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tag and by build; it is listed and inspected, too, also by another namespace, which has no ref of its own."""
     storage = f"s3://{BUCKET}" if by.startswith("keys") else f"{rights.weed.url}/{BUCKET}"
     cell = rights.cells[0]
     assert cell["facts"]
@@ -222,6 +224,14 @@ def test_a_program_is_fetched_without_the_api(rights: Rights, alone: Path, by: s
         assert main(["fetch", absent, *wanted, "-o", "out"]) == 4
     assert main(["fetch", "net@b-01", *wanted, "-o", "out"]) == 2
     assert "its whole id" in capsys.readouterr().err
+    for namespace in ("main", "team"):
+        monkeypatch.setenv("FARM_NAMESPACE", namespace)
+        assert main(["ls", cell["model"], "--from", storage, "--json"]) == 0
+        assert cell["identifier"] in {each["identifier"] for each in json.loads(capsys.readouterr().out)["items"]}
+        assert main(["inspect", cell["identifier"], "--from", storage]) == 0
+        assert cell["facts"]["key"][:16] in capsys.readouterr().out
+    assert main(["ls", "workers", "--from", storage]) == 2
+    assert "for the farm's API" in capsys.readouterr().err
 
 
 def test_what_storage_alone_cannot_do_is_said(rights: Rights) -> None:
