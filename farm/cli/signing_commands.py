@@ -47,13 +47,15 @@ def verify(
     (`net/migraphx-cpu/fp16/b8@prod`), a cache key, or all of a tag or build is asked of the farm. Ends with exit
     code 39 if anything is refused.
     """
+    from farm.client.cache import default_cache
     from farm.client.verifying import verify_file, what_to_verify
     from farm.settings import load_settings
 
     settings = load_settings()
     trust = _trust(settings, keys or [], policy)
     if Path(what).exists():
-        found = {str(path): verify_file(path, trust, tag=tag) for path in what_to_verify(Path(what))}
+        places = what_to_verify(Path(what))
+        found = {str(path): verify_file(path, trust, tag=tag, cache=default_cache()) for path in places}
     else:
         found = _of_farm(settings, what, trust)
     refused = [name for name, checks in found.items() if any(check.verdict == "refused" for check in checks)]

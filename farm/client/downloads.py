@@ -97,6 +97,11 @@ class Downloads:
             trim(self._cache, self._limit)
         return place
 
+    def find(self, digest: str, size: int) -> Path | None:
+        """Return the file of a blob that is in the cache, every byte hashed; None if it is not there."""
+        whole = self._cache / "blobs" / digest if self._cache else None
+        return whole if whole and _is_whole(whole, WantedBlob(digest, size, digest), _silent) else None
+
 
 class _Unfinished(NamedTuple):
     """A file in which a blob is put together: behind the blob's bytes, one for each piece that is there."""

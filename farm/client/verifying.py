@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import MAIN, readable
 from farm.artifacts.sidecar import SidecarDocument, beside, document, read, statements_path
-from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
+from farm.errors import ArtifactGone, FarmError, NotFound, Untrusted, UsageError
 from farm.files import NotPlain, open_plain, read_plain
 from farm.signing import bundles
 from farm.signing.judging import Accepted, AtHand, Checks, Standing, TrustCheck, judge
@@ -23,6 +25,7 @@ from farm.signing.trust import TrustPolicy, clock, load_policy
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import Sidecar
+    from farm.client.downloads import Downloads
     from farm.packs.writing import Pack, PackIndex
     from farm.settings import Settings
 
@@ -141,13 +144,15 @@ def what_to_verify(path: Path) -> list[Path]:
     return found
 
 
-def verify_file(path: Path, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
+def verify_file(path: Path, trust: Trust, *, tag: str = "", cache: Path | None = None) -> list[TrustCheck]:
     """Check a program (by its path or its sidecar's) or the folder of a pack, by what lies next to it. Asks no server.
+
+    `cache` is the client's: the model of a pack is made again from there.
 
     Raises NotFound without a sidecar, ArtifactGone if it is none, UsageError without a policy.
     """
     if path.is_dir() and (path / PACK).exists():
-        return list(_verify_pack(path, trust, tag))
+        return list(_verify_pack(path, trust, tag, cache))
     place = _sidecar_of(path)
     text = _read(place)
     sidecar = _sidecar(text, str(place))
@@ -169,8 +174,11 @@ def _program(path: Path, sidecar: Sidecar) -> TrustCheck:
     return TrustCheck(Standing.OK, "sha256", f"{path.name} has {digest[:16]}…, as its sidecar says")
 
 
-def _verify_pack(folder: Path, trust: Trust, tag: str) -> Iterator[TrustCheck]:
-    """Yield the checks of a pack: its files, who signed what it was made of, and who signed the files."""
+def _verify_pack(folder: Path, trust: Trust, tag: str, cache: Path | None) -> Iterator[TrustCheck]:
+    """Yield the checks of a pack: its files, who signed what it was made of, and who signed the files.
+
+    A file that nobody signed is made again from what is signed, and compared.
+    """
     index = _index(folder)
     found: dict[str, str] = {}
     for file in index["files"]:
@@ -198,11 +206,71 @@ def _verify_pack(folder: Path, trust: Trust, tag: str) -> Iterator[TrustCheck]:
     for each in judged.accepted:
         if each.statement.kind == "pack":
             covered |= set(each.statement.subjects.values())
-    if bare := [name for name, digest in found.items() if digest not in covered]:
-        text_of = f"nobody trusted has signed {', '.join(bare[:5])}"
-        yield TrustCheck(Standing.REFUSED, "pack", text_of)
-    else:
-        yield TrustCheck(Standing.OK, "pack", "all its files are signed")
+    bare = [name for name, digest in found.items() if digest not in covered]
+    yield _unsigned(bare, found, _made_again(index, sidecar, found, cache) if bare else {})
+
+
+def _unsigned(names: Sequence[str], found: Mapping[str, str], again: Mapping[str, str]) -> TrustCheck:
+    """Judge the files of a pack that nobody signed by those that were made again here."""
+    if not names:
+        return TrustCheck(Standing.OK, "pack", "all its files are signed")
+    if wrong := [name for name in names if name in again and again[name] != found[name]]:
+        text_of = f"nobody trusted has signed {', '.join(wrong[:5])}, and other bytes follow from what is signed"
+        return TrustCheck(Standing.REFUSED, "pack", text_of)
+    if rest := [name for name in names if name not in again]:
+        text_of = f"nobody trusted has signed {', '.join(rest[:5])}, and it cannot be made again from this cache"
+        return TrustCheck(Standing.REFUSED, "pack", text_of)
+    return TrustCheck(Standing.OK, "pack", f"the same as made again from what is signed: {', '.join(names[:5])}")
+
+
+def _made_again(index: PackIndex, sidecar: Sidecar, found: Mapping[str, str], cache: Path | None) -> dict[str, str]:
+    """Return the SHA-256 of the files of a pack that follow from its signed sidecar, by their paths.
+
+    The model is one of them if the client's cache still has what the program was compiled from.
+    """
+    from farm.client.downloads import Downloads
+    from farm.packs.layouts import Layout, require_fit
+    from farm.packs.question import CacheFile
+    from farm.packs.writing import fixed_model, model_path, small_files
+
+    made: dict[str, str] = {}
+    with suppress(FarmError, KeyError, ValueError):
+        layout = Layout(index["layout"])
+        require_fit(layout, sidecar)
+        names = [path.removeprefix("cache/") for path in found if path.startswith("cache/")]
+        cached = CacheFile(names[0], str(index["onnxruntime"])) if len(names) == 1 else None
+        # They go into scripts: nothing but what a provider says.
+        if cached and not re.fullmatch(r"[A-Za-z0-9._-]+\.mxr [0-9][A-Za-z0-9.+]*", f"{cached.name} {cached.version}"):
+            return {}
+        made |= {path: _sha256(data) for path, data in small_files(layout, sidecar, cached).items()}
+        if cached and cache:
+            place = PurePosixPath(model_path(layout, sidecar))
+            source, data = _model_of(sidecar, Downloads(cache))
+            made |= {str(place.parent / path): digest for path, digest in data.items()}
+            made[str(place)] = _sha256(fixed_model(source, sidecar))
+    return made
+
+
+def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, str]]:
+    """Return the model of a signed sidecar, as it is kept here, and its external data's SHA-256 by their paths.
+
+    Raises FarmError if it is not here.
+    """
+    from farm.client.fetching import require_model
+
+    def kept(digest: str, size: int) -> Path:
+        found = downloads.find(digest, size)
+        if found is None:
+            raise NotFound("it is not in the client's cache")
+        return found
+
+    blob = sidecar.blobs.reproduction
+    if blob is None:
+        raise NotFound("it was published without its work order")
+    order = json.loads(kept(blob.digest, blob.size).read_bytes())["order"]
+    require_model(order, sidecar)
+    model, *others = order["model"]["files"]
+    return kept(model["digest"], model["size"]), {file["path"]: file["digest"] for file in others}
 
 
 def _index(folder: Path) -> PackIndex:

@@ -134,42 +134,49 @@ def _fill(
 
     Return the version of the ONNX Runtime that was asked, if one was.
     """
-    own_program = sidecar.spec["compiler"]["name"] != "migraphx"
-    name = sidecar.blobs.program.path
-    if layout is Layout.TRITON:
-        model = PurePosixPath(name).stem.replace("--", "_").replace(".", "_")
-        place = made / "models" / model
-        (place / "1").mkdir(parents=True)
-        (place / "config.pbtxt").write_text(starters.triton_config(sidecar, model))
-    if own_program:
-        shutil.copyfile(program, (place / "1" / "model.onnx") if layout is Layout.TRITON else made / name)
-        text = starters.plain_start(sidecar) if layout is Layout.TRITON else starters.for_own_program(sidecar)
-        _write_start(made, layout, text)
-        return ""
-    if layout not in CACHED:
-        shutil.copyfile(program, made / name)
-        _write_files(made, ready or wrapper_files(sidecar))
-        return ""
-    found = _fixed_model(made, place / "1" if layout is Layout.TRITON else made, sidecar, bring_model, python)
-    (made / "cache").mkdir()
-    shutil.copyfile(program, made / "cache" / found.name)
-    text = starters.START_SH.format(version=found.version)
-    _write_start(
-        made, layout, text if layout is Layout.TRITON else starters.for_cache(sidecar, found.name, found.version)
-    )
-    return found.version
+    model = made / model_path(layout, sidecar)
+    model.parent.mkdir(parents=True, exist_ok=True)
+    cached = None
+    if sidecar.spec["compiler"]["name"] != "migraphx":
+        shutil.copyfile(program, model if layout is Layout.TRITON else made / sidecar.blobs.program.path)
+    elif layout not in CACHED:
+        shutil.copyfile(program, made / sidecar.blobs.program.path)
+    else:
+        source = bring_model(model.parent)
+        content = fixed_model(source, sidecar)
+        source.unlink()
+        # The provider hashes the file's name, so it is the same in every pack.
+        model.write_bytes(content)
+        cached = ask_provider(model, sidecar.device.arch, python)
+        (made / "cache").mkdir()
+        shutil.copyfile(program, made / "cache" / cached.name)
+    for name, data in (ready or small_files(layout, sidecar, cached)).items():
+        (made / name).write_bytes(data)
+        if name.endswith(".sh"):
+            (made / name).chmod(0o755)
+    return cached.version if cached else ""
 
 
-def _fixed_model(made: Path, place: Path, sidecar: Sidecar, bring_model: BringModel, python: str) -> CacheFile:
-    """Write the model with the program's sizes as `model.onnx`, and ask the provider what it looks for then."""
+def model_path(layout: Layout, sidecar: Sidecar) -> str:
+    """Return where in a pack the file lies that ONNX Runtime opens as `model.onnx`."""
+    return f"models/{_triton_name(sidecar)}/1/model.onnx" if layout is Layout.TRITON else "model.onnx"
+
+
+def _triton_name(sidecar: Sidecar) -> str:
+    return PurePosixPath(sidecar.blobs.program.path).stem.replace("--", "_").replace(".", "_")
+
+
+def fixed_model(source: Path, sidecar: Sidecar) -> bytes:
+    """Return a model with its program's sizes; its external data stays where it is. The same model, the same bytes.
+
+    Raises UsageError if it does not have these sizes.
+    """
     import onnx
 
     from farm.runner.onnx_graph import drop_overridable_constants, fix_shapes
     from farm.runner.protocol import RequestFailed
 
-    source = bring_model(place)
     model = onnx.load(str(source), load_external_data=False)
-    source.unlink()
     drop_overridable_constants(model)
     try:
         fix_shapes(
@@ -181,9 +188,26 @@ def _fixed_model(made: Path, place: Path, sidecar: Sidecar, bring_model: BringMo
         )
     except RequestFailed as failure:
         raise UsageError(f"the model does not have the program's sizes: {failure.message}") from None
-    # The provider hashes the file's name, so it is the same in every pack.
-    (place / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
-    return ask_provider(place / "model.onnx", sidecar.device.arch, python)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = None) -> dict[str, bytes]:
+    """Return the files of a pack that follow from its sidecar, by their paths: all but programs and models.
+
+    `cached` is what the provider looks for, for a layout that has a cache. The same sidecar gives the same bytes.
+    """
+    own_program = sidecar.spec["compiler"]["name"] != "migraphx"
+    if layout is Layout.TRITON:
+        name = _triton_name(sidecar)
+        start = starters.START_SH.format(version=cached.version) if cached else starters.plain_start(sidecar)
+        texts = {f"models/{name}/config.pbtxt": starters.triton_config(sidecar, name), "start.sh": start}
+    elif own_program:
+        texts = _scripts(starters.for_own_program(sidecar))
+    elif cached:
+        texts = _scripts(starters.for_cache(sidecar, cached.name, cached.version))
+    else:
+        return wrapper_files(sidecar)
+    return {path: text.encode() for path, text in texts.items()}
 
 
 def wrapper_files(sidecar: Sidecar) -> dict[str, bytes]:
@@ -194,18 +218,6 @@ def wrapper_files(sidecar: Sidecar) -> dict[str, bytes]:
 
 def _scripts(use: str) -> dict[str, str]:
     return {"use.py": use, "use.sh": starters.USE_SH}
-
-
-def _write_start(made: Path, layout: Layout, text: str) -> None:
-    scripts = {"start.sh": text} if layout is Layout.TRITON else _scripts(text)
-    _write_files(made, {name: content.encode() for name, content in scripts.items()})
-
-
-def _write_files(made: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        (made / name).write_bytes(content)
-        if name.endswith(".sh"):
-            (made / name).chmod(0o755)
 
 
 def _files(made: Path) -> Iterator[PackFile]:

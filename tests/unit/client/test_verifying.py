@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from onnx import TensorProto, helper
 
 from farm.client.verifying import SignedArtifact, Trust, verify_file
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
 from farm.packs.layouts import Layout
+from farm.packs.question import CacheFile
 from farm.packs.writing import write_pack
 from farm.signing.judging import Standing
 from farm.signing.notary import Notary, pack
@@ -48,24 +52,102 @@ def refused(path: Path, trust: Trust) -> list[str]:
     return [f"{check.name}: {check.text}" for check in verify_file(path, trust) if check.verdict is Standing.REFUSED]
 
 
-def test_who_writes_a_pack_signs_what_was_made_on_his_machine(tmp_path: Path, signed: SignedArtifact) -> None:
-    """As with a cache: its files depend on the ONNX Runtime that is installed there."""
+def verdict_of(folder: Path, trust: Trust, cache: Path | None = None) -> tuple[str, str]:
+    found = verify_file(folder, trust, cache=cache)[-1]
+    return str(found.verdict), found.text
+
+
+def change(folder: Path, name: str, content: bytes) -> None:
+    """Change a file of a pack, and its index accordingly."""
+    (folder / name).write_bytes(content)
+    index = json.loads((folder / "pack.json").read_text())
+    for file in index["files"]:
+        if file["path"] == name:
+            file["digest"] = hashlib.sha256(content).hexdigest()
+    (folder / "pack.json").write_text(json.dumps(index))
+
+
+def test_files_that_follow_from_what_is_signed_need_no_signature(tmp_path: Path, signed: SignedArtifact) -> None:
     trust = Trust(load_policy(tmp_path / "trust.toml"))
     folder = tmp_path / "pack"
-    pack = write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
-    assert refused(folder, trust) == ["pack: nobody trusted has signed models/net/config.pbtxt, start.sh"]
-    Trust(None, Notary(load_signer(tmp_path / "packer.key"))).sign_pack(pack, signed)
-    assert refused(folder, trust) == []
-    assert [check.text.partition(" on ")[0] for check in verify_file(folder, trust)][-2:] == [
-        "signed by packer", "all its files are signed"
-    ]  # fmt: skip
-    (folder / "start.sh").write_text("#!/bin/sh")
-    assert refused(folder, trust) == [
-        "sha256: changed since the pack was written: start.sh", "pack: nobody trusted has signed start.sh"
-    ]  # fmt: skip
+    write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
+    assert verdict_of(folder, trust) == (
+        "ok", "the same as made again from what is signed: models/net/config.pbtxt, start.sh"
+    )  # fmt: skip
+    change(folder, "start.sh", b"#!/bin/sh")
+    assert verdict_of(folder, trust) == (
+        "refused", "nobody trusted has signed start.sh, and other bytes follow from what is signed"
+    )  # fmt: skip
     (folder / "start.sh").unlink()
     (folder / "start.sh").symlink_to(tmp_path / "program")
     assert refused(folder, trust)[0].startswith("sha256: start.sh: ")
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SignedArtifact, Path, Path]:
+    """A signed program for a cache, its model, and the cache of a client that has fetched it."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", ports[:1], ports[1:])
+    content = helper.make_model(graph).SerializeToString()
+    blobs = tmp_path / "cache" / "blobs"
+    blobs.mkdir(parents=True)
+
+    def keep(data: bytes) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"path": "model.onnx", "digest": digest, "size": len(data)}
+
+    model = keep(content)
+    order = keep(json.dumps({"order": {"model": {"files": [model]}}}).encode())
+    program = {"path": "net.mxr", "digest": hashlib.sha256(PROGRAM).hexdigest(), "size": len(PROGRAM)}
+    sidecar = sidecar_of(
+        identifier="net/migraphx-gfx942/fp16/b1", device={"arch": "gfx942"}, offload_copy=False,
+        blobs={"program": program, "reproduction": {**order, "path": "reproduction.json"}},
+        inputs=[PORT], outputs=[{**PORT, "name": "y"}],
+        spec={
+            "compiler": {"name": "migraphx"}, "device": {"arch": "gfx942"},
+            "model": {"format": "onnx", "digest": model["digest"]},
+        },
+    )  # fmt: skip
+    farm = Signed(sidecar, key_in(tmp_path, "farm"))
+    key_in(tmp_path, "packer")
+    (tmp_path / "trust.toml").write_text(POLICY)
+    (tmp_path / "program").write_bytes(PROGRAM)
+    monkeypatch.setattr("farm.packs.writing.ask_provider", lambda *_: CacheFile("20f00-model.onnx-1.mxr", "1.27.1"))
+    return SignedArtifact(farm.text, [farm.provenance(clock())]), blobs / model["digest"], tmp_path / "cache"
+
+
+@pytest.mark.parametrize("layout", [Layout.ONNXRUNTIME_CACHE, Layout.TRITON])
+def test_a_pack_with_a_cache_is_made_again_from_the_clients_own(
+    tmp_path: Path, cached: tuple[SignedArtifact, Path, Path], layout: Layout
+) -> None:
+    signed, model, cache = cached
+    trust, folder = Trust(load_policy(tmp_path / "trust.toml")), tmp_path / "pack"
+
+    def bring(place: Path) -> Path:
+        return Path(shutil.copyfile(model, place / "source"))
+
+    pack = write_pack(layout, signed.sidecar, tmp_path / "program", folder, bring, signed=signed)
+    assert verdict_of(folder, trust, cache)[0] == "ok"
+    (opened,) = (path.relative_to(folder).as_posix() for path in folder.rglob("model.onnx"))
+    assert verdict_of(folder, trust) == (
+        "refused", f"nobody trusted has signed {opened}, and it cannot be made again from this cache"
+    )  # fmt: skip
+    for name in (opened, "start.sh" if layout is Layout.TRITON else "use.py"):
+        kept = (folder / name).read_bytes()
+        change(folder, name, kept + b"#")
+        assert verdict_of(folder, trust, cache) == (
+            "refused", f"nobody trusted has signed {name}, and other bytes follow from what is signed"
+        )  # fmt: skip
+        change(folder, name, kept)
+    # What goes into scripts is what a provider says, and nothing else.
+    index = json.loads((folder / "pack.json").read_text())
+    (folder / "pack.json").write_text(json.dumps({**index, "onnxruntime": '1"; evil()'}))
+    assert verdict_of(folder, trust, cache)[0] == "refused"
+    (folder / "pack.json").write_text(json.dumps(index, indent=2) + "\n")
+    # Elsewhere, who has written it vouches for it.
+    Trust(None, Notary(load_signer(tmp_path / "packer.key"))).sign_pack(pack, signed)
+    assert verdict_of(folder, trust) == ("ok", "all its files are signed")
 
 
 def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact) -> None:
