@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-pages pictures test-faults test-noise chaos gpu-test gpu-wheels lint bench schemas locks clean
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise chaos gpu-test gpu-wheels lint bench schemas locks clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -15,6 +15,10 @@ demo: $(VENV)/.dev
 # In three processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
 	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 3 --dist loadscope)
+
+# Every command and snippet of README and docs/guide, as a reader would type them.
+test-guide: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/guide $(PYTEST)
 
 # The pages in a real browser; skipped if there is no Chromium.
 test-pages: $(VENV)/.dev

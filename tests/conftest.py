@@ -74,7 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 TOGETHER = {
     # Stories: each test goes on where the one before it ended.
-    "tests/acceptance/test_guide.py": "guide",
     "tests/integration/local/test_embedded_farm.py": "embedded farm",
     # One farm for all.
     "tests/acceptance/test_main_job.py": "quickstart",
