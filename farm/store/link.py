@@ -160,6 +160,11 @@ class Link:
         with self._reaching("" if command[0] in BLOCKING else "command"):
             return self._redis.execute_command(*command)
 
+    def now(self) -> float:
+        """Return the server's time (Unix seconds), which all records use."""
+        seconds, microseconds = self.ask("TIME")
+        return round(int(seconds) + int(microseconds) / 1e6, 3)
+
     def ask_bytes(self, *command: Any) -> bytes | None:
         """Send one command with a binary answer."""
         with self._reaching("command"):

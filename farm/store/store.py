@@ -24,6 +24,7 @@ class Store:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self.now = link.now
         self.builds = BuildRecords(link)
         self.jobs = JobRecords(link)
         self.workers = WorkerRecords(link)
@@ -58,11 +59,6 @@ class Store:
     def address(self) -> str:
         """Host and port of the server, for messages."""
         return self._link.address
-
-    def now(self) -> float:
-        """Return the server's time (Unix seconds), which all records use."""
-        seconds, microseconds = self._link.ask("TIME")
-        return round(int(seconds) + int(microseconds) / 1e6, 3)
 
     def check(self) -> None:
         """Refuse a server that would lose work: raises FarmFault that says what to set.
