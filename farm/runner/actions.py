@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .protocol import CannotRun, Messages, RequestFailed
+from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import (
@@ -292,14 +293,15 @@ def _reference_module(request: Request) -> CompilerModule | None:
 
 def _random_outputs(request: Request) -> dict[str, str]:
     """Return the outputs that depend on a random operator; none if this interpreter lacks onnx."""
-    from .onnx_evaluator import random_outputs
+    from .onnx_graph import random_outputs
 
-    try:
-        return {} if request["model"]["format"] == "tf" else random_outputs(request)
-    except ModuleNotFoundError as error:
-        if error.name != "onnx":
-            raise
+    if request["model"]["format"] == "tf" or not find_spec("onnx"):
         return {}
+    import onnx
+
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = onnx.load_model(request["model"]["path"], load_external_data=False)
+    return random_outputs(model)
 
 
 @contextmanager

@@ -10,6 +10,11 @@ from .protocol import RequestFailed
 if TYPE_CHECKING:
     from .documents import InputSpec
 
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators whose results nobody can foresee: a seed gives other numbers in every implementation."""
+
 
 def drop_overridable_constants(model: Any) -> None:
     """Make initializers constants: old exporters list them as inputs too, which keeps them from being folded."""
@@ -53,12 +58,61 @@ def graphs_of(graph: Any) -> Iterator[Any]:
     """Yield a graph and every graph inside its nodes."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from graphs_of(inner)
+        for inner in _subgraphs(node):
+            yield from graphs_of(inner)
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    """Yield the graphs right inside a node."""
+    for attribute in node.attribute:
+        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
 
 
 def nodes_of(graph: Any) -> Iterator[Any]:
     """Yield the nodes of a graph and of every graph inside them."""
     for inner in graphs_of(graph):
         yield from inner.node
+
+
+def output_ranks(model: Any) -> dict[str, int | None]:
+    """Return the ranks of a model's outputs by name, where known."""
+    return {
+        value.name: len(value.type.tensor_type.shape.dim) if value.type.tensor_type.HasField("shape") else None
+        for value in model.graph.output
+    }
+
+
+def random_outputs(model: Any) -> dict[str, str]:
+    """Return the outputs of a model that depend on a random operator, each with the operator's name."""
+    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+
+    def operators(nodes: Any, above: frozenset[tuple[str, str, str]] = frozenset()) -> Iterator[str]:
+        """Yield the random operators among nodes, in their subgraphs and in the functions that they call."""
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            if key in functions and key not in above:
+                yield from operators(functions[key].node, above | {key})
+            elif node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
+                yield node.op_type
+            yield from operators(_inner(node), above)
+
+    tainted: dict[str, str] = {}
+    found, waiting = True, list(model.graph.node)
+    while found:  # nodes may be in any order
+        found, rest = False, []
+        for node in waiting:
+            read = [*node.input, *(name for inner in _inner(node) for name in inner.input)]
+            random = next(operators([node]), "") or next((tainted[name] for name in read if name in tainted), "")
+            if random:
+                tainted |= dict.fromkeys(filter(None, node.output), random)
+                found = True
+            else:
+                rest.append(node)
+        waiting = rest
+    return {value.name: tainted[value.name] for value in model.graph.output if value.name in tainted}
+
+
+def _inner(node: Any) -> Iterator[Any]:
+    """Yield the nodes of a node's subgraphs."""
+    for graph in _subgraphs(node):
+        yield from nodes_of(graph)

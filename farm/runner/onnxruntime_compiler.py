@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import onnx_evaluator, onnxruntime_cuda, onnxruntime_tensorrt, onnxruntime_tuning
+from . import onnx_graph, onnxruntime_cuda, onnxruntime_tensorrt, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
 from .onnxruntime_providers import ON_CARDS, providers_of
@@ -868,5 +868,7 @@ def load_reference(request: Request) -> _SessionProgram:
 
 
 def output_ranks(request: Request) -> dict[str, int | None]:
-    """Return the ranks of the original model's outputs."""
-    return onnx_evaluator.output_ranks(request)
+    """Return the ranks of the original model's outputs by name, where known."""
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = _loaded(request, load_external_data=False)
+    return onnx_graph.output_ranks(model)
