@@ -14,7 +14,6 @@ import farm as package
 from farm.api import (
     acknowledged_routes,
     artifact_routes,
-    blob_routes,
     build_routes,
     history_routes,
     job_routes,
@@ -87,7 +86,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         acknowledged_routes.router,
         job_routes.router,
         artifact_routes.router,
-        blob_routes.router,
+        artifact_routes.blobs,
         worker_routes.router,
         upkeep_routes.router,
         token_routes.router,

@@ -27,7 +27,6 @@ from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
 from farm.results.lines import CellLine, Look
 from farm.signing import bundles, statements
-from farm.signing.notary import stored
 from farm.signing.statements import NoStatement
 
 router = APIRouter()
@@ -160,7 +159,7 @@ class SignedLine(NamedTuple):
 
 def _signed(farm: Farm, caller: Caller, made: Sidecar) -> Iterator[SignedLine]:
     namespaces = dict.fromkeys((made.namespace, caller.namespace))
-    for data in stored(farm.artifacts, namespaces, made.key)[: bundles.MOST]:
+    for data in farm.artifacts.statements(namespaces, made.key)[: bundles.MOST]:
         with suppress(bundles.Malformed, NoStatement):  # `farm verify` names what is wrong with it.
             bundle = bundles.read(data)
             statement = statements.read(bundle.payload)

@@ -11,7 +11,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -35,6 +35,7 @@ from farm.artifacts import (
     Published,
     blob_key,
     sidecar_key,
+    statements_key,
     upload_key,
 )
 from farm.artifacts import sidecar as sidecars
@@ -414,6 +415,11 @@ class S3Store:
             if found and (artifact := self._whole(namespace, key, found)):
                 return artifact
         return None
+
+    def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:
+        """Return what is signed about the artifacts of a cache key in namespaces: Sigstore bundles, unchecked."""
+        found = (self.get_object(statements_key(namespace, key)) for namespace in namespaces)
+        return [line for there in found if there for line in there.data.splitlines()]
 
     def _whole(self, namespace: str, key: str, found: Object) -> Artifact | None:
         """Return the artifact of a sidecar, unless the sidecar is unreadable, misplaced or lacks blobs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -113,6 +113,9 @@ class ArtifactStore(Protocol):
 
     def get_object(self, key: str) -> Object | None:
         """Read a document."""
+
+    def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:
+        """Return what is signed about the artifacts of a cache key."""
 
     def delete_object(self, key: str, *, if_match: str = "") -> None:
         """Delete an object."""

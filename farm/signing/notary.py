@@ -168,12 +168,6 @@ def _newest(given: Iterable[bytes]) -> list[bytes]:
     return [data for same, data in found.items() if same not in old]
 
 
-def stored(artifacts: ArtifactStore, namespaces: Iterable[str], key: str) -> list[bytes]:
-    """Return the bundles that namespaces have of a cache key."""
-    found = (artifacts.get_object(statements_key(each, key)) for each in namespaces)
-    return [line for there in found if there for line in there.data.splitlines()]
-
-
 class Promotions:
     """Checks what a ref is to name, and signs that it passed. Without a policy every ref may name everything."""
 
@@ -216,7 +210,7 @@ class Promotions:
         owner = place.split("/")[1]
         digest = hashlib.sha256(found.data).hexdigest()
         at_hand = AtHand(owner, cell["program"]["digest"], digest)
-        judged = judge(policy, at_hand, stored(self._artifacts, [owner], cell["key"]), clock())
+        judged = judge(policy, at_hand, self._artifacts.statements([owner], cell["key"]), clock())
         judged.require(cell["identifier"])
         others = [each for each in judged.accepted if each.statement.kind != "summary"]
         inputs = [hashlib.sha256(each.bundle).hexdigest() for each in others]

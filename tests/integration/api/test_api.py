@@ -20,7 +20,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm.api import blob_routes as farm_blobs
+from farm.api import artifact_routes
 from farm.api.application import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key, s3
@@ -331,7 +331,7 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
-    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    monkeypatch.setattr(artifact_routes, "MAX_PUT", 10 << 20)
     monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
     monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", ())
     file = tmp_path / "weights.bin"
@@ -379,14 +379,14 @@ def test_the_client_asks_for_as_many_blobs_as_the_farm_answers() -> None:
     assert [digest for lot in lots for digest in lot] == list(sizes)
     for lot in lots:
         assert len(lot) <= BLOBS_AT_ONCE
-        large = sum(s3.client_parts(sizes[digest]) for digest in lot if sizes[digest] > farm_blobs.MAX_PUT)
-        assert large <= farm_blobs.MAX_PERMISSIONS
+        large = sum(s3.client_parts(sizes[digest]) for digest in lot if sizes[digest] > artifact_routes.MAX_PUT)
+        assert large <= artifact_routes.MAX_PERMISSIONS
 
 
 def test_a_large_blob_with_other_bytes_is_refused(
     farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farm_blobs, "MAX_PUT", 10 << 20)
+    monkeypatch.setattr(artifact_routes, "MAX_PUT", 10 << 20)
     file = tmp_path / "weights.bin"
     file.write_bytes(bytes(11 << 20))
     with pytest.raises(UsageError, match=f"the uploaded bytes have the SHA-256 .*, not {'0' * 64}"):

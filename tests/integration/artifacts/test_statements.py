@@ -9,7 +9,7 @@ from pathlib import Path
 from farm.artifacts import sidecar, statements_key
 from farm.artifacts.s3 import S3Store
 from farm.signing import bundles, statements
-from farm.signing.notary import KEPT, GatesFound, Notary, add, stored
+from farm.signing.notary import KEPT, GatesFound, Notary, add
 from tests.support.signed import key_in, sidecar_of
 
 
@@ -24,11 +24,11 @@ def test_statements_of_many_writers_are_all_kept_and_each_once(store: S3Store, t
     notaries = [Notary(key_in(tmp_path, f"key{number}")) for number in range(6)]
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(lambda notary: notary.attest(store, made, text), notaries))
-    assert len(stored(store, ["main"], made.key)) == 12
+    assert len(store.statements(["main"], made.key)) == 12
     notaries[0].attest(store, made, text)
-    assert len(stored(store, ["main"], made.key)) == 12, "what is said again takes the place of the first time"
+    assert len(store.statements(["main"], made.key)) == 12, "what is said again takes the place of the first time"
     assert hashlib.sha256(text).hexdigest() in str(
-        statements.read(bundles.read(stored(store, ["main"], made.key)[-1]).payload)
+        statements.read(bundles.read(store.statements(["main"], made.key)[-1]).payload)
     )
 
 
@@ -42,7 +42,7 @@ def test_verdicts_of_gates_do_not_grow_without_end(store: S3Store, tmp_path: Pat
         predicate = statements.gate_results(f"b-{number}", {}, [], "urn:example")
         add(store, "main", made.key, [notary.sign("test-results", named, predicate)])
     notary.attest_gates(store, "main", f"b-{KEPT + 3}", found, GatesFound({}, []))
-    lines = stored(store, ["main"], made.key)
+    lines = store.statements(["main"], made.key)
     assert builds_of(lines) == [f"b-{number}" for number in range(4, KEPT + 4)]
     assert len(lines) == KEPT + 2, "what the worker said stays"
 
@@ -51,4 +51,4 @@ def test_damaged_lines_are_left_out_by_the_next_writer(store: S3Store, tmp_path:
     made, notary = sidecar_of(), Notary(key_in(tmp_path, "farm"))
     store.put_object(statements_key("main", made.key), b"{}\nnothing\n\xff\n")
     notary.attest(store, made, sidecar.text(made))
-    assert len(stored(store, ["main"], made.key)) == 2
+    assert len(store.statements(["main"], made.key)) == 2

@@ -25,7 +25,6 @@ from farm.client.verifying import Trust
 from farm.errors import StorageUnavailable, UsageError
 from farm.local import servers
 from farm.settings import Settings
-from farm.signing.notary import stored
 from farm.signing.signing_keys import new_key
 from farm.signing.trust import policy_of_keys
 from tests.chaos.rig import Rig
@@ -123,7 +122,7 @@ def test_each_role_can_do_its_work(rights: Rights) -> None:
     assert [(cell["state"], cell["message"]) for cell in rights.cells] == [("succeeded", "")]
     key = rights.cells[0]["key"]
     text = rights.storage("reader").get_object(sidecar_key("main", key)).data
-    found = stored(rights.storage("reader"), ["main"], key)
+    found = rights.storage("reader").statements(["main"], key)
     judged = Trust(policy_of_keys([rights.public], "main")).judge(text, found)
     assert [check.name for check in judged.checks] == ["provenance", "test-results", "test-results"]
     # Both look at settings of the server if they may; they would hold its password.

@@ -26,7 +26,6 @@ from farm.errors import StorageUnavailable
 from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.deliveries import Deliveries
 from farm.node.outbox import Outbox
-from farm.signing.notary import stored
 from farm.signing.signing_keys import new_key
 from farm.signing.trust import policy_of_keys
 from farm.tuning.database import databases
@@ -208,7 +207,7 @@ def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
     assert "compiling" in job["attempts"][0]["phases"]
     assert farm.artifacts.lookup(["main"], attempt.key)
     text = farm.artifacts.get_object(sidecar_key("main", attempt.key)).data
-    judged = Trust(policy_of_keys([public], "main")).judge(text, stored(farm.artifacts, ["main"], attempt.key))
+    judged = Trust(policy_of_keys([public], "main")).judge(text, farm.artifacts.statements(["main"], attempt.key))
     assert [check.name for check in judged.checks] == ["provenance", "test-results"]
     assert judged.refused == []
     assert box.size == 0
