@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from farm.artifacts.refs import SnapshotCell
-from farm.jobs.estimate import Estimate, Sample, comparable, estimate
+from farm.jobs.estimate import Estimate
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import ConversionRecord, WorkOrder, job_key
+from farm.jobs.order import ConversionRecord, WorkOrder
 from farm.matrix.cells import Cell
 from farm.matrix.planned import CellPlan, ShownCell
 from farm.results.accuracy import judge_fallback
@@ -88,40 +88,22 @@ def make_plan(
     last: Mapping[str, SnapshotCell],
     read_spec: Callable[[str], SpecDocument | None],
     live_workers: Mapping[str, int],
-    history: Mapping[str, Sequence[Sample]],
+    estimates: Mapping[str, Estimate | None],
 ) -> Plan:
     """Plan every cell.
 
-    `known` maps cells' job keys (`farm.jobs.order.job_key`) to the facts of whole artifacts, `running` are those of
-    unfinished jobs, `last` maps identifiers to the last cell that passed, `read_spec`
-    returns the spec behind a key, `live_workers` counts workers by pool, `history` has past durations by sort
-    (`farm.jobs.estimate.comparable`).
+    `known` maps what cells have as `job` to the facts of whole artifacts, `running` are those of unfinished jobs,
+    `last` maps identifiers to the last cell that passed, `read_spec` returns the spec behind a key, `live_workers`
+    counts workers by pool, `estimates` has, by identifier, how long the compiles of cells take that are not known.
     """
-    estimates: dict[tuple[str, str, int, float], Estimate | None] = {}
-
-    def estimated(cell: Cell, before: SnapshotCell | None) -> Estimate | None:
-        sort, model, size = (
-            comparable(cell.order["spec"]),
-            cell.order["spec"]["model"]["digest"],
-            model_size(cell.order),
-        )
-        seconds = (before.get("seconds") or 0.0) if before else 0.0
-        known = (sort, model, size, seconds)
-        if known not in estimates:
-            # The same cell with its previous model is the nearest comparison.
-            own = [Sample(model, size, seconds)] if seconds else []
-            past = history.get(sort, ())
-            estimates[known] = estimate(model, size, past) or estimate(model, size, own)
-        return estimates[known]
-
     unfinished = set(running)
     explained = 0
     planned = []
     for cell in cells:
-        shared = job_key(cell.order, cell.key)
-        facts = known.get(shared)
+        facts = known.get(cell.job)
         before = last.get(cell.identifier)
-        state, reason = ("hit", "") if facts else ("joined", "") if shared in unfinished else ("miss", "first compile")
+        state = "hit" if facts else "joined" if cell.job in unfinished else "miss"
+        reason = "first compile" if state == "miss" else ""
         if state == "miss" and before:
             explained += 1
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None
@@ -133,7 +115,7 @@ def make_plan(
                 reason,
                 facts,
                 live_workers.get(cell.pool, 0),
-                None if facts else estimated(cell, before),
+                None if facts else estimates.get(cell.identifier),
             )
         )
     return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned)))
@@ -158,7 +140,7 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         yield f"{names[0]}{more}: {text}"
     owner: dict[str, str] = {}
     for cell in cells:
-        first = owner.setdefault(job_key(cell.order, cell.key), cell.identifier)
+        first = owner.setdefault(cell.job, cell.identifier)
         if first != cell.identifier:
             yield f"{cell.identifier} is the same compile as {first}; they share the job"
 
@@ -187,11 +169,6 @@ def _left(planned: Sequence[PlannedCell]) -> Iterable[str]:
 def plan_digest(cells: Iterable[tuple[str, str, str]]) -> str:
     """Return the SHA-256 of cells' identifiers, cache keys and pools."""
     return hashlib.sha256(json.dumps(list(cells)).encode()).hexdigest()
-
-
-def model_size(order: WorkOrder) -> int:
-    """Return the bytes of a work order's model, with its external data."""
-    return sum(file["size"] for file in order["model"]["files"])
 
 
 def needed_blobs(cells: Iterable[tuple[str, WorkOrder | None]]) -> dict[str, int]:

@@ -31,13 +31,13 @@ from farm.errors import (
     QuotaExceeded,
     UsageError,
 )
-from farm.jobs.estimate import comparable
+from farm.jobs.estimate import Compile, comparable, estimate_all
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.logging import get_logger
 from farm.manifest import Concurrency, Manifest, parse_manifest
-from farm.matrix.cells import expand
+from farm.matrix.cells import Cell, expand
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.metrics.instruments import CELLS_PLANNED, miss_reason
 from farm.models.data import FrozenData
@@ -146,12 +146,12 @@ class BuildService:
                 limits=limits,
             ),
         )
-        keys = dict.fromkeys(job_key(cell.order, cell.key) for cell in cells)
-        whole = self._known.whole(
-            namespace, {job_key(cell.order, cell.key): keys_of(cell.order, cell.key) for cell in cells}
-        )
-        missing = [key for key in keys if key not in whole]
+        whole = self._known.whole(namespace, {cell.job: keys_of(cell.order, cell.key) for cell in cells})
+        missing = list(dict.fromkeys(cell.job for cell in cells if cell.job not in whole))
         last = self._last_passed(namespace) if missing else {}
+        compiles = {
+            cell.identifier: _compile(cell, last.get(cell.identifier)) for cell in cells if cell.job not in whole
+        }
         plan = make_plan(
             cells,
             known=whole,
@@ -159,9 +159,8 @@ class BuildService:
             last=last,
             read_spec=lambda key: self._known.read_spec(namespace, key),
             live_workers={pool["name"]: pool["live_workers"] for pool in pools},
-            history=self._store.history.samples(
-                readable(namespace),
-                {comparable(cell.order["spec"]) for cell in cells if job_key(cell.order, cell.key) not in whole},
+            estimates=estimate_all(
+                compiles, self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
             ),
         )
         seeds = announced(self._artifacts, namespace, [each.cell.order for each in plan.cells if each.state == "miss"])
@@ -532,6 +531,13 @@ def digest_of_request(submission: SubmissionDocument) -> str:
             "gates": submission.get("gates"),
         }
     )
+
+
+def _compile(cell: Cell, before: SnapshotCell | None) -> Compile:
+    """Return what the duration of a cell's compile is estimated from; `before` is the cell as it last passed."""
+    spec, size = cell.order["spec"], sum(file["size"] for file in cell.order["model"]["files"])
+    seconds = before.get("seconds", 0.0) if before else 0.0
+    return Compile(comparable(spec), spec["model"]["digest"], size, seconds)
 
 
 def _planned_document(planned: PlannedCell) -> CellPlan:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from farm.spec import SpecDocument
 
@@ -79,6 +79,18 @@ class Sample:
     seconds: float
 
 
+class Compile(NamedTuple):
+    """A compile to estimate: what its duration depends on (`comparable`), its model's digest and bytes.
+
+    `seconds` is what the same cell took with the model before (0: unknown).
+    """
+
+    sort: str
+    model: str
+    size: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Seconds that a compile takes: the middle, and the range in which about 80 of 100 end; `by` says from what."""
@@ -120,6 +132,20 @@ def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | Non
     slope = _slope(near)
     logs = [math.log(sample.seconds) + slope * math.log(size / sample.size) for sample in near]
     return _range(logs, f"{len(near)} of other models", fitted=1)
+
+
+def estimate_all(
+    compiles: Mapping[str, Compile], history: Mapping[str, Sequence[Sample]]
+) -> dict[str, Estimate | None]:
+    """Estimate compiles, by any names; `history` has past ones by sort. Equal compiles are estimated once."""
+    estimates = {each: _nearest(each, history.get(each.sort, ())) for each in set(compiles.values())}
+    return {name: estimates[each] for name, each in compiles.items()}
+
+
+def _nearest(wanted: Compile, past: Sequence[Sample]) -> Estimate | None:
+    # Without a comparable compile, the same cell with its previous model is the nearest comparison.
+    own = [Sample(wanted.model, wanted.size, wanted.seconds)]
+    return estimate(wanted.model, wanted.size, past) or estimate(wanted.model, wanted.size, own)
 
 
 def _models(samples: Sequence[Sample]) -> list[Sample]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from farm.errors import ManifestError, Problem, suggestion
-from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder
+from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
 from farm.jobs.state import AttemptLimits
 from farm.manifest import Data, EnvFile, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.matrix.combinations import CellInputs, Combination, Combinations, Complaints, Path
@@ -46,9 +46,10 @@ class Cell:
     """One compile that a build asks for.
 
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
-    named dimensions, `order` is what a worker gets, `emulated` the parts of its precision that its device has no units
-    for, `gates` what the build judges by, `expected` the manifest's entry if this cell must fail, `sweep` what is
-    sought among its siblings of other batches, `line` its place, `warnings` what to know before it is compiled.
+    named dimensions, `job` is what cells that share a job have in common (`farm.jobs.order.job_key`), `order` is what a
+    worker gets, `emulated` the parts of its precision that its device has no units for, `gates` what the build judges
+    by, `expected` the manifest's entry if this cell must fail, `sweep` what is sought among its siblings of other
+    batches, `line` its place, `warnings` what to know before it is compiled.
     """
 
     identifier: str
@@ -59,6 +60,7 @@ class Cell:
     sizes: Mapping[str, PlainSize]
     spec: CompileSpec
     key: str
+    job: str
     pool: str
     order: WorkOrder
     emulated: tuple[str, ...]
@@ -212,6 +214,7 @@ class _Expansion:
             "samples": files.get("samples"),
             **work.order,
         }
+        key = key_of_fields({**work.texts, **shape.texts})
         return Cell(
             identifier=identifier,
             model=combination.model.name,
@@ -220,7 +223,8 @@ class _Expansion:
             shape=combination.label,
             sizes={name: plain_size(size) for name, size in combination.sizes.items()},
             spec=replace(work.spec, inputs=shape.inputs, batch=shape.batch),
-            key=key_of_fields({**work.texts, **shape.texts}),
+            key=key,
+            job=job_key(order, key),
             pool=pool,
             order=order,
             emulated=work.emulated,

@@ -430,7 +430,7 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
         "last": {},
         "read_spec": lambda _: None,
         "live_workers": {CPU.name: 1},
-        "history": {},
+        "estimates": {},
     }
     assert make_plan([cell], known={}, **unknown).warnings == ()
     (warning,) = make_plan([cell], known={cell.key: {"seconds": 1}}, **unknown).warnings
@@ -452,7 +452,7 @@ def test_a_plan_names_what_a_known_program_leaves_to_others(gate: str, said: str
     facts: Any = {"fallback": {"Det": ["d1", "d2"], "Softmax on CUDA": ["s"]}, "seconds": 1}
     plan = make_plan(
         [cell], known={cell.key: facts}, running=(), last={}, read_spec=lambda _: None, live_workers={cell.pool: 1},
-        history={},
+        estimates={},
     )  # fmt: skip
     assert plan.warnings == ((said,) if said else ())
 
@@ -1150,7 +1150,7 @@ def test_an_emulated_precision_is_said_of_each_cell_and_once_in_the_plan() -> No
         ("migraphx/mi300x", "fp16"): (),
     }
     assert found[0].order["emulated"] == ["fp8"]
-    plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={}, history={})
+    plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={}, estimates={})
     assert [warning for warning in plan.warnings if "no units" in warning] == [
         "migraphx/gfx1100 has no units for fp8: 2 cells round to it and compute in a wider type, no faster"
     ]
