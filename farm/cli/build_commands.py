@@ -262,7 +262,7 @@ def status(
         return
     cells, page = found["cells"], client.page_of(found["build"])
     if found["build"]["state"] == "reported":
-        _say_all(render.outcome(found["build"], cells, page, output.width()))
+        _say_all(render.outcome(found, page, output.width()))
         return
     _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
     _say_all(render.outlook(found["build"].get("outlook")))
@@ -519,17 +519,18 @@ def _watch(
     from farm.cli.progress import follow
 
     try:
-        build, cells = follow(client, build_id)
+        report = follow(client, build_id)
     except KeyboardInterrupt:
         return _leave(client, build_id, gone_on)
     except FarmFault:
         if pages:  # Else it is a farm of this command's own.
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
         raise
+    build, cells = report["build"], report["cells"]
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
-        _say_all(["", *render.outcome(build, cells, client.page_of(build) if pages else "", output.width())])
+        _say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
     publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from farm.client.client import FarmClient
     from farm.jobs.estimate import OutlookDocument
-    from farm.results.report import BuildChange, BuildView, JudgedCell, Report
+    from farm.results.report import BuildChange, JudgedCell, Report
 
 LIVELY_PERIOD = 1.0
 """Seconds between two updates of a display that shows elapsed time."""
@@ -144,8 +144,8 @@ class Followed:
         ]
 
 
-def follow(client: FarmClient, build_id: str) -> tuple[BuildView, list[JudgedCell]]:
-    """Show a build until its report is written; return the build and its cells.
+def follow(client: FarmClient, build_id: str) -> Report:
+    """Show a build until its report is written, and return it.
 
     Reads the whole build at the beginning, at the end, and if events were missed; in between, only what changes.
     Raises FarmFault if the farm stays unreachable, KeyboardInterrupt on Ctrl-C.
@@ -169,7 +169,7 @@ def follow(client: FarmClient, build_id: str) -> tuple[BuildView, list[JudgedCel
                         followed.change(message)
             screen.show(followed.cells(), followed.outlook)
             if None in messages:
-                return report["build"], report["cells"]
+                return report
 
 
 def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[News]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farm.jobs.estimate import OutlookDocument, RangeDocument
     from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
     from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
-    from farm.results.report import BuildView, Differences, JudgedCell
+    from farm.results.report import BuildView, Changes, Differences, JudgedCell, Report, SweepResult
 
 size, duration, rate = units.size, units.duration, units.rate
 
@@ -473,12 +473,12 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def sweeps(cells: Sequence[JudgedCell]) -> list[str]:
-    """Return a table for every batch sweep, with the best batch marked; nothing if there is no sweep."""
-    from farm.results.sweep import sweeps_of, title
+def sweeps(swept: Iterable[SweepResult]) -> list[str]:
+    """Return a table for every batch sweep, with the best batch marked."""
+    from farm.results.sweep import title
 
     lines: list[str] = []
-    for found in sweeps_of(cells):
+    for found in swept:
         limit = f" within {duration(found['max_latency'])}" if found["max_latency"] else ""
         lines.append(f"sweep of {title(found)}: best {found['metric']}{limit}")
         rows = [("batch", "latency", "throughput", "")]
@@ -524,12 +524,11 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
     return lines
 
 
-def remarks(cells: Sequence[JudgedCell]) -> list[str]:
+def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
     """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
-    from farm.results.verdict import changes_of
-
-    found = changes_of(cells)
     rows = [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
+    if found is None:  # An older farm wrote the report.
+        return rows
     for word, said in (
         ("better", found["improvements"]),
         ("fixed", found["fixed"]),
@@ -557,15 +556,16 @@ def compared(build: BuildView, cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def outcome(build: BuildView, cells: Sequence[JudgedCell], page: str = "", columns: int = 0) -> list[str]:
+def outcome(report: Report, page: str = "", columns: int = 0) -> list[str]:
     """Return the full text at the end of a build; `page` is the URL of its page, `columns` the terminal's width."""
+    build, cells = report["build"], report["cells"]
     blocks = [
         table(cells, columns),
         tunings(cells),
         [*gains(cells), *legend(cells)],
-        sweeps(cells),
+        sweeps(report["sweeps"]),
         failures(cells, str(build["id"]), page),
-        remarks(cells),
+        remarks(cells, report.get("changes")),
     ]
     verdict = build.get("verdict") or {"text": counts(cells)}
     blocks.append(compared(build, cells))

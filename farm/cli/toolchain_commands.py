@@ -85,7 +85,7 @@ def radar(
             output.emit({"build": build}) if as_json else output.say(build["id"])
             return
         output.note(f"shadow build {build['id']}; page: {client.page_of(build)}/radar")
-        ended, _ = follow(client, build["id"])
+        ended = follow(client, build["id"])["build"]
         found = client.radar(build["id"])
     output.emit(found) if as_json else _say_all(lines(found))
     verdict = ended["verdict"]

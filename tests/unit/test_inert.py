@@ -25,6 +25,7 @@ from farm.errors import FarmError, ManifestError, Problem, UsageError
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger
 from farm.results.annotations import github_commands, of_problems
+from farm.results.verdict import changes_of
 from farm.settings import load_settings
 from tests.support.places import ROOT
 
@@ -116,7 +117,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "lines": lambda text: Lines().show([a_cell(text), a_cell(text, "running")]),
     "screen": drawn,
     "outcome": lambda text: [output.say(line) for line in render.failures([a_cell(text)], text)],
-    "remarks": lambda text: [output.say(line) for line in render.remarks([a_cell(text)])],
+    "remarks": lambda text: [output.say(line) for line in render.remarks([a_cell(text)], changes_of([a_cell(text)]))],
     "lists": lambda text: [output.say(line) for line in render.under_way([a_cell(text)])],
     "a program": lambda text: [output.say(line) for line in describe_program(text, program(text))],
     "wrong usage": lambda text: main(["ls", f"--{text}"]),
