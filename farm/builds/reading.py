@@ -295,8 +295,10 @@ class BuildReader:
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
     def _index_plan(self, namespace: str, build_id: str) -> PlannedCells | dict[str, CellPlan]:
-        with suppress(KeyError):
-            return self.large.planned(namespace, build_id)
+        row = self._live(namespace, build_id)
+        if row is None or is_large(row["cells"]):
+            with suppress(KeyError):
+                return self.large.planned(namespace, build_id)
         return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}
 
     def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
