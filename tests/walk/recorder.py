@@ -77,12 +77,17 @@ class Recorder:
         # Functions without a name are called back: they belong to the file that made them.
         if source == name or "<" in function.rpartition(".")[2] or (source, name, function) in self._seen:
             return
-        if threading.current_thread().name in UPKEEP or self._is_inside(name, caller):
+        if _is_upkeep(threading.current_thread()) or self._is_inside(name, caller):
             return
         self._seen.add((source, name, function))
         if not _is_import(frame, self._file):
             call = {"role": self._role, "from": source, "to": name, "function": function}
             os.write(self._out, json.dumps(call).encode() + b"\n")
+
+
+def _is_upkeep(thread: threading.Thread) -> bool:
+    """Whether a thread looks after the farm, or was started by one that does, as those of its pools are."""
+    return thread.name in UPKEEP or getattr(thread, "of_upkeep", False)
 
 
 def _is_import(frame: FrameType | None, own: Any) -> bool:
@@ -102,7 +107,13 @@ def install() -> None:
         return
     folder = Path(os.environ[FOLDER])
     Recorder(folder, role).start()
-    popen = subprocess.Popen.__init__
+    popen, begin = subprocess.Popen.__init__, threading.Thread.start
+
+    def start_thread(thread: threading.Thread) -> None:
+        thread.of_upkeep = _is_upkeep(threading.current_thread())  # type: ignore[attr-defined]
+        begin(thread)
+
+    threading.Thread.start = start_thread  # type: ignore[method-assign]
 
     def start(process: Any, command: Any, *rest: Any, **options: Any) -> None:
         if len(command) > 1 and str(command[1]).endswith("runner/child.py"):
