@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from junitparser import JUnitXml
+from ruamel.yaml import YAML
 
 from farm.app import Farm
 from farm.cli import main
@@ -16,6 +21,7 @@ from farm.client.client import FarmClient
 from farm.jobs.state import FailureKind, Outcome
 from farm.results import markdown
 from tests.support.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
+from tests.support.places import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GITHUB = {
@@ -76,6 +82,52 @@ def test_github_gets_a_summary_and_annotations_at_the_manifests_lines(
     assert json.loads(out)["build"]["id"] == build["id"], "standard output is the document alone"
     assert "::error title=" in err, "without a manifest there is no line"
     assert (tmp_path / "summary.md").read_text().count("## ") > summary.count("## "), "a step may have several builds"
+
+
+VENV = """#!/bin/bash
+# Stands for Python: makes a venv whose pip notes what it was asked for, and whose farm is this one.
+[ "$1 $2" = "-m venv" ] || exit 9
+mkdir -p "$3/bin"
+printf '#!/bin/bash\\nprintf "%%s\\\\n" "$@" > "%s/asked"\\n' "$3" > "$3/bin/pip"
+printf '#!/bin/bash\\nexec "{python}" -m farm "$@"\\n' > "$3/bin/farm"
+chmod +x "$3/bin/pip" "$3/bin/farm"
+"""
+
+
+def test_the_composite_action_does_what_github_makes_of_it(client: FarmClient, url: str, tmp_path: Path) -> None:
+    """Its steps in the shell that GitHub starts for them, with its variables, inputs with spaces, and a real farm."""
+    action = YAML(typ="safe", pure=True).load((ROOT / "deploy" / "ci" / "github" / "action.yml").read_text())
+    bin_, models = tmp_path / "bin", tmp_path / "our models"
+    for folder in (bin_, models):
+        folder.mkdir()
+    (bin_ / "python3").write_text(VENV.replace("{python}", sys.executable))
+    (bin_ / "python3").chmod(0o755)
+    freeze_manifest(models, MANIFEST)
+    token = os.environ["FARM_API_TOKEN"]
+    inputs = {"manifest": "our models/farm.yaml", "version": "0.2.0", "url": url, "token": token}
+    inputs |= {"arguments": "--label team=x --label more=y"}
+    outputs = {"GITHUB_STEP_SUMMARY": "summary.md", "GITHUB_OUTPUT": "outputs", "RUNNER_TEMP": "temp"}
+    given = {**GITHUB, "CI": "true", "GITHUB_WORKSPACE": str(tmp_path), "HOME": str(tmp_path)}
+    given |= {name: str(tmp_path / file) for name, file in outputs.items()} | {"PATH": f"{bin_}:{os.environ['PATH']}"}
+    codes, said = [], ""
+    for step in action["runs"]["steps"]:
+        env = {name: inputs[text.strip("${} ").removeprefix("inputs.")] for name, text in step["env"].items()}
+        (tmp_path / "step.sh").write_text(step["run"])
+        shell = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "step.sh"]
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ended = subprocess.run(shell, cwd=tmp_path, env={**given, **env}, check=False, **streams)
+        codes.append(ended.returncode)
+        said += ended.stdout
+    assert codes == [0, 1], said
+    assert (tmp_path / "temp" / "farm" / "asked").read_text().split() == ["install", "--quiet", "migraphx-farm==0.2.0"]
+    assert "::error file=our models/farm.yaml,line=6,title=net/onnxruntime-cpu/fp16/static::" in said
+    assert token not in said
+    build = client.build("@latest")
+    assert (tmp_path / "outputs").read_text() == f"build={build['id']}\n"
+    assert action["outputs"]["build"]["value"] == "${{ steps.farm.outputs.build }}"
+    assert (build["labels"]["team"], build["labels"]["commit"]) == ("x", COMMIT)
+    assert "1 of 2 cells succeeded, 1 failed (exit code 1)" in (tmp_path / "summary.md").read_text()
+    assert JUnitXml.fromfile(str(tmp_path / "farm-junit.xml")).failures == 1
 
 
 def test_a_step_summary_that_is_nearly_full_stays_below_what_github_takes(
