@@ -105,7 +105,7 @@ class Player:
             "build": build,
             "job": job_id,
         }
-        self.farm.artifacts.publish("main", sidecar)
+        self.farm.artifacts.publish("main", sidecar, sign=self.farm.notary.attest if self.farm.notary else None)
         self.farm.store.index.put("main", key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 

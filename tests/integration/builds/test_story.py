@@ -1,6 +1,7 @@
 """The story of a team: a manifest is pushed, a worse model stopped, a new toolchain tried, promoted and taken back.
 
-All by the commands that a pipeline runs; readers have object storage and a reading key alone. The worker is played.
+All by the commands that a pipeline runs. Readers have the address of object storage and a public key, and check what is
+signed. The worker is played.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from pydantic import SecretStr
 
 from farm.app import Farm
 from farm.artifacts import ownership
 from farm.cli.main import main
 from farm.client.storage_client import StorageClient
+from farm.client.verifying import Trust, verify_file
 from farm.errors import ExitCode
+from farm.settings import Settings
+from farm.signing.signing_keys import new_key
+from farm.signing.trust import policy_of_keys
 from tests.support.api_farm import commands
 from tests.support.helpers import wait_until
 from tests.support.played import Made, Player, played_to_the_end, toolchain
@@ -47,6 +53,20 @@ def write_models(folder: Path, heavy: str) -> None:
         graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], text, value[:1], value[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         onnx.save(model, folder / f"{name}.onnx")
+
+
+@pytest.fixture
+def farm(settings: Settings, tmp_path: Path) -> Farm:
+    """A farm whose worker and server sign."""
+    new_key("farm", tmp_path / "keys")
+    changes = {"api_token": SecretStr("sesame"), "signing_key": str(tmp_path / "keys" / "farm.key")}
+    return Farm(settings.model_copy(update=changes))
+
+
+@pytest.fixture
+def trust(farm: Farm, tmp_path: Path) -> Trust:
+    """What a reader trusts: the farm's public key."""
+    return Trust(policy_of_keys([tmp_path / "keys" / "farm.pub"], "main"))
 
 
 @pytest.fixture
@@ -83,24 +103,25 @@ def run(
 
 
 @pytest.fixture
-def reader(farm: Farm, s3_client: Any, tmp_path: Path) -> Iterator[StorageClient]:
-    """Somebody who has the address of object storage and a key to read it, and no farm."""
+def reader(farm: Farm, s3_client: Any, trust: Trust) -> Iterator[StorageClient]:
+    """Somebody who has the address of object storage, may read it, and knows the farm's public key."""
     bucket = farm.settings.s3_bucket
 
     def location(key: str) -> str:
         return str(s3_client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}))
 
-    with StorageClient(farm.settings.s3_endpoint, location) as client:
+    with StorageClient(farm.settings.s3_endpoint, location, trust=trust) as client:
         yield client
 
 
-def fetched(reader: StorageClient, folder: Path, made_by: str = "") -> str:
-    """Fetch and check what `prod` names; return the toolchain that made it."""
+def fetched(reader: StorageClient, trust: Trust, folder: Path, made_by: str = "") -> str:
+    """Fetch and check what `prod` names: the bytes, and who signed what; return the toolchain that made it."""
     found = {}
     for model in ("heavy", "light"):
         place = folder / f"{model}-{made_by or 'any'}-{len(list(folder.iterdir()))}"
         got = reader.fetch(model, "onnxruntime/cpu", "fp32", ref="prod", folder=place, toolchain=made_by)
         sidecar = json.loads(got.sidecar.read_text())
+        assert {check.verdict for check in verify_file(got.program, trust)} == {"ok"}
         assert hashlib.sha256(got.program.read_bytes()).hexdigest() == sidecar["blobs"]["program"]["digest"]
         found[model] = sidecar["toolchain"]
     (made,) = set(found.values())
@@ -108,7 +129,13 @@ def fetched(reader: StorageClient, folder: Path, made_by: str = "") -> str:
 
 
 def test_a_team_ships_its_models(
-    farm: Farm, player: Player, run: Run, reader: StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    farm: Farm,
+    player: Player,
+    run: Run,
+    reader: StorageClient,
+    trust: Trust,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -119,7 +146,7 @@ def test_a_team_ships_its_models(
     run("manifest", "push", "farm.yaml")
     first = run("manifest", "build", "nets")["build"]["id"]
     run("tag", "prod", first)
-    assert fetched(reader, out) == OLD.toolchain
+    assert fetched(reader, trust, out) == OLD.toolchain
 
     # A worse model arrives: the gate stops it, and names the cell that is worse.
     write_models(tmp_path, WORSE.decode())
@@ -135,7 +162,7 @@ def test_a_team_ships_its_models(
     write_models(tmp_path, "smaller net")
     run("manifest", "push", "farm.yaml")
     run("tag", "prod", run("manifest", "build", "nets")["build"]["id"])
-    assert fetched(reader, out) == OLD.toolchain
+    assert fetched(reader, trust, out) == OLD.toolchain
     mended = {cell["key"] for cell in reader.ls("prod")}
 
     # A new toolchain gets workers. Nothing changes until it is promoted.
@@ -143,14 +170,14 @@ def test_a_team_ships_its_models(
     radar = run("toolchain", "radar")
     assert radar["promotable"], radar["why"]
     assert {cell["effect"] for cell in radar["cells"]} == {"better"}
-    assert fetched(reader, out) == OLD.toolchain
+    assert fetched(reader, trust, out) == OLD.toolchain
     assert run("manifest", "build", "nets")["build"]["counts"]["hits"] == 2
 
     run("toolchain", "promote", radar["build"])
-    assert fetched(reader, out) == NEW.toolchain
-    assert fetched(reader, out, OLD.toolchain) == OLD.toolchain
+    assert fetched(reader, trust, out) == NEW.toolchain
+    assert fetched(reader, trust, out, OLD.toolchain) == OLD.toolchain
     run("toolchain", "rollback")
-    assert fetched(reader, out) == OLD.toolchain
+    assert fetched(reader, trust, out) == OLD.toolchain
     assert {cell["key"] for cell in reader.ls("prod") if not cell.get("superseded")} == mended
 
     # Garbage goes, and nothing that a reader may ask for.
@@ -159,5 +186,5 @@ def test_a_team_ships_its_models(
         monkeypatch.setattr(ownership, name, timedelta(seconds=-2))  # Not a day: storage has whole seconds.
     # A blob is doomed once its mark is of a later second than its upload.
     wait_until(lambda: run("gc") and not farm.artifacts.has_blob(garbage, size), message="the garbage to go")
-    assert fetched(reader, out) == OLD.toolchain
-    assert fetched(reader, out, NEW.toolchain) == NEW.toolchain
+    assert fetched(reader, trust, out) == OLD.toolchain
+    assert fetched(reader, trust, out, NEW.toolchain) == NEW.toolchain

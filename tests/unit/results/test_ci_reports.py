@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
+import jsonschema
 import pytest
 from junitparser import JUnitXml
 
@@ -164,6 +165,32 @@ def test_junit_has_the_elements_in_the_order_of_its_schema() -> None:
         assert len(tags) <= 2
 
 
+JUNIT: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors"},
+        {"time", "skipped", "timestamp", "hostname", "id", "package", "file", "url"},
+        {"testcase", "properties"},
+    ),
+    "testcase": ({"name"}, {"time", "classname"}, {"failure", "error", "skipped", "properties"}),
+    "properties": (set(), set(), {"property"}),
+    "property": ({"name", "value"}, set(), set()),
+    **dict.fromkeys(("failure", "error", "skipped"), (set(), {"type", "message"}, set())),
+}
+"""The required attributes, further attributes and children of each element, as in `junit-10.xsd` of Jenkins' xUnit
+plugin. The properties of test cases are of its JUnit plugin."""
+
+
+def test_junit_of_a_thousand_cells_fits_its_schema() -> None:
+    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
+    assert root.tag == "testsuites"
+    for element in root.iter():
+        required, further, children = JUNIT[element.tag]
+        assert required <= element.attrib.keys() <= required | further, element.attrib
+        assert {child.tag for child in element} <= children
+        assert re.fullmatch(r"[0-9]+\.[0-9]{3}", element.get("time", "0.000"))
+
+
 # --- SARIF -------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +207,52 @@ def test_sarif_has_a_file_and_a_region_for_each_problem() -> None:
     assert "region" not in places[1]
     assert places[2]["region"] == {"startLine": 1, "startColumn": 1}
     assert {each["ruleId"] for each in run["results"]} == {run["tool"]["driver"]["rules"][0]["id"]}
+
+
+def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """The schema of an object that has nothing else, as almost every one of SARIF's is."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+ONE_OR_MORE, TEXT = {"type": "integer", "minimum": 1}, {"type": "string"}
+MESSAGE = closed({"text": TEXT})
+SARIF = closed(
+    {"version": {"const": "2.1.0"}, "runs": {"type": "array", "items": closed(
+        {"tool": closed({"driver": closed(
+            {"name": TEXT},
+            version=TEXT,
+            informationUri={"type": "string", "format": "uri"},
+            rules={"type": "array", "uniqueItems": True, "items": closed({"id": TEXT}, shortDescription=MESSAGE)},
+        )})},
+        columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+        results={"type": "array", "items": closed(
+            {"message": MESSAGE},
+            ruleId=TEXT,
+            level={"enum": ["none", "note", "warning", "error"]},
+            locations={"type": "array", "items": closed({}, physicalLocation=closed(
+                {"artifactLocation": closed({}, uri={"type": "string", "format": "uri-reference"})},
+                region=closed({}, startLine=ONE_OR_MORE, startColumn=ONE_OR_MORE),
+            ))},
+        )},
+    )}},
+    **{"$schema": {"type": "string", "format": "uri"}},
+)  # fmt: skip
+"""What the schema of SARIF 2.1.0 says of the properties that the farm writes."""
+
+
+def test_sarif_of_a_thousand_problems_fits_its_schema() -> None:
+    places = [("a b.yaml", 3, 7), ("b.yaml", 0, 0), ("-", 1, 0), ("../é/c.yaml", 9, 1)]
+    problems = [Problem(HOSTILE, *places[number % 4], "try" * (number % 2)) for number in range(1000)]
+    document = json.loads(json.dumps(sarif.render(problems, "1.2.3")))
+    jsonschema.validate(document, SARIF, format_checker=jsonschema.FormatChecker())
+    assert len(document["runs"][0]["results"]) == 1000
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "runs": [{**document["runs"][0], "results": [{"ruleId": "x"}]}]}, SARIF)
 
 
 def test_sarif_has_no_more_results_than_github_takes() -> None:
