@@ -163,8 +163,9 @@ class BuildService:
                 compiles, self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
             ),
         )
-        seeds = announced(self._artifacts, namespace, [each.cell.order for each in plan.cells if each.state == "miss"])
-        return replace(plan, warnings=(*plan.warnings, *seeds)), manifest
+        if to_tune := plan.to_tune:
+            plan = replace(plan, warnings=(*plan.warnings, *announced(self._artifacts, namespace, to_tune)))
+        return plan, manifest
 
     def _as_named(self, namespace: str, pools: Sequence[Pool]) -> list[Pool]:
         """Return the pools to plan for, without those of toolchains that readers do not get yet.
