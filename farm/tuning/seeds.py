@@ -92,9 +92,9 @@ def announced(artifacts: ArtifactStore, namespace: str, orders: Iterable[WorkOrd
             said.append(f"{target}: no tuning is carried over from {earlier[0]}: {error.message}")
         else:
             if seeds:
-                said.append(
-                    f"{target}: {len(seeds.rows)} tuning rows carried over from {seeds.toolchain}, to be proven"
-                )
+                count = len(seeds.rows)
+                rows = f"{count} tuning row{'s' * (count != 1)}"
+                said.append(f"{target}: {rows} carried over from {seeds.toolchain}, to be proven")
     return said
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from farm.app import Farm
 from farm.artifacts.s3 import S3Store
+from farm.client.client import FarmClient
 from farm.settings import Settings
 from farm.tuning.database import TuningDatabase
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
 from farm.tuning.seeds import Seeds, announced, database_of, seeds_of
+from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.scripted_tuner import SPEC, database, save_model, tuner_for
 
 OLD, NEW = "onnxruntime1.30.0-aaaaaaaa", "onnxruntime1.31.0-bbbbbbbb"
@@ -98,3 +101,13 @@ def test_a_row_that_is_none_seeds_nothing(artifacts: S3Store, value: str) -> Non
     row = Record(RecordStore.ONNXRUNTIME, "", "a", value, source)
     database_of(artifacts, "main", order(OLD), OLD).commit(Snapshot.of([row]))
     assert seeds_of(artifacts, "main", order(NEW)) is None
+
+
+def test_a_plan_says_what_is_carried_over(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    frozen = freeze_manifest(tmp_path, f"{MANIFEST}tuning: quick\n")
+    earlier = "onnxruntime1.2.0-aaaaaaaa"
+    learn(database_of(farm.artifacts, "main", order(POOL.toolchain), earlier), {"a": TIMES})
+    said = f"onnxruntime/cpu: 1 tuning row carried over from {earlier}, to be proven"
+    assert client.plan(frozen)["warnings"] == [said]
+    assert client.submit(frozen)["warnings"] == [said]
+    assert not client.plan(freeze_manifest(tmp_path, MANIFEST))["warnings"], "it is not tuned"
