@@ -1,7 +1,7 @@
-"""The samples of `docs/samples`: built with CMake, and run on a program that the farm's compilers made.
+"""Programs without Python: the samples of `docs/samples`, built with CMake, and MIGraphX's driver.
 
 `ROCM` names a tree with MIGraphX's C++ headers and library (default `/opt/rocm`), `ONNXRUNTIME_INCLUDE` the folder of
-ONNX Runtime's C header, which its Python wheel does not have.
+ONNX Runtime's C header, which its Python wheel does not have. The driver is found by `PATH` or in `ROCM`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,24 @@ def test_a_program_runs_by_migraphxs_api_for_c_plus_plus(tmp_path: Path) -> None
     program.compile(migraphx.get_target("ref"))
     migraphx.save(program, str(tmp_path / "net.mxr"))
     assert shown(build(tmp_path / "build", "run_migraphx", CMAKE_PREFIX_PATH=ROCM), tmp_path / "net.mxr") == SHOWN
+
+
+@pytest.mark.migraphx
+@pytest.mark.parametrize("device", ["ref", "cpu"])
+def test_a_program_runs_by_migraphxs_driver(device: str, tmp_path: Path) -> None:
+    driver = shutil.which("migraphx-driver") or shutil.which("migraphx-driver", path=ROCM / "bin")
+    if not driver:
+        pytest.skip("needs migraphx-driver, on PATH or in ROCM")
+    import migraphx
+
+    program = migraphx.parse_onnx(str(model(tmp_path)))
+    program.compile(migraphx.get_target(device))
+    path = tmp_path / "net.mxr"
+    migraphx.save(program, str(path))
+    words = [driver, "run", path, "--migraphx", f"--{device}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{device}::" in done.stdout, "it prints the instructions that it ran"
 
 
 def test_a_program_runs_by_onnx_runtimes_api_for_c(tmp_path: Path) -> None:
