@@ -1,6 +1,7 @@
 """Statements (in-toto v1): what is said of a program, before it is signed and after it was read. Pure.
 
-`signedOn` is an extension of ours, in the statement itself: when it was signed, by the signer's clock.
+When it was signed, by the signer's clock, is a field of ours in the predicate (`SIGNED_ON`), named as SLSA asks of
+extensions. The statement itself has the four fields of in-toto's: strict readers refuse any other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ KINDS = {
 BUILD_TYPE = "urn:migraphx-farm:compile:v1"
 BUILDER = "urn:migraphx-farm:builder"
 """Who made a program, unless the setting `builder_id` says more."""
+SIGNED_ON = "farm_signedOn"
 GATES_PASSED = "FARM_GATES_PASSED"
 
 Json = dict[str, Any]
@@ -62,10 +64,10 @@ def read(payload: bytes) -> Statement:
         if not subjects or len(subjects) < len(document["subject"]):
             raise NoStatement("it has no subject, or two of one name")
         predicate = document.get("predicate") or {}
-        when = document.get("signedOn")
-        signed_on = instant(when) if when is not None else None
         if not isinstance(predicate, dict):
             raise TypeError
+        when = predicate.get(SIGNED_ON)
+        signed_on = instant(when) if when is not None else None
         return Statement(subjects, str(document["predicateType"]), predicate, signed_on)
     except NoStatement:
         raise
@@ -80,8 +82,7 @@ def payload(kind: str, subjects: Mapping[str, str], predicate: Json, when: datet
         "_type": TYPE,
         "subject": named,
         "predicateType": KINDS[kind],
-        "predicate": predicate,
-        "signedOn": written(when),
+        "predicate": {**predicate, SIGNED_ON: written(when)},
     }
     return json.dumps(document, sort_keys=True).encode()
 
@@ -123,6 +124,7 @@ def provenance(sidecar: Sidecar, builder: str) -> Json:
     materials.append({"name": "toolchain", "uri": f"urn:migraphx-farm:toolchain:{sidecar.toolchain}"})
     libraries = (spec.get("compiler") or {}).get("libraries") or {}
     materials += [{"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in sorted(libraries.items())]
+    times = {"startedOn": sidecar.started, "finishedOn": sidecar.created}
     blobs = {"log": sidecar.blobs.log, "reproduction": sidecar.blobs.reproduction}
     return {
         "buildDefinition": {
@@ -144,8 +146,7 @@ def provenance(sidecar: Sidecar, builder: str) -> Json:
             },
             "metadata": {
                 "invocationId": f"{sidecar.job}-{sidecar.attempt}",
-                "startedOn": sidecar.started,
-                "finishedOn": sidecar.created,
+                **{name: when for name, when in times.items() if when},
             },
             "byproducts": [
                 {"name": blob.path, "digest": {"sha256": blob.digest}} for blob in blobs.values() if blob is not None

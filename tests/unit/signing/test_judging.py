@@ -109,7 +109,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "name": lambda statement: statement["subject"][0].update(name="other.onnx"),
     "predicate": lambda statement: statement["predicate"]["runDetails"]["builder"].update(id="me"),
     "type": lambda statement: statement.update(predicateType=statements.KINDS["summary"]),
-    "time": lambda statement: statement.update(signedOn="2026-01-01T00:00:00Z"),
+    "time": lambda statement: statement["predicate"].update(farm_signedOn="2026-01-01T00:00:00Z"),
     "more": lambda statement: statement.update(note="nothing much"),
 }
 
@@ -211,6 +211,15 @@ def test_fields_that_are_not_known_are_ignored(world: World) -> None:
     bundle["verificationMaterial"]["later"] = 1
     bundle["dsseEnvelope"]["later"] = 1
     assert world.judge(json.dumps(bundle).encode(), world.signed.results()).refused == []
+
+
+def test_other_readers_of_statements_find_no_field_that_they_do_not_know(world: World) -> None:
+    """Of in-toto's statement, and of the times in SLSA's provenance, which have to be times where they are."""
+    for bundle in (world.signed.provenance(), world.signed.results(), world.signed.summary("prod")):
+        statement = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
+        assert statement.keys() == {"_type", "subject", "predicateType", "predicate"}
+    times = statements.provenance(world.signed.sidecar, statements.BUILDER)["runDetails"]["metadata"]
+    assert world.signed.sidecar.started == "" and times.keys() == {"invocationId", "finishedOn"}
 
 
 def test_keys_are_rotated_by_two_signers_with_their_times(world: World) -> None:
