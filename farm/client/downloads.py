@@ -194,8 +194,14 @@ def _fetch(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) ->
 
 
 def _empty(part: int, wanted: WantedBlob) -> None:
-    os.ftruncate(part, 0)
+    _cut(part)
     os.ftruncate(part, wanted.size - (-wanted.size // PIECE))
+
+
+def _cut(part: int) -> None:
+    """Remove what a file holds, if any: ext4 writes a file that was cut to nothing to the disk when it is closed."""
+    if os.fstat(part).st_size:
+        os.ftruncate(part, 0)
 
 
 def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
@@ -261,7 +267,7 @@ def _fetch_whole(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownlo
 
     def once() -> None:
         nonlocal sha256, end
-        os.ftruncate(part, 0)
+        _cut(part)
         sha256, end = hashlib.sha256(), 0
         reads(0, wanted.size, write)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from threading import Lock
 from urllib.request import getproxies
 
@@ -29,11 +30,15 @@ def names_no_proxy() -> bool:
 class PlainHTTP(httpx.BaseTransport):
     """GETs on kept connections; every other request is left to httpx. It may be shared by threads."""
 
-    def __init__(self, trusted: ssl.SSLContext) -> None:
+    def __init__(self, trusted: Callable[[], ssl.SSLContext]) -> None:
+        """`trusted` gives the certificates; it takes long, and is asked only if TLS needs them."""
         self._trusted = trusted
-        self._others = httpx.HTTPTransport(verify=trusted)
         self._lock = Lock()
         self._idle: dict[_Origin, list[http.client.HTTPConnection]] = {}
+
+    @cached_property
+    def _others(self) -> httpx.HTTPTransport:
+        return httpx.HTTPTransport(verify=self._trusted())
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Ask, and return the answer with its body unread. Raises httpx.TransportError."""
@@ -54,7 +59,8 @@ class PlainHTTP(httpx.BaseTransport):
         for connections in idle.values():
             for connection in connections:
                 connection.close()
-        self._others.close()
+        if "_others" in self.__dict__:
+            self._others.close()
 
     def keep(self, origin: _Origin, connection: http.client.HTTPConnection) -> None:
         """Take back a connection on which an answer was read to its end."""
@@ -78,7 +84,7 @@ class PlainHTTP(httpx.BaseTransport):
         scheme, host, port = origin
         wait = request.extensions["timeout"]["connect"]
         if scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=wait, context=self._trusted)
+            return http.client.HTTPSConnection(host, port, timeout=wait, context=self._trusted())
         return http.client.HTTPConnection(host, port, timeout=wait)
 
 

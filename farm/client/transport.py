@@ -124,8 +124,11 @@ class Transport:
         with self._lock:
             if len(self._opened) == 1:
                 timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
-                plain = PlainHTTP(_trusted()) if names_no_proxy() else None
-                self._opened.append(httpx.Client(timeout=timeout, verify=_trusted(), transport=plain))
+                if names_no_proxy():
+                    storage = httpx.Client(timeout=timeout, transport=PlainHTTP(_trusted))
+                else:
+                    storage = httpx.Client(timeout=timeout, verify=_trusted())
+                self._opened.append(storage)
             return self._opened[1]
 
     def get(self, path: str, **params: Any) -> Any:

@@ -146,10 +146,10 @@ def test_a_certificate_that_nobody_trusts_is_refused(storage: Storage, tmp_path:
     storage.socket = serving.wrap_socket(storage.socket, server_side=True)
     url = storage.url.replace("http", "https")
     trusting = ssl.create_default_context(cafile=str(pair[0]))
-    with httpx.Client(transport=PlainHTTP(trusting)) as client:
+    with httpx.Client(transport=PlainHTTP(lambda: trusting)) as client:
         assert client.get(f"{url}/whole").content == DATA
     with (
-        httpx.Client(transport=PlainHTTP(httpx.create_ssl_context())) as client,
+        httpx.Client(transport=PlainHTTP(httpx.create_ssl_context)) as client,
         pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.get(f"{url}/whole")
