@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from farm.cli import completion, output, render
 from farm.cli.ci_servers import WantedReports, publish
 from farm.cli.ci_servers import labels as ci_labels
 from farm.cli.connection import connect, connect_or_start
-from farm.errors import ExitCode, FarmError, FarmFault, NotFound, UsageError
+from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import inert
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildView, JudgedCell, Report
     from farm.settings import Settings
+
+LOOKED_AT = 20
+"""Open builds of which `run` asks whether the same manifest made them."""
 
 SECOND_THOUGHT = 1.0
 """Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
@@ -89,8 +93,8 @@ def run(
     """Build a manifest on this machine, with a farm of its own.
 
     Starts a farm in the data folder, submits, waits and stops it; nothing has to be set up or running. Servers that the
-    settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run
-    continues it.
+    settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run of
+    the unchanged manifest goes on with it. After it has ended, a run is a new build, whose unchanged cells are hits.
     """
     check_folder(junit)
     check_folder(summary)
@@ -100,8 +104,9 @@ def run(
         _own_farm() as settings,
         connect(settings) as client,
     ):
-        _say_unfinished(client)
-        build_id = _submit(client, frozen, quiet=as_json)
+        build_id = _stopped_before(client, frozen)
+        _say_unfinished(client, but=build_id)
+        build_id = build_id or _submit(client, frozen, quiet=as_json)
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
             f"  resume:  farm run {manifest}",
@@ -370,10 +375,20 @@ def reproduce(
     _say_all([f"{folder}: {document['order']['identifier']}, key {document['key']}", f"  rerun:  sh {folder}/run.sh"])
 
 
-def cancel(build: BuildId, as_json: output.Json = False) -> None:
+def cancel(
+    build: BuildId,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, cancel never asks.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
     """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""
     with connect_or_start() as client:
         build_id = client.find_build(build)
+        if sys.stdin.isatty() and not yes:
+            found = client.build(build_id)
+            live = found["counts"]["queued"] + found["counts"]["running"]
+            typer.confirm(f"cancel {render.plural(live, 'cell')} of {build_id} {found['name']}?", abort=True, err=True)
         count = client.cancel(build_id)
     if as_json:
         output.emit({"build": build_id, "cancelled": count})
@@ -439,9 +454,21 @@ def _unfinished(builds: Sequence[BuildView]) -> str:
     return f"; {render.plural(len(builds), 'build')} unfinished: {names} (the next farm here goes on with it)"
 
 
-def _say_unfinished(client: FarmClient) -> None:
+def _stopped_before(client: FarmClient, frozen: Frozen) -> str:
+    """Return the open build that was made of the same manifest, inputs and options; empty if there is none."""
+    for build in _open_builds(client)[:LOOKED_AT]:
+        again = replace(frozen, submission={**frozen.submission, "build_id": build["id"]})
+        with suppress(Conflict):  # Something else made it.
+            client.submit(again)
+            output.note(f"going on with {build['id']}, which was stopped before its end")
+            output.note(f"  a new one instead:  farm up, then farm cancel {build['id']}")
+            return build["id"]
+    return ""
+
+
+def _say_unfinished(client: FarmClient, but: str = "") -> None:
     """Name earlier builds that go on during this one: they take slots, and make its measurements rough."""
-    for build in _open_builds(client)[:5]:
+    for build in [build for build in _open_builds(client) if build["id"] != but][:5]:
         state = ", ".join(f"{count} {name}" for name, count in build["counts"].items() if count and name != "hits")
         output.note(f"an earlier build goes on, too: {build['id']} {build['name']} ({state})")
         output.note(f"  cancel:  farm cancel {build['id']}")

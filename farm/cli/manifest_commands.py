@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,9 @@ class Format(StrEnum):
     GITHUB = "github"
     SARIF = "sarif"
 
+
+SCHEMA = "farm.schema.json"
+"""Where `farm init` writes the manifest's JSON Schema."""
 
 MOST_SHOWN = 50
 """Problems of one manifest that people read."""
@@ -84,16 +88,20 @@ def init(
 ) -> None:
     """Write a commented manifest for a model.
 
-    Fills in the model's inputs and shapes.
+    Fills in the model's inputs and shapes. With --output, also farm.schema.json in its folder, unless that exists:
+    editors complete and check fields by it.
     """
     from farm.client.authoring import init_manifest
+    from farm.manifest import manifest_schema
 
     if file and file.exists():
         raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
-    text = init_manifest(model, file.parent if file else Path())
+    text = init_manifest(model, file.parent if file else Path(), SCHEMA if file else "")
     if file:
         with output.writing(file):
             file.write_text(text, encoding="utf-8")
+            if not (schema := file.parent / SCHEMA).exists():
+                schema.write_text(f"{json.dumps(manifest_schema(draft7=True), indent=1)}\n", encoding="utf-8")
     if as_json:
         output.emit({"manifest": text, "file": str(file) if file else None})
     elif file:

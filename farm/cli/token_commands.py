@@ -51,7 +51,7 @@ def ls(as_json: output.Json = False) -> None:
     with connect() as client:
         tokens = client.tokens()
     if as_json:
-        output.emit(tokens)
+        output.emit({"items": tokens})
         return
     rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED")]
     rows += [

@@ -47,8 +47,10 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     return sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
 
 
-def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
+def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str = "") -> str:
     """Return a commented manifest for an ONNX model, to be stored in `folder`: complete, and without problems.
+
+    `schema` is the file with the manifest's JSON Schema, for editors: its name as the manifest sees it.
 
     Raises UnreadableModel.
     """
@@ -63,9 +65,9 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".") -> str:
     others = {dimension: size for dimension, size in sizes.items() if dimension != BATCH}
     native = bool(model.lowered)
     lines = [
+        *([f"# yaml-language-server: $schema={schema}"] if schema else []),
         "# What to compile, and for what. `farm lint` checks this file, `farm run` builds it here, `farm submit` sends",
-        "# it to a farm. `farm schema` prints all fields. For an editor: farm schema --draft7 > farm.schema.json, and",
-        "# as the first line: # yaml-language-server: $schema=farm.schema.json",
+        "# it to a farm. `farm schema` prints all fields.",
         "version: 1",
         f"name: {name}",
         "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), if a worker has one.",

@@ -288,12 +288,13 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
         return lines
     record = found["record"]
     errors = (record["verification"] or {}).get("errors", {})
-    lines.append(f"here       succeeded: {found['program']}")
+    lines.append(f"here       compiled, loaded and measured: {found['program']}")
     lines += [f"error      {name}: {error:.2e}" for name, error in errors.items()]
     unverified = (record["verification"] or {}).get("unverified", {})
     lines += [f"unverified {name}: {why}" for name, why in unverified.items()]
     if latency := record["measurements"]["latency"]:
         lines.append(f"latency    {latency['median'] * 1e3:.3g} ms")
+    lines.append("gates      not judged here: a build compares these numbers with its tolerance, limits and budgets")
     return lines
 
 

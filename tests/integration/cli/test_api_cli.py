@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import farm as package
 from farm.app import Farm
 from farm.artifacts import blob_key
 from farm.cli import build_commands, main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
 from farm.node.survey import Findings
 from farm.settings import Settings
@@ -525,6 +526,45 @@ def test_earlier_builds_that_go_on_are_named(
     assert main(["status", "demo", "--json"]) == 0, "a build may be called by its manifest's name"
     assert json.loads(capsys.readouterr().out)["build"]["id"] == build
     assert main(["cancel", "nightly"]) == 4
+
+
+def test_a_run_goes_on_with_the_build_of_the_same_manifest_that_was_stopped(
+    client: FarmClient, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    build = capsys.readouterr().out.strip()
+    assert build_commands._stopped_before(client, freeze(manifest)) == build
+    assert f"going on with {build}, which was stopped" in capsys.readouterr().err
+    assert build_commands._stopped_before(client, freeze(manifest, labels={"team": "x"})) == ""
+    assert len(client.builds()) == 1
+    build_commands._say_unfinished(client, but=build)
+    client.cancel(build)
+    assert build_commands._stopped_before(client, freeze(manifest)) == "", "it has ended"
+    assert capsys.readouterr().err == ""
+
+
+def test_cancel_asks_a_person_first(
+    client: FarmClient, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    build = capsys.readouterr().out.strip()
+
+    def types(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+
+    types("n\n")
+    assert main(["cancel", build]) != 0
+    assert f"cancel 2 cells of {build} demo?" in capsys.readouterr().err
+    assert client.build(build)["counts"]["queued"] == 2
+    types("")
+    assert main(["cancel", build, "--yes"]) == 0
+    assert client.build(build)["counts"]["cancelled"] == 2
+
+
+def test_lists_as_json_are_objects(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["token", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": []}
 
 
 def test_a_log_is_followed_to_its_end(worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from farm.cli import main
 from farm.client.authoring import init_manifest, lint
 from farm.client.freezing import as_submission, freeze, in_package
 from farm.errors import ManifestError
-from farm.manifest import Manifest, load_manifest
+from farm.manifest import Manifest, load_manifest, manifest_schema
 from farm.matrix.cells import expand
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
@@ -259,6 +261,18 @@ def test_a_new_manifest_asks_for_a_shape_that_the_model_does_not_say(tmp_path: P
     text = init_manifest(path, tmp_path)
     assert '"x": {shape: [batch]}  # float32; the model does not give its shape: write it' in text
     (tmp_path / "farm.yaml").write_text(text)
+    assert lint(tmp_path / "farm.yaml") == []
+
+
+def test_a_new_manifest_comes_with_the_schema_that_its_first_line_names(tmp_path: Path) -> None:
+    model = save_net(tmp_path / "net.onnx")
+    assert main(["init", str(model), "-o", str(tmp_path / "farm.yaml")]) == 0
+    first = (tmp_path / "farm.yaml").read_text().splitlines()[0]
+    schema = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads(schema.read_text()) == manifest_schema(draft7=True)
+    schema.write_text("mine")
+    assert main(["init", str(model), "-o", str(tmp_path / "other.yaml")]) == 0
+    assert schema.read_text() == "mine"
     assert lint(tmp_path / "farm.yaml") == []
 
 
