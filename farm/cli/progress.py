@@ -26,6 +26,9 @@ LIVELY_PERIOD = 1.0
 FIRST_NEWS = 2.0
 """Seconds after which the build is read without news: its farm may be behind a proxy that lets no events through."""
 
+WORKER = 14
+"""Columns that are left for the name of a worker."""
+
 WIDE = 70
 """Columns of a terminal from which on the live display names workers."""
 
@@ -81,20 +84,30 @@ class Screen:
         order = ("running", "failed", "queued", "cancelled", "succeeded")
         cells = sorted(self._cells, key=lambda cell: order.index(cell["state"]))
         grid = Table.grid(padding=(0, 2, 0, 0))
-        # On a narrow terminal the name is cut, never the state, the phase or the time; the worker is left out.
+        # Where there is little room the name is cut, never the state, the phase or the time; the worker is left out.
         wide = options.max_width >= WIDE
         rows = [render.activity(cell)[: 5 if wide else 4] for cell in cells[:room]]
         fixed = [max((len(row[column]) for row in rows), default=0) for column in (1, 2, 3)]
-        name = max(8, options.max_width - sum(fixed) - 8) if not wide else None
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if wide else None, max_width=name)
+        name = max(8, options.max_width - sum(fixed) - (8 + WORKER if wide else 8))
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if wide else None, max_width=None if wide else name)
         for column in range(1, 5 if wide else 4):
             grid.add_column(no_wrap=True, overflow="ellipsis", min_width=fixed[column - 1] if column < 4 else None)
         for identifier, state, *rest in rows:
             texts = [Text(one_line(text)) for text in rest]
-            grid.add_row(Text(one_line(identifier)), Text(state, style=render.STYLES.get(state, "")), *texts)
+            grid.add_row(
+                Text(_cut(one_line(identifier), name)), Text(state, style=render.STYLES.get(state, "")), *texts
+            )
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
         yield Text("; ".join([render.counts(cells) + hidden, *render.outlook(self._outlook)]))
+
+
+def _cut(name: str, room: int) -> str:
+    """Return a name that fits: cells of one model differ at the end, so the middle is left out."""
+    if len(name) <= room:
+        return name
+    start = (room - 1) // 3
+    return f"{name[:start]}…{name[start + 1 - room :]}"
 
 
 @contextmanager
