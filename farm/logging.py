@@ -106,6 +106,10 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
+bound = structlog.contextvars.bound_contextvars
+"""In its block, every logged line has these fields, also in threads that requests are answered in."""
+
+
 def bind_attempt(job_id: str, attempt: int, identifier: str, *, build: str, worker: str) -> None:
     """Name the attempt, and its job's first build, in every line that this thread logs, until `unbind`."""
     structlog.contextvars.bind_contextvars(job=job_id, attempt=attempt, cell=identifier, build=build, worker=worker)

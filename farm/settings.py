@@ -112,6 +112,7 @@ class Settings(BaseModel):
     namespace_cells: int = Field(ge=0)
     webhook_networks: tuple[str, ...]
     keep_days: float = Field(gt=0)
+    changes_days: float = Field(gt=0)
     gc: bool
     cpu_slots: int = Field(ge=0)
     threads: int = Field(ge=0)

@@ -13,13 +13,11 @@ from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from farm.artifacts.s3 import S3Store
+from farm.control.retention import CHANGES
 from farm.errors import FarmError
 from farm.logging import get_logger
 
 log = get_logger(__name__)
-
-CHANGES = "config/changes/"
-"""Prefix: a folder for each day (UTC), in it objects in the order of time."""
 
 _NOTHING = ("/v1/plan", "/v1/blobs", "/ui/sign-", "/v1/health")
 """Starts of paths of which no request changes anything but bytes that are named by their hash."""

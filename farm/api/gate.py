@@ -12,11 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from farm.api.auth import RoomForBodies, Turns
 from farm.api.change_log import may_change, write_change
 from farm.api.entity_tags import EntityTag
+from farm.api.log_context import ids_of
 from farm.api.problems import refusal
 from farm.api.proxy_sign_in import sign_in
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import FarmError
+from farm.logging import bound
 from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
 
 
@@ -49,9 +51,10 @@ class Gate:
             await send(message)
 
         try:
-            await self._let_in(scope, receive, noting)
-            if may_change(scope) and status < 400:
-                await write_change(self._farm().artifacts, scope, status)
+            with bound(**ids_of(scope)):  # In every line that is logged meanwhile, also in threads.
+                await self._let_in(scope, receive, noting)
+                if may_change(scope) and status < 400:
+                    await write_change(self._farm().artifacts, scope, status)
         finally:
             method = scope["method"] if scope["method"] in METHODS else OTHER
             REQUESTS.labels(method, str(status)).inc()

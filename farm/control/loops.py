@@ -195,7 +195,12 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         queued=partial(broker.queued, farm.celery),
         finish_build=farm.build_finisher.finish,
         resume=farm.builds.resume,
-        tidy=partial(retention.tidy_storage, farm.store, farm.artifacts),
+        tidy=partial(
+            retention.tidy_storage,
+            farm.store,
+            farm.artifacts,
+            changes_kept=timedelta(days=farm.settings.changes_days),
+        ),
         merge=partial(merge_tuning, farm.artifacts),
         collect=partial(
             retention.collect_garbage,

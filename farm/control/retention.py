@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import collect
@@ -11,6 +11,9 @@ from farm.logging import get_logger
 from farm.store import Store
 
 log = get_logger(__name__)
+
+CHANGES = "config/changes/"
+"""Prefix of the log of changes: a folder for each day (ISO, UTC), in it objects in the order of time."""
 
 INTERVAL = 600.0
 """Seconds between two runs: after a loss of Redis, only sidecars younger than this are read one by one."""
@@ -28,14 +31,25 @@ def forget_expired(store: Store) -> None:
     store.workers.forget_dead()
 
 
-def tidy_storage(store: Store, artifacts: S3Store) -> None:
-    """Abort abandoned uploads, and update every namespace's index from object storage.
+def forget_changes(artifacts: S3Store, kept: timedelta) -> None:
+    """Delete the days of the log of changes that are older than this."""
+    first = str((datetime.now(UTC) - kept).date())
+    old = [day for day in artifacts.list_folders(CHANGES) if day < first]
+    for day in old:
+        for key in artifacts.list_objects(f"{CHANGES}{day}/"):
+            artifacts.delete_object(key)
+        log.info("a day of the log of changes deleted", day=day)
+
+
+def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -> None:
+    """Abort abandoned uploads, forget old changes, and update every namespace's index from object storage.
 
     The index's checkpoint is what makes planning fast again after Redis was lost.
     """
     aborted = artifacts.abort_uploads(UPLOADS_KEPT)
     if aborted:
         log.info("abandoned uploads aborted", count=aborted)
+    forget_changes(artifacts, changes_kept)
     for namespace in artifacts.list_folders("ns/"):
         store.index.fill(namespace, rebuild(artifacts, namespace))
 

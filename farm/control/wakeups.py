@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farm.errors import FarmFault
-from farm.logging import get_logger
+from farm.logging import bound, get_logger
 from farm.store import Store
 
 Send = Callable[[str, list[tuple[str, int]]], None]
@@ -61,11 +61,12 @@ def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
 
 def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
     """Cancel the live cells of a build that has to be stopped; report a build that ended."""
-    build = store.builds.get(build_id)
-    if build and build["state"] == "open" and build_id in store.builds.to_stop():
-        store.builds.stop(build_id)
-    elif build and build["state"] == "ended":
-        finish(build_id)
+    with bound(build=build_id):
+        build = store.builds.get(build_id)
+        if build and build["state"] == "open" and build_id in store.builds.to_stop():
+            store.builds.stop(build_id)
+        elif build and build["state"] == "ended":
+            finish(build_id)
 
 
 def settle_left(store: Store, finish: FinishBuild) -> None:

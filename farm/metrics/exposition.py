@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 import farm
-from farm.metrics.instruments import MOST_VALUES, OTHER
+from farm.metrics.instruments import LEASES_ENDED, MOST_VALUES, OTHER
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -57,6 +57,7 @@ def exposition(readings: Iterable[GaugeValue], folder: Path | None = None) -> by
     if folder is not None:
         counted = CollectorRegistry()
         MultiProcessCollector(counted, path=str(folder))  # type: ignore[no-untyped-call]
+        counted.register(LEASES_ENDED)  # The supervisor itself counts these, since the process is dead.
     gauges = CollectorRegistry()
     gauges.register(_Gauges([GaugeValue("farm_info", 1, (farm.__version__,)), *readings]))
     return generate_latest(counted) + generate_latest(gauges)

@@ -34,6 +34,9 @@ CELLS_PLANNED = Counter(
 CELLS_ENDED = Counter("farm_cells_ended", "Cells of finished builds, as they were judged.", ("state", "kind"))
 BUILDS_ENDED = Counter("farm_builds_ended", "Finished builds by the exit code of their verdict.", ("exit_code",))
 LEASES_EXPIRED = Counter("farm_leases_expired", "Attempts whose lease ended because their worker was silent.")
+LEASES_ENDED = Counter(
+    "farm_leases_ended", "Attempts that a worker gave up: it stopped, or its process died.", ("why",)
+)
 ATTEMPTS = Counter("farm_attempts", "Attempts that ended here.", ("end", "kind"))
 ATTEMPT_HITS = Counter("farm_attempt_hits", "Attempts that found their program in object storage.")
 PHASE_SECONDS = Histogram("farm_phase_seconds", "Time of an attempt in each phase.", ("phase",), buckets=LONG)

@@ -34,6 +34,7 @@ from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
 from farm.metrics.exposition import FOLDER_VARIABLE, GaugeValue, bounded, exposition
+from farm.metrics.instruments import LEASES_ENDED
 from farm.node import gpu_usage
 from farm.node.celery_process import CeleryProcess
 from farm.node.deliveries import Deliveries
@@ -472,6 +473,7 @@ class Worker:
             self._process.kill()
         try:
             for job in self._store.workers.leave(self._id):
+                LEASES_ENDED.labels("stopped").inc()
                 log.warning("attempt given back as its worker stopped", job=job, worker=self._id)
         except StoreUnavailable as error:
             log.info("registration is left to expire", error=error.message)
@@ -481,6 +483,7 @@ class Worker:
         try:
             self._deliveries.keep_left()
             for job in self._store.workers.died(self._id, why):
+                LEASES_ENDED.labels("died").inc()
                 log.warning("attempt lost with its worker process", job=job, worker=self._id)
         except StoreUnavailable as error:
             log.info("attempts are left to their leases", error=error.message)

@@ -258,7 +258,7 @@ def test_damaged_artifacts(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
     found = list(Auditor(farm.store, farm.artifacts, deep=True).findings())
     named = {finding.where.rpartition("/")[2].removesuffix(".json") for finding in found}
     quarantined = {key.rpartition("/")[2] for key in farm.artifacts.list_objects(QUARANTINE)}
-    tidy_storage(farm.store, farm.artifacts)
+    tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
     again = farm.wait(farm.submit(client, fault.count.damages, salt=salt), timeout=900)
     rebuilt = Counter(kinds[cell["key"]] for cell in again if farm.compiled(cell) == 1)
     fault.measured(

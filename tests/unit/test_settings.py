@@ -102,6 +102,7 @@ DANGEROUS = {
     "webhook_networks": '["0.0.0.0/0"]',
     "gc": "true",
     "keep_days": "0.1",
+    "changes_days": "0.1",
     "health_port": "8081",
     "trusted_folders": '["/"]',
     "signing_key": '"./evil.key"',

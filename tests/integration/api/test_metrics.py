@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -247,3 +248,52 @@ def test_the_documentation_has_every_metric() -> None:
     assert missing == set()
     rules = YAML(typ="safe").load(RULES)["groups"][0]["rules"]
     assert {rule["alert"] for rule in rules} - set(re.findall(r"`(Farm\w+)`", text)) == set()
+
+
+# --- read by Prometheus itself --------------------------------------------------------------------------------------
+
+needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (prometheus)")
+
+
+def promtool(*arguments: str, data: str = "") -> None:
+    done = subprocess.run(["promtool", *arguments], input=data, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_prometheus_takes_what_is_exported(farm: Farm, url: str, monitor: str) -> None:
+    answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {monitor}"})
+    promtool("check", "metrics", data=answer.text)
+    worker = exposition([GaugeValue(name, 1, tuple("x" for _ in labels)) for name, (_, labels) in GAUGES.items()])
+    promtool("check", "metrics", data=worker.decode())
+
+
+@needs_promtool
+def test_prometheus_takes_configuration_rules_and_every_expression_of_the_dashboards(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch()
+    configuration = (RULES.parent / "prometheus.yml").read_text().replace("/etc/prometheus/farm-token", str(token))
+    (tmp_path / "prometheus.yml").write_text(configuration)
+    shutil.copy(RULES, tmp_path)
+    promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    rules = [{"record": f"panel{number}", "expr": each} for number, each in enumerate(expressions())]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(tmp_path / "panels.yml"))
+
+
+@needs_promtool
+@pytest.mark.parametrize("why", ["died", "stopped", ""])
+def test_lost_attempts_are_an_alert_whoever_notices_them(tmp_path: Path, why: str) -> None:
+    """By their leases, or by their worker, which a farm without such losses does not export yet."""
+    shutil.copy(RULES, tmp_path)
+    series = [{"series": "farm_leases_expired_total", "values": "0+0.05x120" if why else "0+0.2x120"}]
+    if why:
+        series.append({"series": f'farm_leases_ended_total{{why="{why}"}}', "values": "0+0.1x120"})
+    expected = [] if why == "stopped" else [{"exp_labels": {"severity": "ticket"}}]
+    test: dict[str, Any] = {"interval": "1m", "input_series": series}
+    test["alert_rule_test"] = [{"eval_time": "2h", "alertname": "FarmLeasesExpire", "exp_alerts": expected}]
+    summary = f"{12 if not why else 9} attempts lost their worker within an hour"
+    for alert in expected:
+        alert["exp_annotations"] = {"summary": summary}
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [test]}))
+    promtool("test", "rules", str(tmp_path / "test.yml"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -122,3 +122,13 @@ def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_u
     finally:
         stop.set()
         thread.join()
+
+
+def test_days_of_the_log_of_changes_are_kept_for_some_time(farm: Farm) -> None:
+    today = datetime.now(UTC).date()
+    days = [str(today - timedelta(days=ago)) for ago in (0, 29, 31, 400)]
+    for day in days:
+        farm.artifacts.put_object(f"{retention.CHANGES}{day}/1-a.json", b"{}")
+    retention.forget_changes(farm.artifacts, timedelta(days=30))
+    left = list(farm.artifacts.list_objects(retention.CHANGES))
+    assert left == [f"{retention.CHANGES}{day}/1-a.json" for day in sorted(days[:2])]

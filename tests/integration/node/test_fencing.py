@@ -379,7 +379,8 @@ def test_a_worker_process_that_dies_while_its_node_is_fenced_loses_its_attempts_
 ) -> None:
     wrong = tmp_path / "wrong"
     wrong.touch()
-    settings = farm_settings.model_copy(update={"lease_seconds": 600.0})
+    port = free_port()
+    settings = farm_settings.model_copy(update={"lease_seconds": 600.0, "health_port": port})
     store = Store.connect(settings)
     with control_plane(settings, store) as reports, running_worker(settings, store, wrong=wrong) as worker:
         build = submit(store, new_cell(script=[{"do": "hang"}, {"do": "succeed"}]))
@@ -391,6 +392,7 @@ def test_a_worker_process_that_dies_while_its_node_is_fenced_loses_its_attempts_
         wait_until(lambda: len(wrong.with_suffix(".asked").read_text().splitlines()) > 1, message="it heard of it")
         os.kill(worker.celery(), signal.SIGKILL)
         wait_until(lambda: store.jobs.get(job)["attempts"][0]["end"] == "lost")
+        wait_until(lambda: 'farm_leases_ended_total{why="died"} 1.0' in metrics(port))
         wrong.write_text("")
         assert reports.wait(build)["counts"]["succeeded"] == 1
 
