@@ -9,6 +9,7 @@ it takes some minutes; `--readers 0` leaves the readers out.
 
 import argparse
 import asyncio
+import gc
 import os
 import resource
 import sys
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from farm.api.application import create_app  # noqa: E402
 from farm.app import Farm  # noqa: E402
+from farm.cli.main import GARBAGE  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
@@ -55,7 +57,7 @@ def a_farm(folder: Path) -> Iterator[Farm]:
 
 def page(browser: httpx.Client, name: str, path: str) -> None:
     """Read a page until it has the build, and once more; say what each answer took."""
-    which, began = "first", time.perf_counter()
+    which, began, cpu_before = "first", time.perf_counter(), cpu()
     while True:
         asked, used = time.perf_counter(), cpu()
         answer = browser.get(path)
@@ -71,7 +73,8 @@ def page(browser: httpx.Client, name: str, path: str) -> None:
             return
         if answer.status_code == 200:
             if not which:
-                print(f"{name:<34} there after {time.perf_counter() - began:.1f} s")
+                took, used = time.perf_counter() - began, cpu() - cpu_before
+                print(f"{name:<34} there after {took:.1f} s, {used:.1f} s CPU", flush=True)
             which = "again"
         else:
             which = ""
@@ -146,6 +149,7 @@ def main() -> None:
     options.add_argument("--cells", type=int, nargs="*", default=[1000])
     options.add_argument("--readers", type=int, default=200)
     given = options.parse_args()
+    gc.set_threshold(GARBAGE)  # As `farm serve` does.
     print(f"load at the beginning: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, a_farm(Path(name)) as farm:
         register(farm)

@@ -12,10 +12,23 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from farm.api import build_pages
 from farm.app import Farm
 from tests.chaos.proxy import Proxy
 from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
-from tests.support.shown import POOL, Cell, accept, claim, passed, play, register
+from tests.support.shown import (
+    GPU,
+    POOL,
+    Cell,
+    accept,
+    claim,
+    failed,
+    matrix_of,
+    only_recorded,
+    passed,
+    play,
+    register,
+)
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
@@ -54,6 +67,36 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             wrong.append(f"{name}: wider than the screen")
     assert wrong == []
+
+
+MANY = ["bert-base", "clip-vit", "convnext", "deeplab", "detr", "efficientnet", "gpt2", "llama-decode", "llama-prefill"]
+
+
+def test_counts_of_a_large_build_can_be_read_by_everybody(
+    new_page: NewPage, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a build of more than 1,000 cells is shown: counted by model and target, which lead to the cells."""
+    for where, name, number in ((build_pages, "PAGE", 60), (build_pages, "GROUPED", 20), (build_pages, "MODELS", 6)):
+        monkeypatch.setattr(where, name, number)
+    register(farm)
+    build = accept(farm, "everything-nightly", matrix_of(MANY))
+    for pool in (POOL, GPU):
+        for number, (job, claimed) in enumerate(claim(farm, pool, 40)):
+            fails = number % 17 == 3
+            made = failed(farm, claimed.order) if fails else only_recorded(claimed.order, claimed.key)
+            if number < 36:
+                farm.store.jobs.finish(job, claimed.token, made)
+    wrong = []
+    for look, options in LOOKS.items():
+        page = new_page(f"/ui/ns/main/builds/{build}", **options)
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"large-{look}.png", full_page=True)
+        wrong += [f"{look}: {each}" for each in findings(page)]
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            wrong.append(f"{look}: wider than the screen")
+    assert wrong == []
+    page.get_by_role("region", name="Cells by model and target").get_by_role("link", name="✗ 1").first.click()
+    expect(page.get_by_role("region", name="Matrix").locator("td.failed")).to_have_count(1)
 
 
 def test_signing_in_leads_to_the_page_that_was_asked_for(new_page: NewPage, farm: Farm, shown: Shown) -> None:
