@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from farm.api.auth import RoomForBodies, Turns
 from farm.api.change_log import may_change, write_change
 from farm.api.entity_tags import EntityTag
-from farm.api.log_context import ids_of
 from farm.api.problems import refusal
 from farm.api.proxy_sign_in import sign_in
 from farm.api.sites import OwnSite
@@ -20,6 +20,10 @@ from farm.app import Farm
 from farm.errors import FarmError
 from farm.logging import bound
 from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
+
+_NAMED = re.compile(r"/(build|job|worker)s/([A-Za-z0-9@._-]{1,100})(?=/|$)")
+_BUILD = re.compile(r"b-[0-9a-f]{16}")
+"""Ids in paths, and in the header that names a new build."""
 
 
 class Gate:
@@ -51,7 +55,7 @@ class Gate:
             await send(message)
 
         try:
-            with bound(**ids_of(scope)):  # In every line that is logged meanwhile, also in threads.
+            with bound(**_ids(scope)):  # In every line that is logged meanwhile, also in threads.
                 await self._let_in(scope, receive, noting)
                 if may_change(scope) and status < 400:
                     await write_change(self._farm().artifacts, scope, status)
@@ -81,3 +85,10 @@ class Gate:
                 await send(each)
 
         await self._app(scope, receive, tagging)
+
+
+def _ids(scope: Scope) -> dict[str, str]:
+    """Return the ids in a request's path, and the id that a new build will have, by what they are of."""
+    ids: dict[str, str] = dict(_NAMED.findall(scope["path"]))
+    new = Headers(scope=scope).get("idempotency-key", "")
+    return {**ids, "build": new} if _BUILD.fullmatch(new) else ids

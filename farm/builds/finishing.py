@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
+from farm.builds import large_builds
 from farm.builds.cell_history import CellHistory
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.known import KnownArtifacts
-from farm.builds.large_builds import is_large
 from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
@@ -68,7 +68,7 @@ class BuildFinisher:
         report = self._reader.read_report(namespace, build_id) or self._write_report(namespace, build_id)
         if report is None:
             return
-        if is_large(len(report["cells"])):
+        if len(report["cells"]) >= large_builds.LARGE:
             self._reader.large.add_ended(report)
         try:
             self._history.add(report)

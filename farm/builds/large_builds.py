@@ -59,11 +59,6 @@ _SHOWN = {"identifier", "model", "target", "precision", "shape", "key", "reason"
 _EMPTY: Mapping[str, Any] = {"by_farm": False, "elapsed": None, "published": False, "shared": False}
 
 
-def is_large(cells: int) -> bool:
-    """Whether a build of so many cells has extracts."""
-    return cells >= LARGE
-
-
 class PlannedCells:
     """The cells of a plan, without their work orders."""
 
@@ -113,16 +108,15 @@ class LargeBuilds:
         """The extract of a build's plan, by namespace and id. Raises KeyError if there is none."""
 
     def add_planned(self, document: PlanDocument) -> None:
-        """Write the extract of a plan, if it is large."""
+        """Write the extract of a large plan."""
         cells, build = document["cells"], document["build"]
-        if is_large(len(cells)):
-            columns = {name: [cell.get(name) for cell in cells] for name in _JUDGED_BY}
-            self._artifacts.put_object(_key(build["namespace"], build["id"], "planned"), pack(columns))
+        columns = {name: [cell.get(name) for cell in cells] for name in _JUDGED_BY}
+        self._artifacts.put_object(_key(build["namespace"], build["id"], "planned"), pack(columns))
 
     def add_ended(self, report: Report) -> EndedCells:
         """Write the extract of a report, if it is large; that of the plan is no longer needed. Return it."""
         build, cells = report["build"], [CellLine.of(cell) for cell in report["cells"]]
-        if is_large(len(cells)):
+        if len(cells) >= LARGE:
             columns = dict(zip(CellLine._fields, zip(*cells, strict=True), strict=True))
             self._artifacts.put_object(_key(build["namespace"], build["id"], "ended"), pack(columns, build=build))
             self._artifacts.delete_object(_key(build["namespace"], build["id"], "planned"))

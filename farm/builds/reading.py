@@ -13,9 +13,10 @@ from time import monotonic
 from typing import cast
 
 from farm.artifacts.s3 import S3Store
+from farm.builds import large_builds
 from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
-from farm.builds.large_builds import EndedCells, LargeBuilds, PlannedCells, is_large
+from farm.builds.large_builds import EndedCells, LargeBuilds, PlannedCells
 from farm.builds.large_documents import loads_in_turns
 from farm.builds.outlook import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
@@ -211,7 +212,7 @@ class BuildReader:
         """
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
-        if row is None or (row["state"] == "reported" and is_large(row["cells"])):
+        if row is None or (row["state"] == "reported" and row["cells"] >= large_builds.LARGE):
             return self.large.ended(namespace, build_id) or self.large.add_ended(self.report(namespace, build_id))
         unjudged = self.unjudged_lines(namespace, build_id)
         if unjudged is None:
@@ -234,7 +235,7 @@ class BuildReader:
     def unjudged_lines(self, namespace: str, build_id: str) -> EndedCells | None:
         """Return an open large build with its cells as the store has them, before any is judged; None for others."""
         row = self._live(namespace, build_id)
-        if row is None or row["state"] == "reported" or not is_large(row["cells"]):
+        if row is None or row["state"] == "reported" or row["cells"] < large_builds.LARGE:
             return None
         planned = self._large_plan(namespace, build_id)
         states = self._store.builds.states(build_id)
@@ -296,7 +297,7 @@ class BuildReader:
 
     def _index_plan(self, namespace: str, build_id: str) -> PlannedCells | dict[str, CellPlan]:
         row = self._live(namespace, build_id)
-        if row is None or is_large(row["cells"]):
+        if row is None or row["cells"] >= large_builds.LARGE:
             with suppress(KeyError):
                 return self.large.planned(namespace, build_id)
         return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}

@@ -11,6 +11,7 @@ from farm.artifacts import readable
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
+from farm.builds import large_builds
 from farm.builds.acknowledged import AcknowledgedFailures
 from farm.builds.baselines import Baselines
 from farm.builds.bucket_models import BucketModels
@@ -378,7 +379,8 @@ class BuildService:
         folder = f"ns/{namespace}/builds/{build_id}"
         self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
         self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
-        self._reader.large.add_planned(document)
+        if len(document["cells"]) >= large_builds.LARGE:
+            self._reader.large.add_planned(document)
         self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
         for cell in document["cells"]:
             CELLS_PLANNED.labels(cell["state"], miss_reason(cell["reason"]) if cell["state"] == "miss" else "").inc()

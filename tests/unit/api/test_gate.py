@@ -1,4 +1,4 @@
-"""Lines of the server's log name what a request is about."""
+"""The gate: lines of the log name what a request is about."""
 
 from __future__ import annotations
 
