@@ -273,7 +273,19 @@ def child_environment(
     }
     if search:
         environment["PYTHONPATH"] = search
+        if libraries := environment.get("LD_LIBRARY_PATH"):
+            environment["LD_LIBRARY_PATH"] = _without_others(libraries, search)
     return environment | dict(extra or {})
+
+
+def _without_others(libraries: str, search: str) -> str:
+    """Return a path of libraries without folders of another MIGraphX, whose targets the searched one would load."""
+    own = {Path(folder).resolve() for folder in search.split(os.pathsep)}
+    return os.pathsep.join(
+        folder
+        for folder in libraries.split(os.pathsep)
+        if Path(folder).resolve() in own or not any(Path(folder).glob("libmigraphx.so*"))
+    )
 
 
 class ChildProcess:

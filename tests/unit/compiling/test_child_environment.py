@@ -1,0 +1,27 @@
+"""The environment of children: what of the worker's own they must not get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.compiling.child_process import child_environment
+
+
+def test_a_toolchain_does_not_load_libraries_of_another_migraphx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MIGraphX loads a target that it lacks from any folder that the loader knows, whatever its version."""
+    for name in ("new", "old", "more"):
+        (tmp_path / name).mkdir()
+    for name in ("new", "old"):
+        (tmp_path / name / "libmigraphx.so").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path / 'new'}:{tmp_path / 'more'}")
+
+    def libraries(search: str) -> str:
+        environment = child_environment(tmp_path, threads=1, gpu="", maker="amd", search=search, extra={})
+        return environment["LD_LIBRARY_PATH"]
+
+    assert libraries(str(tmp_path / "old")) == str(tmp_path / "more")
+    assert libraries(str(tmp_path / "new")) == libraries("") == f"{tmp_path / 'new'}:{tmp_path / 'more'}"
