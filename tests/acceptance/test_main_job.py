@@ -178,7 +178,9 @@ def test_external_data_in_several_files_comes_through_a_worker(quickstart: Comma
     assert cell["state"] == "succeeded", cell["message"]
     found = farm.json("fetch", "net", "-t", "onnxruntime/cpu", "-p", "fp32", "-o", "out", "--sample")
     arguments = ("net/onnxruntime-cpu/fp32", "--against", "onnxruntime", "--seconds", "0.1")
-    [measured] = farm.json("bench", *arguments)["artifacts"]  # compared with the model as the farm has it
+    answer = farm.json("bench", *arguments)  # compared with the model as the farm has it
+    assert "artifacts" in answer, answer
+    [measured] = answer["artifacts"]
     assert measured["against"]["latency"]["repeats"] > 0
     sample = np.load(farm.folder / found["sample"])
     right = sample["x"] @ weights["weights.bin"] + weights["parts/bias.bin"]
