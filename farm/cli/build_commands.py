@@ -209,11 +209,26 @@ def retry(
     raise typer.Exit(code)
 
 
-def plan(manifest: ManifestArgument, as_json: output.Json = False) -> None:
+def plan(
+    manifest: ManifestArgument,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no farm: list the cells, without what is a hit. Runs no code.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
     """Show what submitting a manifest would do.
 
     Lists hits, misses and what changed. Creates nothing.
     """
+    if offline:
+        from farm.client.authoring import name_cells
+
+        name, cells = name_cells(manifest)
+        if as_json:
+            output.emit({"name": name, "cells": [{"identifier": cell} for cell in cells]})
+        else:
+            _say_all(render.offline_plan(name, cells))
+        return
     frozen = _freeze(manifest)
     with connect_or_start() as client:
         show_plan(client.plan(frozen), as_json=as_json)

@@ -139,6 +139,14 @@ def plan(document: ShownPlan, starting: Collection[str] = ()) -> list[str]:
     return lines
 
 
+def offline_plan(name: str, cells: Sequence[str]) -> list[str]:
+    """Return the cells of a manifest that no farm has planned."""
+    return [
+        f"{name}: {plural(len(cells), 'cell')}; only a farm knows which are hits",
+        *_first([(cell,) for cell in cells]),
+    ]
+
+
 def plan_changes(shown: Sequence[ShownCell | CellPlan], accepted: Sequence[JudgedCell]) -> list[str]:
     """Return how an accepted plan differs from the one shown before: workers came or left meanwhile."""
     before = {cell["identifier"]: (cell["pool"], cell["key"]) for cell in shown}

@@ -47,6 +47,21 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     return sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
 
 
+def name_cells(path: str | Path) -> tuple[str, list[str]]:
+    """Return a manifest's name and the identifiers of its cells, without a server and without running anything.
+
+    Raises ManifestError with every problem that `lint` finds.
+    """
+    from farm.matrix.cells import names_of
+
+    if problems := lint(path):
+        raise ManifestError(problems)
+    manifest, problems = read_manifest(path)
+    if manifest is None:  # It changed meanwhile.
+        raise ManifestError(problems)
+    return manifest.name, names_of(manifest)
+
+
 def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str = "") -> str:
     """Return a commented manifest for an ONNX model, to be stored in `folder`: complete, and without problems.
 

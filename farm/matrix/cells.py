@@ -110,6 +110,15 @@ def check(manifest: Manifest, models: Mapping[str, FrozenModel], data: Mapping[s
     return expansion.complaints.found()
 
 
+def names_of(manifest: Manifest) -> list[str]:
+    """Return the identifiers of a manifest's cells, in the order written, as far as they show without a server.
+
+    Raises ManifestError if the matrix is too large to be made.
+    """
+    expansion = _Expansion(manifest, {}, {}, None, DEFAULT_LIMITS, manifest.file)
+    return [combination.identifier for combination in expansion.rules.all()]
+
+
 def data_key(model: str, use: str, override: int | None = None) -> str:
     """Return the name of a model's own data among all that was brought: `net/samples`, `net/calibration/2`."""
     return f"{model}/{use}" if override is None else f"{model}/{use}/{override}"

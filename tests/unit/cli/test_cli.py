@@ -19,6 +19,7 @@ import farm
 from farm.cli import main
 from farm.errors import EXIT_CODES
 from farm.node.survey import Findings, Note
+from tests.support.compiling import RNET
 from tests.support.gpu_programs import sidecar_of, write_mxr
 from tests.support.places import ROOT
 
@@ -345,6 +346,36 @@ def test_lint_for_github_stays_within_what_github_shows(tmp_path: Path, capsys: 
     assert len(lines) == 10
     assert lines[0].startswith(f"::error file={file},line=8,col=1::unknown field")
     assert lines[-1] == "::error::and 21 more problems; `farm lint` lists them all"
+
+
+OFFLINE = """version: 1
+name: offline
+targets: [mi300x]
+precisions: [fp16, int8]
+models:
+  - name: net
+    source: {path: net.onnx}
+    batches: [1, 8]
+    inputs: {input_2: {shape: [batch, 24, 24, 3]}}
+    calibration: {generator: "calibration:pictures"}
+"""
+
+
+def test_an_offline_plan_lists_the_cells_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For pull requests that get no token; a generator is named in the manifest, and not run."""
+    (tmp_path / "calibration.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "net.onnx").write_bytes(RNET.read_bytes())
+    file = tmp_path / "farm.yaml"
+    file.write_text(OFFLINE)
+    assert main(["plan", str(file), "--offline"]) == 0
+    first, *cells = capsys.readouterr().out.splitlines()
+    assert first.startswith("offline: 4 cells;")
+    assert [cell.strip() for cell in cells] == [
+        f"net/migraphx-mi300x/{precision}/b{batch}" for precision in ("fp16", "int8") for batch in (1, 8)
+    ]
+    file.write_text(OFFLINE.replace("[1, 8]", "[1, -8]"))
+    assert main(["plan", str(file), "--offline"]) == 2
+    assert "farm.yaml:8" in capsys.readouterr().err
 
 
 def test_lint_takes_several_manifests_and_standard_input(
