@@ -267,9 +267,8 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
             place = folder / str(file["path"])
             if not place.resolve().is_relative_to(folder.resolve()):
                 raise ArtifactGone(f"the farm names a file {file['path']!r}, which the client refuses")
-            if not _is_whole(place, file["digest"]):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                client.bring(file, place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            client.bring(file, place, alone=True)
         return folder / str(files[0]["path"])
 
 

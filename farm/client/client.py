@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, cast
@@ -1147,7 +1148,7 @@ class FarmClient:
             def model(place: Path) -> Path:
                 order = self._made_by(sidecar)["order"]
                 require_model(order, checked)
-                return bring_model(self.bring, order, place)
+                return bring_model(partial(self.bring, alone=True), order, place)
 
             pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force, signed=signed)
             if signed and self._trust:
@@ -1196,8 +1197,10 @@ class FarmClient:
         self.bring(blob, place)
         return place
 
-    def bring(self, blob: FileReference, place: Path) -> None:
+    def bring(self, blob: FileReference, place: Path, *, alone: bool = False) -> None:
         """Write a blob, which a sidecar or a work order names, to `place`; its folder exists.
+
+        With `alone` the file shares nothing with the cache, as a model that is going to be checked must not.
 
         Raises ArtifactGone if it is not in object storage, or damaged there.
         """
@@ -1214,7 +1217,7 @@ class FarmClient:
                 location = ""  # It may have expired.
                 raise
 
-        self._downloads.bring(wanted, place, reads, self.on_download)
+        self._downloads.bring(wanted, place, reads, self.on_download, alone=alone)
 
     def _signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
         try:

@@ -66,11 +66,14 @@ class Downloads:
         self._cache = cache
         self._limit = limit
 
-    def bring(self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None) -> Path:
+    def bring(
+        self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None, *, alone: bool = False
+    ) -> Path:
         """Let `place` be a blob, from here or with `reads`, every byte hashed; return its path.
 
         The place is a clone of the file in the cache, or a second name of it if the file system has no clones. Then
-        a change of one in place changes the other too, and the next fetch finds that out.
+        a change of one in place changes the other too, and the next fetch finds that out. With `alone` it has no second
+        name, as a model's external data must have none.
 
         Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
         """
@@ -92,7 +95,7 @@ class Downloads:
                 return place
         if self._cache and whole:
             with replacing(place) as clone:
-                _clone(whole, clone)
+                _clone(whole, clone, linked=not alone)
             note_use(self._cache, [whole])
             trim(self._cache, self._limit)
         return place
@@ -156,18 +159,19 @@ def _is_whole(whole: Path, wanted: WantedBlob, progress: OnDownload) -> bool:
     return False
 
 
-def _clone(source: Path, place: Path) -> None:
-    """Make a file that is another's clone, else a second name of it, else a copy."""
+def _clone(source: Path, place: Path, *, linked: bool) -> None:
+    """Make a file that is another's clone, else (`linked`) a second name of it, else a copy."""
     try:
         with source.open("rb") as whole, place.open("xb") as clone:
             fcntl.ioctl(clone, _FICLONE, whole.fileno())
         return
     except OSError:
         place.unlink(missing_ok=True)
-    try:
-        os.link(source, place, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, place)
+    if linked:
+        with suppress(OSError):
+            os.link(source, place, follow_symlinks=False)
+            return
+    shutil.copyfile(source, place)
 
 
 # --- from the network -------------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ def command(folder: Path, **environ: str) -> Command:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "GITHUB_"))}
     settings = {
         "FARM_DATA_DIR": str(folder / "data"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
         "FARM_LEASE_SECONDS": "3",
         "FARM_RENEW_SECONDS": "0.5",
         "FARM_MEASURE_SECONDS": "0.1",

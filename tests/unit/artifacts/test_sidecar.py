@@ -66,7 +66,8 @@ FULL = make(
 
 
 def test_the_facts_are_what_builds_judge_by() -> None:
-    assert sidecars.facts(FULL) == {
+    facts = sidecars.facts(FULL)
+    assert facts == {
         "key": "cd" * 32,
         "namespace": "main",
         "sidecar": f"ns/main/artifacts/cd/{'cd' * 32}.json",
@@ -110,7 +111,10 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "node": "node-7",
         "work": None,
         "created": "2026-11-21T00:00:00+00:00",
+        "runs_as": facts["runs_as"],
     }
+    other = sidecars.facts({**FULL, "toolchain": "onnxruntime1.99.0-1a2b3c4d"})
+    assert facts["runs_as"] != other["runs_as"], "another runtime may run it faster"
 
 
 def test_facts_of_a_program_that_was_neither_verified_nor_measured() -> None:

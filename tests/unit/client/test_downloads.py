@@ -59,6 +59,13 @@ def test_a_blob_comes_in_pieces_and_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache" / "blobs").iterdir()] == [WANTED.digest]
 
 
+def test_a_file_alone_shares_nothing_with_the_cache(tmp_path: Path) -> None:
+    """External data of a model must not: its check refuses a file with a second name."""
+    cache = Downloads(tmp_path / "cache")
+    place = cache.bring(WANTED, tmp_path / "weights.bin", Server(), alone=True)
+    assert (place.read_bytes(), place.stat().st_nlink) == (DATA, 1)
+
+
 def test_without_a_cache_nothing_is_left_but_the_blob(tmp_path: Path) -> None:
     assert Downloads(None).bring(WANTED, tmp_path / "one", Server()).read_bytes() == DATA
     with pytest.raises(ArtifactGone):
