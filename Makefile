@@ -12,11 +12,11 @@ demo: $(VENV)/.dev
 	@# One slot, so that every program is measured alone.
 	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In three processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
+# In four processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 3 --dist loadscope)
+	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 4 --dist loadscope)
 
-# Every command and snippet of README and docs/guide, as a reader would type them.
+# Every command and snippet of README and docs/guide, as a reader would type them, and the walk.
 test-guide: $(VENV)/.dev
 	$(RUN)/python -m pytest tests/guide $(PYTEST)
 

@@ -39,6 +39,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in CI_VARIABLES:
         os.environ.pop(name, None)
+    # SeaweedFS looks for garbage less often: a test's memory is soon free, and two cores are few.
+    os.environ["GOGC"] = "400"
     # How long an example takes is the machine's matter, not a test's.
     hypothesis.settings.register_profile("farm", deadline=None)
     hypothesis.settings.load_profile("farm")

@@ -71,9 +71,7 @@ def follow(folder: Path) -> list[Hop]:
     (record / "calls").touch()
     here = Path(__file__).parent
     path = f"{ROOT}:{here / 'hook'}"
-    # Nothing is known of the models: what the user's own cache has would shorten the walk.
-    clean = {"XDG_CACHE_HOME": str(folder / "cache"), "FARM_MEASURE_SECONDS": "0.1"}
-    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, **clean})
+    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, "FARM_MEASURE_SECONDS": "0.1"})
     for name, operator in (("first", "Relu"), ("net", "Tanh")):
         _write_model(folder / f"{name}.onnx", operator)
         (folder / f"{name}.yaml").write_text(MANIFEST.format(name=name))
