@@ -87,7 +87,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is meant. Raises UsageError with commands of similar names."""
         if args[0] not in self.list_commands(ctx):
-            for name in MODULES:
+            from difflib import get_close_matches
+
+            # Typer suggests from those that are made.
+            for name in get_close_matches(args[0], MODULES):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
