@@ -41,7 +41,7 @@ from tests.support.places import ROOT
 GUIDE = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"^(?P<marks>(?:<!--.*-->\n)*)```(?P<kind>\w*)\n(?P<text>(?s:.*?))^```$", re.M)
 MARK = re.compile(r"<!-- (?P<name>[a-z -]+?)(?:: (?P<value>.+?))? -->")
-KINDS = ("sh", "python", "yaml", "cpp", "text")
+KINDS = ("sh", "python", "yaml", "cpp", "js", "text")
 yaml = YAML(typ="safe", pure=True)
 
 
@@ -211,6 +211,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
         where = f"{block.page.name}:{block.line}"
         assert set(block.marks) <= {"set-up", "file", "needs", "not run"}, f"{where}: unknown mark"
         assert block.kind in KINDS, f"{where}: what is {block.kind or 'a block without a language'}?"
+        assert block.kind != "js" or "not run" in block.marks, f"{where}: nothing runs it"
         assert block.kind != "cpp" or block.marks.keys() & {"file", "not run"}, f"{where}: nothing compiles it"
 
 
