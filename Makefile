@@ -12,9 +12,9 @@ demo: $(VENV)/.dev
 	@# One slot, so that every program is measured alone.
 	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In four processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
+# In five processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 4 --dist loadscope)
+	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 5 --dist loadscope)
 
 # Every command and snippet of README and docs/guide, as a reader would type them, and the walk.
 test-guide: $(VENV)/.dev
