@@ -77,6 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 TOGETHER = {
     # Stories: each test goes on where the one before it ended.
     "tests/integration/local/test_embedded_farm.py": "embedded farm",
+    # All read the sources, or look at what one preparation made.
+    "tests/unit/test_imports.py": "imports",
+    "tests/unit/cli/test_what_commands_import.py": "imports of commands",
+    "tests/integration/node/test_other_toolchains.py": "toolchains",
     # One farm for all.
     "tests/acceptance/test_main_job.py": "quickstart",
     "tests/acceptance/test_reproduce.py": "quickstart",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -246,10 +248,18 @@ def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, sam
         farm.start("worker", "--slots", "1", FARM_DATA_DIR=str(tmp_path / "node-b")),
     ]
     # The client has no address but the API's.
-    client = command(tmp_path / "client", FARM_API_URL=f"http://127.0.0.1:{port}", FARM_API_TOKEN=token)
+    url = f"http://127.0.0.1:{port}"
+    client = command(tmp_path / "client", FARM_API_URL=url, FARM_API_TOKEN=token)
     client.folder.mkdir()
+
+    def both_take_jobs() -> bool:
+        with suppress(httpx.TransportError):  # The server starts.
+            answer = httpx.get(f"{url}/v1/workers", headers={"Authorization": f"Bearer {token}"}, timeout=60)
+            return [worker["resting"] for worker in answer.json()["items"]] == ["", ""]
+        return False
+
     try:
-        wait_until(lambda: [one["resting"] for one in client.json("ls", "workers").get("items", [])] == ["", ""], 180)
+        wait_until(both_take_jobs, 180)
         report = client.json("submit", str(same))
         assert report["build"]["verdict"]["exit_code"] == 0
         at_work = {cell["worker"] for cell in report["cells"]}

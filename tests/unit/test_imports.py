@@ -322,8 +322,13 @@ def modules(folder: str) -> list[Path]:
 
 
 @cache
+def everything(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in everything(path) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path: Path) -> set[str]:
@@ -405,7 +410,7 @@ def test_only_the_pipeline_takes_a_cell_through_its_steps() -> None:
     takers = {
         dotted(path)
         for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in everything(path)
         if isinstance(node, ast.Call)
         and re.fullmatch(r"(\w+\.)*steps\.(reference|evaluate|record)", ast.unparse(node.func))
     }
@@ -476,7 +481,7 @@ def test_no_name_of_a_file_or_class_means_two_things() -> None:
     classes = Counter(
         node.name
         for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in everything(path)
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in (files + classes).items() if count > 1] == []

@@ -276,7 +276,7 @@ def as_yaml(matrix: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(matrix=matrices())
 def test_the_matrix_is_what_githubs_rules_make_of_it(matrix: dict[str, Any]) -> None:
     wanted = [
