@@ -1,15 +1,20 @@
-"""The farm under faults that a laptop sees: kill -9 of a worker, of the farm itself, Ctrl-C."""
+"""The farm under faults that a laptop sees: kill -9 of a worker, of each part, of the farm itself, Ctrl-C."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from farm.artifacts.s3 import S3Store
+from farm.local.embedded import EmbeddedFarm
+from tests.support.embedded_farms import Run, none_runs, processes_of, settings_for
 from tests.support.farm_command import Command, command
 from tests.support.helpers import wait_until
 
@@ -105,3 +110,46 @@ def test_ctrl_c_stops_the_farm_and_says_how_to_go_on(farm: Command, tmp_path: Pa
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 8
     assert "farm run" in output
+
+
+def test_a_part_that_dies_is_started_again(tmp_path: Path) -> None:
+    """At its old address, and with its data."""
+    farm = EmbeddedFarm(settings_for(tmp_path))
+    with farm as settings:
+        store = S3Store.from_settings(settings)
+        digest, size = store.put_blob_bytes(b"kept")
+        parts = {server.name: server for server in farm._servers}
+        pids = {name: server.pid for name, server in parts.items()}
+        assert set(pids) == {"valkey", "weed", "server", "worker"}
+        for pid in pids.values():
+            assert pid
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=180)
+        wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=180)
+        assert store.has_blob(digest, size)
+
+
+def test_a_killed_farm_leaves_nothing_running_and_starts_again(tmp_path: Path) -> None:
+    """kill -9 of the process that runs it: its parts go within seconds, what was stored is there after the
+    restart."""
+    run = Run(tmp_path)
+    url = run.wait_until_up()
+    assert len(run.processes) >= 8, "four parts, each with its guard"
+    written = json.loads((tmp_path / "farm.json").read_text())
+    settings = settings_for(tmp_path, **written)
+    digest, size = S3Store.from_settings(settings).put_blob_bytes(b"kept")
+    run.kill()
+    wait_until(lambda: none_runs(run.processes))
+    assert (tmp_path / "farm.json").exists(), "stale, and nobody minds"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, timeout=60)
+
+    farm = EmbeddedFarm(settings_for(tmp_path))
+    with farm as settings:
+        assert not farm.joined
+        assert settings.s3_access_key.get_secret_value() == written["s3_access_key"]
+        assert S3Store.from_settings(settings).has_blob(digest, size)
+        processes = processes_of(farm)
+    assert len(processes) >= 8
+    assert none_runs(processes)
+    assert not (tmp_path / "farm.json").exists()

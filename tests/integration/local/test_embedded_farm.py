@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -27,69 +23,9 @@ from farm.errors import NotAllowed, StoreUnavailable, UsageError
 from farm.local.embedded import EmbeddedFarm, _credentials
 from farm.local.servers import own_data_folder, write_private
 from farm.settings import Settings, load_settings
+from tests.support.embedded_farms import Run, ask, bearer, none_runs, processes_of, settings_for
 from tests.support.helpers import wait_until
 from tests.support.neighbours import as_neighbour, needs_root
-
-RUN = """
-import sys
-from pathlib import Path
-from farm.local.embedded import EmbeddedFarm
-from farm.settings import load_settings
-
-with EmbeddedFarm(load_settings({}, data_dir=Path(sys.argv[1]), cpu_slots=1)) as settings:
-    print(settings.api_url, flush=True)
-    sys.stdin.read()
-print("stopped", flush=True)
-"""
-
-
-class Run:
-    """Another process that runs a farm in a folder, like `farm up`, until its input is closed."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-c", RUN, str(folder)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.processes: list[psutil.Process] = []
-
-    def wait_until_up(self) -> str:
-        assert self.process.stdout
-        url = self.process.stdout.readline().strip()
-        self.processes = psutil.Process(self.process.pid).children(recursive=True)
-        return url
-
-    def leave(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        assert self.process.wait(60) == 0
-        self.process.stdout.close()
-
-    def kill(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-def settings_for(folder: Path, **changes: Any) -> Settings:
-    return load_settings({}, data_dir=folder, cpu_slots=1, **changes)
-
-
-def bearer(settings: Settings) -> dict[str, str]:
-    return {"Authorization": f"Bearer {settings.api_token.get_secret_value()}"}
-
-
-def ask(settings: Settings, path: str) -> Any:
-    return httpx.get(settings.api_url + path, headers=bearer(settings), timeout=60).raise_for_status().json()
-
-
-def processes_of(farm: EmbeddedFarm) -> list[psutil.Process]:
-    guards = [psutil.Process(server._guard.pid) for server in farm._servers if server._guard]
-    return [*guards, *(child for guard in guards for child in guard.children(recursive=True))]
-
-
-def none_runs(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
 @pytest.fixture(scope="module")
@@ -230,22 +166,6 @@ def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], 
     assert ask(settings, "/v1/workers")["items"]
 
 
-def test_a_part_that_dies_is_started_again(first: tuple[EmbeddedFarm, Settings]) -> None:
-    """At its old address, and with its data."""
-    farm, settings = first
-    store = S3Store.from_settings(settings)
-    digest, size = store.put_blob_bytes(b"kept")
-    parts = {server.name: server for server in farm._servers}
-    pids = {name: server.pid for name, server in parts.items()}
-    assert set(pids) == {"valkey", "weed", "server", "worker"}
-    for pid in pids.values():
-        assert pid
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all(parts[name].pid not in (None, pid) for name, pid in pids.items()), timeout=180)
-    wait_until(lambda: parts["server"].ready() and parts["worker"].ready(), timeout=180)
-    assert store.has_blob(digest, size)
-
-
 def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple[EmbeddedFarm, Settings]) -> None:
     farm, settings = first
     worker = next(server for server in farm._servers if server.name == "worker")
@@ -260,32 +180,6 @@ def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple
         wait_until(lambda: worker.pid not in (None, pid), timeout=60)
     (line,) = (line for line in logs if line.get("part") == "worker")
     assert (line["log_level"], line["event"]) == ("info", "embedded process ended, starting it again")
-
-
-def test_a_killed_farm_leaves_nothing_running_and_starts_again(folder: Path, tmp_path: Path) -> None:
-    """kill -9 of the process that runs it: its parts go within seconds, what was stored is there after the
-    restart."""
-    run = Run(tmp_path)
-    url = run.wait_until_up()
-    assert len(run.processes) >= 8, "four parts, each with its guard"
-    written = json.loads((tmp_path / "farm.json").read_text())
-    settings = settings_for(tmp_path, **written)
-    digest, size = S3Store.from_settings(settings).put_blob_bytes(b"kept")
-    run.kill()
-    wait_until(lambda: none_runs(run.processes))
-    assert (tmp_path / "farm.json").exists(), "stale, and nobody minds"
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(url, timeout=60)
-
-    farm = EmbeddedFarm(settings_for(tmp_path))
-    with farm as settings:
-        assert not farm.joined
-        assert settings.s3_access_key.get_secret_value() == written["s3_access_key"]
-        assert S3Store.from_settings(settings).has_blob(digest, size)
-        processes = processes_of(farm)
-    assert len(processes) >= 8
-    assert none_runs(processes)
-    assert not (tmp_path / "farm.json").exists()
 
 
 def test_the_first_does_not_stop_under_the_second(tmp_path: Path) -> None:
