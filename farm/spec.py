@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict, cast
@@ -257,6 +258,12 @@ def model_digest(files: Mapping[str, str]) -> str:
 
 
 _NOTHING: tuple[Any, ...] = (None, "", {})
+
+
+def comparable(spec: SpecDocument) -> str:
+    """Name what durations depend on, apart from the model: target, precision and tuning mode of a spec."""
+    device = re.sub(r"[^a-z0-9]+", "-", str(spec["device"]["arch"]).lower())
+    return f"{spec['compiler']['name']}-{device}.{spec['precision']}.{spec['tuning']['mode']}"
 
 
 def changes(before: SpecDocument, after: CompileSpec) -> list[str]:

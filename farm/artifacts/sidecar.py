@@ -16,11 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
-from farm.jobs.estimate import comparable
 from farm.jobs.facts import AgainstFacts, ArtifactFacts, ComparableWork, OtherProcesses, TuningSummary
 from farm.jobs.order import ConversionRecord
 from farm.jobs.state import Phase
-from farm.spec import FileReference, JsonSchema, SpecDocument, digest_of
+from farm.spec import FileReference, JsonSchema, SpecDocument, comparable, digest_of
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]

@@ -32,7 +32,7 @@ from farm.errors import (
     QuotaExceeded,
     UsageError,
 )
-from farm.jobs.estimate import Compile, comparable, estimate_all
+from farm.jobs.estimate import Compile, estimate_all
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
 from farm.jobs.state import AttemptLimits
@@ -46,7 +46,7 @@ from farm.models.model import FrozenModel
 from farm.results.report import AcceptedBuild, BuildView, Report
 from farm.results.verdict import expected_failure
 from farm.settings import Settings
-from farm.spec import Device, digest_of
+from farm.spec import Device, comparable, digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
 from farm.tuning.seeds import announced

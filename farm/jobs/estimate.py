@@ -8,13 +8,10 @@ estimate.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
-
-from farm.spec import SpecDocument
 
 FEWEST = 3
 """Fewest compiles of other models that give a range."""
@@ -80,7 +77,7 @@ class Sample:
 
 
 class Compile(NamedTuple):
-    """A compile to estimate: what its duration depends on (`comparable`), its model's digest and bytes.
+    """A compile to estimate: what its duration depends on (`farm.spec.comparable`), its model's digest and bytes.
 
     `seconds` is what the same cell took with the model before (0: unknown).
     """
@@ -108,12 +105,6 @@ class Estimate:
             "high": round(self.high, 3),
             "by": self.by,
         }
-
-
-def comparable(spec: SpecDocument) -> str:
-    """Name what durations depend on, apart from the model: target, precision and tuning mode of a spec."""
-    device = re.sub(r"[^a-z0-9]+", "-", str(spec["device"]["arch"]).lower())
-    return f"{spec['compiler']['name']}-{device}.{spec['precision']}.{spec['tuning']['mode']}"
 
 
 def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | None:

@@ -27,11 +27,10 @@ from farm.compiling.attempt import Attempt
 from farm.control import retention
 from farm.control.wakeups import settle_left
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
-from farm.jobs.estimate import comparable
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.results.speed import Comparison
-from farm.spec import cut_short
+from farm.spec import comparable, cut_short
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
 from tests.support.helpers import wait_until
 

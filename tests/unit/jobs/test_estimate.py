@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from farm.jobs.estimate import Sample, comparable, estimate
+from farm.jobs.estimate import Sample, estimate
+from farm.spec import comparable
 
 NEW = "f" * 64
 
