@@ -125,7 +125,7 @@ def fetch(
         _say_family(made, as_json=as_json)
         return
     with output.if_interrupted(KEPT), _connected(source) as client:
-        client.on_download = _Downloading()
+        client.artifacts.on_download = _Downloading()
         ref = _ref(client, named)
         if target == AUTO:
             from farm.client.loading import fitting, said
@@ -294,12 +294,12 @@ def tag(
         raise UsageError("--generation works only together with a move", hint="add SOURCE, --previous or --delete")
     with connect_or_start() as client:
         if delete:
-            client.delete_tag(name, generation=generation)
+            client.refs.remove(name, generation=generation)
             output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is deleted")
             return
         if source or previous:
-            client.tag(name, _ref(client, source) if source else name, previous=previous, generation=generation)
-        found = client.ref(name)
+            client.refs.move(name, _ref(client, source) if source else name, previous=previous, generation=generation)
+        found = client.refs.get(name)
     if as_json:
         output.emit(found)
         return
@@ -337,14 +337,14 @@ def inspect(
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
     with _connected(source) as client:
-        sidecar = client.artifact(key_of(client, what))
+        sidecar = client.artifacts.get(key_of(client, what))
         if not program:
             _show_inspected(sidecar, None, as_json=as_json)
             return
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            _show_inspected(sidecar, client.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json)
+            _show_inspected(sidecar, client.artifacts.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -614,10 +614,10 @@ def _tensor(name: str, dtype: str, shape: Iterable[int | str | None] | None) -> 
 
 _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
     Listing.ARTIFACTS: lambda client, ref: client.ls(ref),
-    Listing.REFS: lambda client, _: client.refs(),
+    Listing.REFS: lambda client, _: client.refs.all(),
     Listing.BUILDS: lambda client, _: client.builds(),
-    Listing.WORKERS: lambda client, _: client.workers(),
-    Listing.POOLS: lambda client, _: client.pools(),
+    Listing.WORKERS: lambda client, _: client.workers.all(),
+    Listing.POOLS: lambda client, _: client.pools.all(),
 }
 
 _HEADERS: dict[Listing, tuple[str, ...]] = {

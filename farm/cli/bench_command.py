@@ -144,7 +144,9 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
             names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
         newest: dict[str, SidecarDocument] = {}
-        for sidecar in sorted((client.artifact(cell["key"]) for cell in cells), key=lambda found: found["created"]):
+        for sidecar in sorted(
+            (client.artifacts.get(cell["key"]) for cell in cells), key=lambda found: found["created"]
+        ):
             newest[sidecar["identifier"]] = sidecar
         return sorted((_brought(client, each) for each in newest.values()), key=lambda found: _batch(found.sidecar))
 
@@ -157,7 +159,7 @@ def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
         if not _is_whole(folder / blob["path"], blob["digest"]):
             folder.mkdir(parents=True, exist_ok=True)
-            client.download(blob, folder)
+            client.artifacts.download(blob, folder)
     note_use(default_cache(), [folder])
     trim(default_cache())
     return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
@@ -259,7 +261,7 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
     from farm.cli.connection import connect
 
     with connect(settings) as client:
-        files = client.reproduction(str(one.sidecar["key"]))["order"]["model"]["files"]
+        files = client.jobs.reproduction(str(one.sidecar["key"]))["order"]["model"]["files"]
         folder = _cache(one.sidecar) / "model"
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -268,7 +270,7 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
             if not place.resolve().is_relative_to(folder.resolve()):
                 raise ArtifactGone(f"the farm names a file {file['path']!r}, which the client refuses")
             place.parent.mkdir(parents=True, exist_ok=True)
-            client.bring(file, place, alone=True)
+            client.artifacts.bring(file, place, alone=True)
         return folder / str(files[0]["path"])
 
 

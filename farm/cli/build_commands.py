@@ -334,7 +334,7 @@ def logs(
         if job := row.get("job"):
             _say_log(client, job, identifier, follow=follow, as_json=as_json)
         elif facts := row.get("facts"):
-            _print_log(identifier, client.artifact_log(facts["key"]), as_json=as_json)
+            _print_log(identifier, client.artifacts.log(facts["key"]), as_json=as_json)
         else:
             raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
 
@@ -346,8 +346,8 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
         for added in follow_log(client, job):
             output.say(inert(added))
         return
-    text = client.log(job)
-    if not text and (found := client.job(job))["state"] == "queued":
+    text = client.jobs.log(job)
+    if not text and (found := client.jobs.get(job))["state"] == "queued":
         raise NotFound(f"{name} waits, and has no log yet", hint=f"`farm logs --follow {found['id']}` waits for it")
     _print_log(name, text, as_json=as_json)
 
@@ -383,7 +383,7 @@ def reproduce(
             what = str(client.build(what)["id"])  # `@latest` may be another build a moment later.
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
-        document = client.reproduce(what, folder, settings, cell)
+        document = client.jobs.reproduce(what, folder, settings, cell)
     if as_json:
         output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
         return
@@ -520,7 +520,7 @@ def _starting(client: FarmClient, planned: ShownPlan) -> set[str]:
     """Return the pools of a plan without a worker that takes jobs, but with one that has just started."""
     outlook = planned.get("outlook")
     unserved = set(outlook["unserved"]) if outlook else set()
-    workers = client.workers() if unserved else []
+    workers = client.workers.all() if unserved else []
     return {
         pool for worker in workers if "first health probe" in worker["resting"] for pool in worker["pools"]
     } & unserved
@@ -656,12 +656,12 @@ def check_folder(file: Path | None) -> None:
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
-    from farm.client.client import BUILD
+    from farm.client.paths import BUILD
 
     with connect() as client:
-        pools = [pool["name"] for pool in client.pools()]
+        pools = [pool["name"] for pool in client.pools.all()]
         if what in pools:
-            client.pause_pool(what) if paused else client.resume_pool(what)
+            client.pools.pause(what) if paused else client.pools.resume(what)
             name = what
         elif not BUILD.fullmatch(what):
             known = f"pools are {', '.join(pools)}" if pools else "there is no pool yet"

@@ -115,7 +115,7 @@ def _workers(settings: Settings) -> Check:
     if not settings.api_url and running_farm(settings.data_dir) is None:
         return Check("workers", "absent", "there is no API to ask")
     with FarmClient.from_settings(settings) as client:
-        workers = client.workers()
+        workers = client.workers.all()
     if not workers:
         return Check("workers", "absent", "no worker is live: jobs wait", "start `farm worker` on a node")
     idle = {(worker["node"], reason) for worker in workers if (reason := worker["fenced"] or worker["resting"])}

@@ -35,7 +35,7 @@ def cells(ctx: Any, incomplete: str) -> Names:
 
 def refs(incomplete: str) -> Names:
     """Return the refs."""
-    return _fitting(_asked(lambda client: client.refs()), incomplete)
+    return _fitting(_asked(lambda client: client.refs.all()), incomplete)
 
 
 def artifacts(incomplete: str) -> Names:
@@ -64,12 +64,14 @@ def shapes(ctx: Any, incomplete: str) -> Names:
 
 def pools(incomplete: str) -> Names:
     """Return pools and builds, which can be paused."""
-    return _fitting(_asked(lambda client: (pool["name"] for pool in client.pools())), incomplete) + builds(incomplete)
+    return _fitting(_asked(lambda client: (pool["name"] for pool in client.pools.all())), incomplete) + builds(
+        incomplete
+    )
 
 
 def workers(incomplete: str) -> Names:
     """Return the live workers."""
-    return _fitting(_asked(lambda client: (worker["id"] for worker in client.workers())), incomplete)
+    return _fitting(_asked(lambda client: (worker["id"] for worker in client.workers.all())), incomplete)
 
 
 def _of_model(ctx: Any) -> list[SnapshotCell]:

@@ -33,7 +33,7 @@ def history(
         raise UsageError("name a cell, or say --rebuild", hint="`farm status BUILD` lists a build's cells")
     with connect_or_start() as client:
         if rebuild:
-            count = client.rebuild_history()
+            count = client.upkeep.rebuild_history()
             output.emit({"reports": count}) if as_json else output.say(f"made of {render.plural(count, 'report')}")
             return
         found = client.history(cell, limit)

@@ -18,8 +18,8 @@ def follow_log(client: FarmClient, job: str) -> Iterator[str]:
     shown = b""
     attempt = 0
     while True:
-        found = client.job(job)
-        ended, text = found["state"] not in ("queued", "running"), client.log(job)
+        found = client.jobs.get(job)
+        ended, text = found["state"] not in ("queued", "running"), client.jobs.log(job)
         if found["attempt"] != attempt:
             shown, attempt = b"", found["attempt"]
         new = added(shown, text)

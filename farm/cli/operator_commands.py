@@ -62,7 +62,7 @@ def audit(
     findings: list[AuditLine] = []
     counts: dict[str, int] = {}
     with connect() as client:
-        for line in client.audit(deep=deep):
+        for line in client.upkeep.audit(deep=deep):
             if "counts" in line:
                 counts = line["counts"]
                 continue
@@ -90,7 +90,7 @@ def gc(
     from farm.cli import render
 
     with connect() as client:
-        found = client.gc(dry_run=dry_run)
+        found = client.upkeep.gc(dry_run=dry_run)
     if as_json:
         output.emit(found)
     else:
@@ -110,7 +110,7 @@ def drain(
 ) -> None:
     """Stop a worker when its running attempts have ended."""
     with connect() as client:
-        client.drain(worker)
+        client.workers.drain(worker)
     output.emit({"worker": worker, "draining": True}) if as_json else output.say(
         f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, `farm up`) "
         "starts another: `farm pause POOL` keeps jobs from starting"
@@ -123,7 +123,7 @@ def unfence(
 ) -> None:
     """Let a fenced node take jobs again at once."""
     with connect() as client:
-        client.unfence(node)
+        client.workers.unfence(node)
     output.emit({"node": node, "fenced": ""}) if as_json else output.say(f"node {node} takes jobs again")
 
 

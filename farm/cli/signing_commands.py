@@ -102,7 +102,7 @@ def _of_farm(settings: Settings, what: str, trust: Trust) -> dict[str, list[Trus
         else:
             tag = client.find_build(what) if what.startswith("@") or "=" in what else what
             cells = {cell["identifier"]: cell["key"] for cell in client.ls(tag)}
-        return {name: client.judged(key, trust, tag=tag) for name, key in cells.items()}
+        return {name: client.artifacts.judged(key, trust, tag=tag) for name, key in cells.items()}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def publish(
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
     with connect() as client:
-        client.publish_revocations(document)
+        client.artifacts.publish_revocations(document)
     output.emit({"published": str(file)}) if as_json else output.say(f"{file} is published")
 
 

@@ -70,7 +70,7 @@ def push(
 
     frozen = freeze(manifest, pythons=load_settings().converters, untrusted=untrusted)
     with connect() as client:
-        stored = client.push_manifest(frozen, version=if_version)
+        stored = client.manifests.push(frozen, version=if_version)
     output.emit(stored) if as_json else output.say(f"{stored['name']}@{stored['version']}")
 
 
@@ -78,7 +78,7 @@ def push(
 def ls(as_json: output.Json = False) -> None:
     """List the stored manifests."""
     with connect() as client:
-        found = client.manifests()
+        found = client.manifests.all()
     if as_json:
         output.emit({"items": found})
         return
@@ -92,7 +92,7 @@ def ls(as_json: output.Json = False) -> None:
 def show(name: ManifestName, version: OneVersion = None, as_json: output.Json = False) -> None:
     """Print a stored manifest, as it was pushed; its versions and digests go to standard error."""
     with connect() as client:
-        found = client.manifest(name, version)
+        found = client.manifests.get(name, version)
     if as_json:
         output.emit(found)
         return
@@ -113,11 +113,11 @@ def diff(
 ) -> None:
     """Show what changed from one version to another: the text, and the digests of models and data."""
     with connect() as client:
-        newer = client.manifest(name, right or None)
+        newer = client.manifests.get(name, right or None)
         before = [each["version"] for each in newer["versions"] if each["version"] < newer["shown"]]
         if not left and not before:
             raise NotFound(f"{name} has no version before {newer['shown']}")
-        older = client.manifest(name, left or before[-1])
+        older = client.manifests.get(name, left or before[-1])
     names = f"{name}@{older['shown']}", f"{name}@{newer['shown']}"
     lines = list(difflib.unified_diff(_lines(older["content"]), _lines(newer["content"]), *names, lineterm=""))
     if as_json:
@@ -131,7 +131,7 @@ def diff(
 def rm(name: ManifestName, if_version: IfVersion = None, as_json: output.Json = False) -> None:
     """Remove a stored manifest with all its versions, so that nothing builds it any more. Its builds stay."""
     with connect() as client:
-        client.remove_manifest(name, version=if_version)
+        client.manifests.remove(name, version=if_version)
     output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
 
 
@@ -161,9 +161,9 @@ def build(
     gates = read_gates(gate or (), budget or (), baseline)
     with connect() as client:
         if dry_run:
-            show_plan(client.plan_manifest(name, version=version, labels=labels, gates=gates), as_json=as_json)
+            show_plan(client.manifests.plan(name, version=version, labels=labels, gates=gates), as_json=as_json)
             return
-        build_id = client.build_manifest(name, version=version, labels=labels, gates=gates, key=key)["id"]
+        build_id = client.manifests.build(name, version=version, labels=labels, gates=gates, key=key)["id"]
         say_build(build_id, quiet=as_json or detach)
         code = follow_to_verdict(client, build_id, WantedReports(junit, summary), detach=detach, as_json=as_json)
     raise typer.Exit(code)
@@ -176,7 +176,7 @@ def triggers(
 ) -> None:
     """Show what builds stored manifests by itself: the last run, the next one, and why one made no build."""
     with connect() as client:
-        found: list[StoredManifest] = [client.manifest(name)] if name else client.manifests()
+        found: list[StoredManifest] = [client.manifests.get(name)] if name else client.manifests.all()
     if as_json:
         items = [{"manifest": each["name"], **trigger} for each in found for trigger in each["triggers"]]
         output.emit({"items": items})

@@ -37,7 +37,7 @@ def create(
 ) -> None:
     """Make a token and print its secret, which is shown only once."""
     with connect() as client:
-        secret = client.create_token(name, role, namespace, max_cells=max_cells)
+        secret = client.tokens.create(name, role, namespace, max_cells=max_cells)
     if as_json:
         output.emit({"name": name, "secret": secret})
     else:
@@ -49,7 +49,7 @@ def create(
 def ls(as_json: output.Json = False) -> None:
     """List the tokens."""
     with connect() as client:
-        tokens = client.tokens()
+        tokens = client.tokens.all()
     if as_json:
         output.emit({"items": tokens})
         return
@@ -66,5 +66,5 @@ def ls(as_json: output.Json = False) -> None:
 def revoke(name: Name, as_json: output.Json = False) -> None:
     """Revoke a token: within seconds it is refused everywhere. Builds that it submitted go on."""
     with connect() as client:
-        client.revoke_token(name)
+        client.tokens.revoke(name)
     output.emit({"revoked": name}) if as_json else output.say(f"{name} is revoked")

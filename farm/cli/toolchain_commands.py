@@ -40,7 +40,7 @@ Shadow = Annotated[str, typer.Argument(metavar="BUILD", help="A shadow build's i
 def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
     """List the toolchains of each target, the oldest first, and how many cells of a ref readers get of each."""
     with connect() as client:
-        found = client.toolchains(ref)
+        found = client.toolchains.all(ref)
     if as_json:
         output.emit({"items": found})
         return
@@ -80,13 +80,13 @@ def radar(
     from farm.manifest.choice import read_gates
 
     with connect() as client:
-        build = client.shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
+        build = client.toolchains.shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
         if detach:
             output.emit({"build": build}) if as_json else output.say(build["id"])
             return
         output.note(f"shadow build {build['id']}; page: {client.page_of(build)}/radar")
         ended = follow(client, build["id"])["build"]
-        found = client.radar(build["id"])
+        found = client.toolchains.radar(build["id"])
     output.emit(found) if as_json else _say_all(lines(found))
     verdict = ended["verdict"]
     code = verdict["exit_code"] if verdict else ExitCode.OK
@@ -97,7 +97,7 @@ def radar(
 def report(build: Shadow, as_json: output.Json = False) -> None:
     """Say what a shadow build found: what gets better, worse and breaks."""
     with connect() as client:
-        found = client.radar(client.find_build(build))
+        found = client.toolchains.radar(client.find_build(build))
     output.emit(found) if as_json else _say_all(lines(found))
 
 
@@ -115,7 +115,7 @@ def promote(
     programs as before.
     """
     with connect() as client:
-        moved = client.promote_toolchain(client.find_build(build), force=force)
+        moved = client.toolchains.promote(client.find_build(build), force=force)
     _say_moved(moved, as_json=as_json)
 
 
@@ -132,7 +132,7 @@ def rollback(
 ) -> None:
     """Let a ref give readers the programs of the toolchain before, which it has kept. One conditional write."""
     with connect() as client:
-        moved = client.roll_back_toolchain(ref, to, generation=generation)
+        moved = client.toolchains.roll_back(ref, to, generation=generation)
     _say_moved(moved, as_json=as_json)
 
 

@@ -40,7 +40,7 @@ def ls(as_json: output.Json = False) -> None:
     from farm.cli import render
 
     with connect() as client:
-        items = client.tuning()
+        items = client.tuning.all()
     if as_json:
         output.emit({"items": items})
         return
@@ -72,9 +72,9 @@ def stats(
     from farm.cli import render
 
     with connect() as client:
-        items = client.tuning()
+        items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if _holds(item)]
-        found = [client.tuning_stats(name) for name in names]
+        found = [client.tuning.stats(name) for name in names]
     days = _by_day(found)
     if pictures and days:
         with output.writing(pictures):
@@ -120,8 +120,8 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", hint="choose another folder")
     with connect() as client:
-        name = choose(client.tuning(), database)
-        known = text.read(client.tuning_snapshot(name))
+        name = choose(client.tuning.all(), database)
+        known = text.read(client.tuning.snapshot(name))
     # MIGraphX and MIOpen cannot read the farm's own records.
     snapshot = known.only(record for record in known if record.store not in OBJECTS)
     if not len(snapshot):
@@ -180,8 +180,8 @@ def import_(
         reasons = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
         raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(reasons))
     with connect() as client:
-        name = choose(client.tuning(), database)
-        found = client.tuning_import(name, text.pack(read.snapshot), miopen=miopen)
+        name = choose(client.tuning.all(), database)
+        found = client.tuning.add(name, text.pack(read.snapshot), miopen=miopen)
     # The farm knows tables; the user knows files.
     files = {label(place): ", ".join(str(path) for path in origins) for place, origins in read.origins.items()}
     refused = {files.get(table, table): why for table, why in found["refused"].items()}
@@ -210,9 +210,9 @@ def merge(
     from farm.cli import render
 
     with connect() as client:
-        items = client.tuning()
+        items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if item["waiting"]]
-        found = {name: client.tuning_merge(name) for name in names}
+        found = {name: client.tuning.merge(name) for name in names}
     if as_json:
         output.emit(found)
         return
@@ -234,7 +234,7 @@ def diff(
 ) -> None:
     """Compare two databases, or one with files of yours, record by record."""
     with connect() as client:
-        items = client.tuning()
+        items = client.tuning.all()
         ours, theirs = (_snapshot(client, items, what) for what in (left, right))
     sides = {"left": _values(ours), "right": _values(theirs)}
     both = sides["left"].keys() & sides["right"].keys()
@@ -277,8 +277,8 @@ def prune(
     except ValueError as error:
         raise UsageError(f"--older-than: {error}") from None
     with connect() as client:
-        name = choose(client.tuning(), database)
-        found = client.tuning_prune(name, older=older, job=job, everything=everything, dry_run=dry_run)
+        name = choose(client.tuning.all(), database)
+        found = client.tuning.prune(name, older=older, job=job, everything=everything, dry_run=dry_run)
     if as_json:
         output.emit({"database": name, **found})
     else:
@@ -327,7 +327,7 @@ def _snapshot(client: FarmClient, items: Sequence[TuningDatabaseView], what: str
         read = read_files([Path(what)], RecordSource(""))
         _tell_damage(read)
         return read.snapshot
-    return text.read(client.tuning_snapshot(choose(items, what)))
+    return text.read(client.tuning.snapshot(choose(items, what)))
 
 
 def _values(snapshot: Snapshot) -> dict[tuple[str, str, str], str]:

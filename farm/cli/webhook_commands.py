@@ -37,7 +37,7 @@ def add(
 ) -> None:
     """Make a webhook and print the secret that signs its messages, which is shown only once."""
     with connect() as client:
-        secret = client.create_webhook(name, url, event or ["build.finished"])
+        secret = client.webhooks.create(name, url, event or ["build.finished"])
     output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
 
 
@@ -45,7 +45,7 @@ def add(
 def ls(as_json: output.Json = False) -> None:
     """List the webhooks of the namespace."""
     with connect() as client:
-        found = client.webhooks()
+        found = client.webhooks.all()
     if as_json:
         output.emit({"items": found})
         return
@@ -63,7 +63,7 @@ def log(
 ) -> None:
     """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
     with connect() as client:
-        found = client.deliveries(name, limit)
+        found = client.webhooks.deliveries(name, limit)
     if as_json:
         output.emit({"items": found})
         return
@@ -84,7 +84,7 @@ def replay(
 ) -> None:
     """Send a message again, with the same id."""
     with connect() as client:
-        again = client.replay(name, message)
+        again = client.webhooks.replay(name, message)
     output.emit(again) if as_json else output.say(f"{message} is sent again")
 
 
@@ -102,7 +102,7 @@ def rotate(
     except ValueError as error:
         raise UsageError(f"--overlap: {error}") from None
     with connect() as client:
-        secret = client.rotate_webhook(name, seconds)
+        secret = client.webhooks.rotate(name, seconds)
     output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
 
 
@@ -110,7 +110,7 @@ def rotate(
 def rm(name: Name, as_json: output.Json = False) -> None:
     """Remove a webhook with its log."""
     with connect() as client:
-        client.remove_webhook(name)
+        client.webhooks.remove(name)
     output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
 
 

@@ -117,12 +117,12 @@ def bisect(
     named = {cell["identifier"]: cell for cell in client.ls(ref) if not cell.get("superseded")}
     if absent := [cell for cell in cells if cell not in named]:
         raise NotFound(f"{ref} has no cell {absent[0]}", hint=f"`farm ls --ref {ref}` lists them")
-    lines = client.toolchains(ref)
+    lines = client.toolchains.all(ref)
     searches = [_search(cell, named[cell]["target"], named[cell]["toolchain"], lines, good, bad) for cell in cells]
     against = _first_good(client, ref, searches, named, gates) if gates else {}
     while wanted := _wanted(searches):
         builds = {
-            (version, base): client.shadow(
+            (version, base): client.toolchains.shadow(
                 ref,
                 version,
                 cells=[search.identifier for search in asking],
@@ -136,7 +136,7 @@ def bisect(
         for build in builds.values():
             _wait(client, build)
         for (version, base), build in builds.items():
-            radar = client.radar(build)
+            radar = client.toolchains.radar(build)
             for search in _by_baseline(wanted[version], against)[base]:
                 on_step(_take(search, version, radar))
     return [search.found() for search in searches]
@@ -184,9 +184,9 @@ def _first_good(
     found: dict[str, str] = {}
     for version, asking in starts.items():
         names = [search.identifier for search in asking]
-        build = client.shadow(ref, version, cells=names, defaults=False)["id"]
+        build = client.toolchains.shadow(ref, version, cells=names, defaults=False)["id"]
         _wait(client, build)
-        radar = client.radar(build)
+        radar = client.toolchains.radar(build)
         for search in asking:
             cell = next((each for each in radar["cells"] if each["identifier"] == search.identifier), None)
             if cell and cell["passes"]:

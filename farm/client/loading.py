@@ -74,7 +74,7 @@ def fitting(
     possible = [cell for cell in there if not reasons[cell["identifier"]]]
     if not possible:
         raise nothing_fits(reasons)
-    return best_fit([(cell, validate(client.sidecar_of(cell))) for cell in possible], pools, batch)
+    return best_fit([(cell, validate(client.artifacts.sidecar_of(cell))) for cell in possible], pools, batch)
 
 
 def load(
@@ -100,14 +100,14 @@ def load(
         model, _, ref = name.partition("@")
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
-        signed = own.signed(fits.best.cell["key"], tag=ref or "latest")
-        document = signed.document if signed else own.sidecar_of(fits.best.cell)
+        signed = own.artifacts.signed(fits.best.cell["key"], tag=ref or "latest")
+        document = signed.document if signed else own.artifacts.sidecar_of(fits.best.cell)
         sidecar = validate(document)
         if (sidecar.device, sidecar.toolchain) != (fits.best.sidecar.device, fits.best.sidecar.toolchain):
             raise ArtifactGone(f"{sidecar.identifier}: the farm describes it in two ways", hint="fetch it again")
         folder = default_cache() / "artifacts" / fits.best.cell["key"]
         folder.mkdir(parents=True, exist_ok=True)
-        path = own.download(document["blobs"]["program"], folder)
+        path = own.artifacts.download(document["blobs"]["program"], folder)
     finally:
         if client is None:
             own.close()

@@ -29,7 +29,7 @@ LARGEST_DOCUMENT = 256 << 20
 
 
 class StorageClient(FarmClient):
-    """Reads the artifacts of one namespace. Whatever else a farm can do raises UsageError."""
+    """Reads the refs and artifacts of one namespace. Whatever else a farm can do raises UsageError."""
 
     def __init__(
         self,
@@ -41,10 +41,12 @@ class StorageClient(FarmClient):
         trust: Trust | None = None,
     ) -> None:
         """`url_of` gives the URL of an object's key; `address` is how people know the storage."""
-        self._storage = _StorageTransport(address, url_of)
-        self._use(self._storage, cache, trust)
-        self._namespace = namespace or MAIN
-        self.kept = KeptAnswers(cache, f"{address} {self._namespace}")
+        namespace = namespace or MAIN
+        self.transport = storage = _StorageTransport(address, url_of)
+        self.url = storage.url
+        self.kept = KeptAnswers(cache, f"{address} {namespace}")
+        self.cache, self.trust = cache, trust
+        self.documents = _StorageDocuments(storage, namespace)
 
     @classmethod
     def below(cls, url: str, **options: Any) -> Self:
@@ -53,6 +55,14 @@ class StorageClient(FarmClient):
             raise UsageError(f"{url!r} is no address of object storage", hint="such as https://storage.example/farm")
         base = url.rstrip("/")
         return cls(url, lambda key: f"{base}/{quote(key)}", **options)
+
+
+class _StorageDocuments:
+    """Refs and sidecars by the keys of their objects."""
+
+    def __init__(self, storage: _StorageTransport, namespace: str) -> None:
+        self._storage, self._namespace = storage, namespace
+        self._here = f"namespace {namespace} of {storage.url}"
 
     def ref(self, tag: str) -> ShownRef:
         """Return a ref, or a finished build by its whole id, with the cells that it names. Raises as FarmClient.
@@ -71,7 +81,7 @@ class StorageClient(FarmClient):
             raise NotFound(f"no ref {tag} in {self._here}", hint="FARM_NAMESPACE names another namespace")
         digest = str(found.get("snapshot"))
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self.url} cannot be read")
+            raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self._storage.url} cannot be read")
         snapshot = self._storage.content(blob_key(digest))
         if hashlib.sha256(snapshot).hexdigest() != digest:
             raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
@@ -93,7 +103,7 @@ class StorageClient(FarmClient):
         view: RefView = {"tag": name, "generation": 0, "snapshot": "", "previous": None, "moved": ""}
         return {**view, "namespace": self._namespace, "schema": 1, "cells": cells}
 
-    def artifact(self, key: str) -> SidecarDocument:
+    def sidecar(self, key: str) -> SidecarDocument:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
         absent = f"no artifact has the key {key} in {self._here}"
         for namespace in readable(self._namespace):
@@ -103,7 +113,7 @@ class StorageClient(FarmClient):
                 return found
         raise NotFound(absent, hint="`farm submit` compiles it")
 
-    def _statements(self, key: str) -> SignedSidecar:
+    def statements(self, key: str) -> SignedSidecar:
         for namespace in readable(self._namespace):
             with suppress(ArtifactGone):
                 text = self._storage.content(sidecar_key(namespace, key))
@@ -114,15 +124,11 @@ class StorageClient(FarmClient):
                 return {"sidecar": text.decode(), "statements": found}
         raise NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
 
-    def _revocations(self) -> bytes:
+    def revocations(self) -> bytes:
         try:
             return self._storage.content(REVOCATIONS)
         except ArtifactGone:
-            raise NotFound(f"{self.url} has no revocation document") from None
-
-    @property
-    def _here(self) -> str:
-        return f"namespace {self._namespace} of {self.url}"
+            raise NotFound(f"{self._storage.url} has no revocation document") from None
 
     def _document(self, key: str, absent: str) -> Any:
         """Return an object's JSON. Raises NotFound with the sentence `absent`, ArtifactGone for anything else."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from farm import __version__, errors
-from farm.client.conformity import AnswerDocument
+from farm.client.conformity import AnswerDocument, conforming
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class OlderFarm(UsageError):
     """The farm is of a release that does not know what was asked."""
 
 
+class _Items(TypedDict, total=False):
+    items: Any
+
+
 class Transport:
     """Connections to one farm, in one namespace; they may be shared by threads."""
 
@@ -131,20 +135,27 @@ class Transport:
                 self._opened.append(storage)
             return self._opened[1]
 
-    def get(self, path: str, **params: Any) -> Any:
-        """Return a document; the caller says what type the farm promises."""
-        return document_of(self.request("GET", path, params=params))
+    def get(self, path: str, kind: type[T], **params: Any) -> T:
+        """Return a document of this type. Raises as `ask`."""
+        return self.ask("GET", path, kind, params=params)
 
-    def items(self, path: str, **params: Any) -> Any:
-        """Return the items of a list; the caller says what type the farm promises."""
-        found = self.get(path, **params).get("items")
+    def items(self, path: str, kind: type[T], **params: Any) -> list[T]:
+        """Return the items of a list, each of this type. Raises as `ask`."""
+        found = self.get(path, _Items, **params).get("items")
         if not isinstance(found, list):
             raise _foreign(f"{self.url}{path}")
-        return found
+        return conforming(found, list[kind], self.url)  # type: ignore[valid-type]
 
-    def post(self, path: str, body: object = None, **options: Any) -> Any:
-        """Send JSON, and return the document that is answered; the caller says what type the farm promises."""
-        return document_of(self.request("POST", path, json=body, **options))
+    def post(self, path: str, kind: type[T], body: object = None, **options: Any) -> T:
+        """Send JSON, and return the document that is answered. Raises as `ask`."""
+        return self.ask("POST", path, kind, json=body, **options)
+
+    def ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
+        """Ask the farm, and return the document that it answers if it is of this type: no other answer leaves this.
+
+        Raises as `request`, and UsageError for what no farm answers.
+        """
+        return conforming(document_of(self.request(method, path, **options)), kind, self.url)
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.

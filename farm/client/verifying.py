@@ -25,7 +25,7 @@ from farm.signing.trust import TrustPolicy, clock, load_policy
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import Sidecar
-    from farm.client.downloads import Downloads
+    from farm.client.transfers import Downloads
     from farm.packs.writing import Pack, PackIndex
     from farm.settings import Settings
 
@@ -228,7 +228,7 @@ def _made_again(index: PackIndex, sidecar: Sidecar, found: Mapping[str, str], ca
 
     The model is one of them if the client's cache still has what the program was compiled from.
     """
-    from farm.client.downloads import Downloads
+    from farm.client.transfers import Downloads
     from farm.packs.layouts import Layout, require_fit
     from farm.packs.question import CacheFile
     from farm.packs.writing import fixed_model, model_path, small_files

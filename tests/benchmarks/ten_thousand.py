@@ -147,7 +147,7 @@ def main(runs: int) -> None:
                 wait_until(lambda: client.build(made[-1])["state"] == "reported", timeout=60)
 
             def wait_for_workers() -> None:
-                wait_until(lambda: any(pool["live_workers"] for pool in client.pools()), timeout=60)
+                wait_until(lambda: any(pool["live_workers"] for pool in client.pools.all()), timeout=60)
 
             wait_for_workers()
             first = timed(submit)

@@ -45,7 +45,7 @@ def any_bytes(_: Any, value: Any) -> bytes:
 def test_every_route_in_every_role(fault: Fault, farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
     """Requests that fit the published document, and ones that do not, as Schemathesis makes them; always the same."""
     finished(farm, client, frozen)
-    tokens = {role: client.create_token(f"a-{role}", role, "main") for role in RANKS[1:]}
+    tokens = {role: client.tokens.create(f"a-{role}", role, "main") for role in RANKS[1:]}
     operations = [found.ok() for found in schemathesis.openapi.from_url(f"{url}/v1/openapi.json").get_all_operations()]
     answers: Counter[str] = Counter()
     for role in RANKS:
@@ -105,12 +105,12 @@ def test_no_secret_is_in_any_log_or_error(
         "the password of Redis": str(urlsplit(own.redis_url.get_secret_value()).password),
     }
     client = farm.serve()
-    secrets["a token"] = client.create_token("ci", "submitter", "main")
+    secrets["a token"] = client.tokens.create("ci", "submitter", "main")
     farm.script({"": [{"die": "SIGSEGV"}], "1": [{}], "2": [{"exit": 42}]})
     farm.workers("n0")
     cells = farm.wait(farm.submit(client, fault.count.jobs), timeout=120)
     texts = [str(cells)]
-    texts += [client.log(cell["job"]).decode(errors="replace") for cell in cells if cell["job"]]
+    texts += [client.jobs.log(cell["job"]).decode(errors="replace") for cell in cells if cell["job"]]
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
     wrong = {

@@ -252,7 +252,7 @@ def test_damaged_artifacts(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
                 sidecar_key("main", key), b'{"schema": 1' if kind == "sidecar unreadable" else other.data
             )
         try:
-            client.download(client.artifact(key)["blobs"]["program"], tmp_path)
+            client.artifacts.download(client.artifacts.get(key)["blobs"]["program"], tmp_path)
         except ArtifactGone:
             kinds[key] = kind
     found = list(Auditor(farm.store, farm.artifacts, deep=True).findings())
@@ -272,7 +272,7 @@ def test_damaged_artifacts(fault: Fault, rig: Rigs, tmp_path: Path) -> None:
     assert quarantined == damaged_blobs
     assert rebuilt.total() == fault.count.damages
     for key in documents:
-        client.download(client.artifact(key)["blobs"]["program"], tmp_path)
+        client.artifacts.download(client.artifacts.get(key)["blobs"]["program"], tmp_path)
 
 
 OUTAGES = (20, 60, 600)

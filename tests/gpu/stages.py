@@ -216,7 +216,9 @@ class Run:
             builds = [client.submit(freeze(path))["id"] for path in manifests]
             reports = [follow(client, each, 200) for each in builds]
             cells = [row for report in reports for row in rows(report)]
-            sidecars = [client.artifact(cell["key"]) for report in reports for cell in report["cells"] if cell["facts"]]
+            sidecars = [
+                client.artifacts.get(cell["key"]) for report in reports for cell in report["cells"] if cell["facts"]
+            ]
         marks = {each["identifier"]: each["emulated"] for each in sidecars}
         return {
             "cells": cells,
@@ -361,7 +363,7 @@ class Run:
                 if len(killed) < self.kills and (victim := a_victim(chance, settings, hurt)):
                     killed.append(victim)
             report = follow(client, build_id, 5)
-            audit = list(client.audit())
+            audit = list(client.upkeep.audit())
         time.sleep(2)
         attempts = [cell["attempt"] for cell in report["cells"]]
         after = self.sampler.memory()
@@ -396,13 +398,13 @@ class Run:
                 deadline = time.monotonic() + 60
                 while not victim and time.monotonic() < deadline:
                     time.sleep(0.2)
-                    jobs = [client.job(cell["job"]) for cell in client.report(build_id)["cells"] if cell["job"]]
+                    jobs = [client.jobs.get(cell["job"]) for cell in client.report(build_id)["cells"] if cell["job"]]
                     if any(job["phase"] == "tuning" for job in jobs):
                         time.sleep(chance.uniform(3, 6))  # Something is in the database, and something is not.
                         victim = a_victim(chance, settings, set())
                 report = follow(client, build_id, 240)
                 sidecars = {
-                    cell["identifier"]: client.artifact(cell["key"]) for cell in report["cells"] if cell["facts"]
+                    cell["identifier"]: client.artifacts.get(cell["key"]) for cell in report["cells"] if cell["facts"]
                 }
                 found.append(
                     [
@@ -435,7 +437,7 @@ class Run:
         with a_farm(self.work / "tensorrt-farm", self.cards) as (client, _):
             wait_for_probe(client)
             report = build(client, manifest, 400)
-            sidecars = [client.artifact(cell["key"]) for cell in report["cells"] if cell["facts"]]
+            sidecars = [client.artifacts.get(cell["key"]) for cell in report["cells"] if cell["facts"]]
         return {
             "cells": rows(report),
             "placement": {each["identifier"]: each["placement"] for each in sidecars},
@@ -451,10 +453,10 @@ class Run:
             wait_for_probe(client)
             report = build(client, manifest, 100)
             for cell in report["cells"]:
-                sidecar = client.artifact(cell["key"])
+                sidecar = client.artifacts.get(cell["key"])
                 folder = self.work / "loaded-farm" / "packs" / cell["precision"]
                 folder.mkdir(parents=True)
-                client.download(sidecar["blobs"]["program"], folder)
+                client.artifacts.download(sidecar["blobs"]["program"], folder)
                 (folder / "use.py").write_text(for_own_program(validate(sidecar)))
                 command = [sys.executable, str(CHILD), "use", str(folder), str(manifest.parent / "residual-0.onnx")]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -526,7 +528,7 @@ def holding(uuid: str, size: int) -> Iterator[None]:
 def wait_for_probe(client: FarmClient) -> None:
     """Until every worker takes jobs: else a stage would wait for its whole time, or count the first health probe."""
     deadline = time.monotonic() + 90
-    while reasons := [reason for worker in client.workers() if (reason := worker["fenced"] or worker["resting"])]:
+    while reasons := [reason for worker in client.workers.all() if (reason := worker["fenced"] or worker["resting"])]:
         if time.monotonic() > deadline or any(
             word in reason for reason in reasons for word in ("dies at start", "GPU")
         ):

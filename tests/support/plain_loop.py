@@ -19,7 +19,7 @@ from farm.targets.compilers import COMPILERS
 
 def work_orders(client: FarmClient, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the work orders that the farm's workers had, in the order of the manifest."""
-    return [client.job(cell["job"])["order"] for cell in cells]
+    return [client.jobs.get(cell["job"])["order"] for cell in cells]
 
 
 def plain_loop(

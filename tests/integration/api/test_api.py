@@ -27,8 +27,9 @@ from farm.artifacts import blob_key, s3
 from farm.artifacts.refs import Refs
 from farm.builds import service
 from farm.cli import main
-from farm.client.client import BLOBS_AT_ONCE, FarmClient, Frozen, _lots
+from farm.client.client import FarmClient, Frozen
 from farm.client.family import schema
+from farm.client.transfers import BLOBS_AT_ONCE, lots
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
@@ -84,7 +85,7 @@ def test_namespaces_keep_builds_apart(farm: Farm, url: str, client: FarmClient, 
 
 
 def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
-    answer = client._transport._api.get("/v1/builds/b-0123456789abcdef")
+    answer = client.transport._api.get("/v1/builds/b-0123456789abcdef")
     assert answer.status_code == 404
     assert answer.headers["Content-Type"] == "application/problem+json"
     document = answer.json()
@@ -113,7 +114,7 @@ def test_errors_are_problem_details(url: str, client: FarmClient) -> None:
     ],
 )
 def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
-    answer = client._transport._api.get(path)
+    answer = client.transport._api.get(path)
     assert answer.status_code in (404, 422)
     assert answer.headers["Content-Type"] == "application/problem+json"
 
@@ -132,26 +133,26 @@ def test_names_from_urls_are_checked(client: FarmClient, path: str) -> None:
 def test_malformed_submissions_are_the_callers_fault(
     client: FarmClient, frozen: Frozen, change: dict[str, Any]
 ) -> None:
-    answer = client._transport._api.post("/v1/plan", json={**frozen.submission, **change})
+    answer = client.transport._api.post("/v1/plan", json={**frozen.submission, **change})
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
 
 def test_what_is_no_name_at_all_is_said_in_words(client: FarmClient) -> None:
-    answer = client._transport._api.get("/v1/jobs/onnxruntime1.31")
+    answer = client.transport._api.get("/v1/jobs/onnxruntime1.31")
     assert answer.json()["detail"] == "'onnxruntime1.31' is no job id"
 
 
 def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
     submission = json.loads(json.dumps(frozen.submission))
     submission["models"]["net"]["files"][0]["path"] = "../../etc/passwd"
-    answer = client._transport._api.post("/v1/builds", json=submission)
+    answer = client.transport._api.post("/v1/builds", json=submission)
     assert answer.status_code == 422
     assert "relative path" in answer.json()["detail"]
 
 
 def test_bodies_over_the_limit_are_refused(client: FarmClient) -> None:
-    answer = client._transport._api.post("/v1/plan", content=b"[" + b" " * (40 << 20))
+    answer = client.transport._api.post("/v1/plan", content=b"[" + b" " * (40 << 20))
     assert answer.status_code == 413
 
 
@@ -185,7 +186,7 @@ def test_a_store_that_is_full_or_read_only_is_503_until_it_is_not(
         ]:
             raw.execute_command(*refuse)
             try:
-                api = client._transport._api
+                api = client.transport._api
                 answers = [api.post("/v1/builds", json=frozen.submission), api.get("/v1/health")]
             finally:
                 raw.execute_command(*heal)
@@ -238,7 +239,7 @@ def test_who_asks_for_health_takes_no_thread_of_his_own(settings: Settings) -> N
 def test_the_secrets_are_in_no_answer(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     build_id = finished(farm, client, frozen)
     texts = [
-        client._transport._api.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")
+        client.transport._api.get(path).text for path in ("/v1/workers", "/v1/pools", f"/v1/builds/{build_id}/report")
     ]
     secret = farm.settings.s3_secret_key.get_secret_value()
     assert not any(secret in text or farm.settings.api_token.get_secret_value() in text for text in texts)
@@ -297,7 +298,7 @@ def test_an_input_that_goes_between_plan_and_submit_is_brought_again(
 
 
 def test_the_idempotency_key_is_the_build_id(client: FarmClient, frozen: Frozen) -> None:
-    answer = client._transport._api.post(
+    answer = client.transport._api.post(
         "/v1/builds", json=frozen.submission, headers={"Idempotency-Key": "b-" + "0" * 16}
     )
     assert answer.status_code == 400
@@ -337,11 +338,11 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     file = tmp_path / "weights.bin"
     file.write_bytes(secrets.token_bytes(17 << 20))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    whole, client._transport._storage = client._transport._storage, httpx.Client(transport=Breaking(takes=2))
+    whole, client.transport._storage = client.transport._storage, httpx.Client(transport=Breaking(takes=2))
     with pytest.raises(FarmFault, match=r"cannot upload weights\.bin"):
         client.upload({digest: file})
     assert not farm.artifacts.has_blob(digest)
-    client._transport._storage = whole
+    client.transport._storage = whole
     seen: list[tuple[int, int]] = []
     sent = client.upload({digest: file}, lambda *progress: seen.append(progress))
     assert sent in (7 << 20, 12 << 20), "two of four parts, of 5 and 2 MiB, were there"
@@ -358,7 +359,7 @@ def test_promised_sizes_cost_nothing_before_they_are_summed(
     begun: list[int] = []
     begin = type(farm.artifacts).begin_upload
     monkeypatch.setattr(type(farm.artifacts), "begin_upload", lambda *given: begun.append(given[-1]) or begin(*given))
-    api = client._transport._api
+    api = client.transport._api
 
     def ask(size: int, count: int) -> httpx.Response:
         blobs = [{"digest": f"{number:064x}", "size": size} for number in range(count)]
@@ -375,9 +376,9 @@ def test_promised_sizes_cost_nothing_before_they_are_summed(
 
 def test_the_client_asks_for_as_many_blobs_as_the_farm_answers() -> None:
     sizes = {f"{number:064x}": 100 << 30 for number in range(7)} | {f"{number:064x}": 4 for number in range(7, 3000)}
-    lots = list(_lots(sizes))
-    assert [digest for lot in lots for digest in lot] == list(sizes)
-    for lot in lots:
+    asked = list(lots(sizes))
+    assert [digest for lot in asked for digest in lot] == list(sizes)
+    for lot in asked:
         assert len(lot) <= BLOBS_AT_ONCE
         large = sum(s3.client_parts(sizes[digest]) for digest in lot if sizes[digest] > artifact_routes.MAX_PUT)
         assert large <= artifact_routes.MAX_PERMISSIONS
@@ -411,16 +412,16 @@ def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Fr
     assert (build["state"], build["verdict"]["exit_code"]) == ("reported", 0)
     cells = client.cells(build_id)
     assert [cell["state"] for cell in cells] == ["succeeded", "succeeded"]
-    assert client.log(cells[0]["job"]) == b"compiled\n"
-    assert client.job(cells[0]["job"])["state"] == "succeeded"
+    assert client.jobs.log(cells[0]["job"]) == b"compiled\n"
+    assert client.jobs.get(cells[0]["job"])["state"] == "succeeded"
     assert build_id in client.junit(build_id)
     assert client.report(build_id)["build"]["id"] == build_id
-    assert client.refs() == ["latest"]
+    assert client.refs.all() == ["latest"]
     assert [cell["precision"] for cell in client.ls()] == ["fp16", "fp32"]
 
     fetched = client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path / "out", log=True)
     assert fetched.program.read_bytes() == f"program {cells[1]['key']}".encode()
-    assert json.loads(fetched.sidecar.read_text()) == client.artifact(cells[1]["key"])
+    assert json.loads(fetched.sidecar.read_text()) == client.artifacts.get(cells[1]["key"])
     assert fetched.log is not None
     assert sorted(path.name for path in fetched.folder.iterdir()) == [
         "program.onnx", "program.onnx.artifact.json", "program.onnx.log.txt"
@@ -525,11 +526,11 @@ def test_cancel_ends_what_has_not_ended(client: FarmClient, frozen: Frozen) -> N
 def test_cells_can_be_asked_for_by_state(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     build_id = client.submit(frozen)["id"]
     work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "node `a` has no input"))
-    answer = client._transport._api.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
+    answer = client.transport._api.get(f"/v1/builds/{build_id}/cells?state=failed").json()["items"]
     assert {(cell["kind"], cell["message"], cell["fault"]) for cell in answer} == {
         ("bad_model", "node `a` has no input", "user")
     }
-    assert client._transport._api.get(f"/v1/builds/{build_id}/cells?state=running").json()["items"] == []
+    assert client.transport._api.get(f"/v1/builds/{build_id}/cells?state=running").json()["items"] == []
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -581,7 +582,7 @@ def test_events_without_a_server_that_streams_fall_back_to_reading(
     build_id = finished(farm, client, frozen)
     monkeypatch.setattr("farm.client.client.FOLLOW_DELAYS", (0.0,) * 8)
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
-        monkeypatch.setattr(cut._transport, "events", _silent)
+        monkeypatch.setattr(cut.transport, "events", _silent)
         assert list(cut.watch(build_id)) == []
 
 
@@ -611,19 +612,19 @@ class Forgetting(httpx.HTTPTransport):
 
 def test_a_ref_is_moved_once_where_answers_are_lost(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
     finished(farm, client, frozen)
-    client.tag("prod", "latest")
+    client.refs.move("prod", "latest")
     refs = Refs(farm.artifacts)
     refs.move("main", "prod", lambda now: {"cells": {}})
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Forgetting()) as forgetful:
-        moved = forgetful.tag("prod", "prod", previous=True)
+        moved = forgetful.refs.move("prod", "prod", previous=True)
         assert moved["generation"] == 3
         assert forgetful.ls("prod") == client.ls("latest")
         with pytest.raises(Conflict):
-            client.tag("prod", "prod", previous=True, generation=2)
-        forgetful.delete_tag("prod")
-    assert client.refs() == ["latest"]
+            client.refs.move("prod", "prod", previous=True, generation=2)
+        forgetful.refs.remove("prod")
+    assert client.refs.all() == ["latest"]
     with pytest.raises(NotFound):
-        client.delete_tag("prod")
+        client.refs.remove("prod")
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------
@@ -669,20 +670,20 @@ def test_fetch_of_what_is_not_there_says_what_is(
 def test_a_blob_is_a_redirect_that_needs_no_token(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
     finished(farm, client, frozen)
     digest = client.ls()[0]["program"]["digest"]
-    answer = client._transport._api.get(f"/v1/blobs/{digest}")
+    answer = client.transport._api.get(f"/v1/blobs/{digest}")
     assert answer.status_code == 307
     assert answer.headers["Location"] == answer.json()["url"]
     assert httpx.get(answer.json()["url"], timeout=60).content.startswith(b"program ")
-    assert client._transport._api.get(f"/v1/blobs/{'0' * 64}").status_code == 404
+    assert client.transport._api.get(f"/v1/blobs/{'0' * 64}").status_code == 404
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
 def test_workers_and_pools(client: FarmClient) -> None:
-    (worker,) = client.workers()
+    (worker,) = client.workers.all()
     assert (worker["id"], worker["pools"]) == ("w1", [POOL.name])
-    (pool,) = client.pools()
+    (pool,) = client.pools.all()
     assert (pool["name"], pool["live_workers"], pool["slots"]) == (POOL.name, 1, 2)
 
 
@@ -699,5 +700,5 @@ def test_schema_is_served_for_editors(url: str) -> None:
 
 
 def test_large_answers_are_compressed(client: FarmClient) -> None:
-    answer = client._transport._api.get("/v1/schema/manifest")
+    answer = client.transport._api.get("/v1/schema/manifest")
     assert answer.headers["Content-Encoding"] == "gzip"

@@ -80,7 +80,7 @@ def test_another_namespace_reads_the_refs_of_main(farm: Farm, url: str, client: 
         assert fork.get(f"/v1/artifacts/{key}").status_code == 200
         assert fork.put("/v1/refs/latest", json={"source": "latest"}).status_code == 404, "it names nothing of its own"
         assert fork.delete("/v1/refs/latest").status_code == 404
-    assert client.ref("latest")["generation"] == 1
+    assert client.refs.get("latest")["generation"] == 1
 
 
 def test_a_token_that_asks_without_end_is_slowed_down(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

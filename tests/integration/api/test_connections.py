@@ -157,7 +157,7 @@ def test_a_token_follows_only_so_many_builds(
             next(reading[-1])  # Now it is counted.
         return answer
 
-    other = client.create_token("other", "reader", "main")
+    other = client.tokens.create("other", "reader", "main")
     mine = farm.settings.api_token.get_secret_value()
     with httpx.Client(timeout=60) as session, ExitStack() as held:
         assert [follow(mine).status_code for _ in range(4)] == [200, 200, 200, 429]
@@ -181,7 +181,7 @@ def test_large_bodies_at_once_are_bounded(
     size = 20_000
     monkeypatch.setattr(auth, "BODIES_OF_ONE", 2 * size)
     monkeypatch.setattr(auth, "BODIES_OF_ALL", 3 * size)
-    mine, others = farm.settings.api_token.get_secret_value(), client.create_token("other", "submitter", "main")
+    mine, others = farm.settings.api_token.get_secret_value(), client.tokens.create("other", "submitter", "main")
     with ExitStack() as held:
 
         def begun(token: str, body: bytes = b"") -> tuple[socket.socket, BinaryIO]:
@@ -227,7 +227,7 @@ def test_long_requests_of_one_token_keep_nobody_else_waiting(
         assert go_on.wait(120)
 
     monkeypatch.setattr(type(farm.artifacts), "finish_upload", hash_slowly)
-    headers = {"Authorization": f"Bearer {client.create_token('busy', 'submitter', 'main')}"}
+    headers = {"Authorization": f"Bearer {client.tokens.create('busy', 'submitter', 'main')}"}
     finish = f"{url}/v1/blobs/{'ab' * 32}/finish"
     with ThreadPoolExecutor(60) as threads:
         answers = [

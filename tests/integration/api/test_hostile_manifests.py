@@ -63,7 +63,7 @@ def test_the_api_refuses_them_too_and_makes_nothing(
             "build_id": f"b-{secrets.token_hex(8)}",
             "manifest": text,
         }
-        answer = client._transport._api.post("/v1/builds", json=submission)
+        answer = client.transport._api.post("/v1/builds", json=submission)
         assert answer.status_code == 422, (name, answer.text)
         assert answer.json()["title"] in ("Manifest error", "Usage error"), name
         refused += 1

@@ -89,13 +89,13 @@ def test_a_program_is_chosen_checked_and_loaded(client: FarmClient) -> None:
 def test_nothing_is_loaded_that_is_not_what_its_sidecar_says(
     farm: Farm, client: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = client.artifact
+    whole = client.artifacts.get
 
     def lying(key: str) -> dict[str, Any]:
         document = whole(key)
         return {**document, "inputs": [{"name": "other", "dtype": "float32", "shape": [8, 4]}]}
 
-    monkeypatch.setattr(client, "artifact", lying)
+    monkeypatch.setattr(client.artifacts, "get", lying)
     monkeypatch.setattr("farm.client.loading._load", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(ArtifactGone, match="not what its sidecar says"):
         load("net", batch=8, client=client, here=HERE)

@@ -113,7 +113,7 @@ def test_statements_lie_near_the_sidecar_and_say_what_it_says(farm: Farm, client
     assert (parameters["identifier"], parameters["key"]) == (cell["identifier"], cell["key"])
     assert made["buildDefinition"]["resolvedDependencies"][0] == {
         "name": "model",
-        "digest": {"sha256": client.artifact(cell["key"])["spec"]["model"]["digest"]},
+        "digest": {"sha256": client.artifacts.get(cell["key"])["spec"]["model"]["digest"]},
     }
     assert by_worker["predicate"]["speed"]["latency"]["median"] == 0.001
     assert by_worker["predicate"]["accuracy"]["errors"] == {"y": 0.0}
@@ -230,8 +230,8 @@ def test_a_ref_names_what_the_policy_takes_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    client.tag("prod", "latest")
-    client.tag("prod", built)
+    client.refs.move("prod", "latest")
+    client.refs.move("prod", built)
     program = fetch(trusting(), tmp_path / "prod", ref="prod")
     (summary,) = [each for each in map(said, (tmp_path / "prod" / STATEMENTS).read_bytes().splitlines())
                   if "verification_summary" in each["predicateType"]]  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_ref_names_what_the_policy_takes_and_says_so(
         assert main(["verify", str(program), *policy]) == 39
         assert "the program is revoked: wrong" in capsys.readouterr().out
         assert main(["tag", "gamma", "latest"]) == 39
-        assert "gamma" not in client.refs()
+        assert "gamma" not in client.refs.all()
         assert main([*revoke, "--key", str(keys / "stranger.pub"), "--since", "2026-01-01", "--json"]) == 0
         out = capsys.readouterr().out
         assert json.loads(out[out.index("{") :]) | {"file": "", "keys": 1} == {

@@ -77,9 +77,9 @@ def world(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Pa
     second = freeze_manifest(tmp_path / "second", MANIFEST.replace("fp16", "bf16") + f"labels: {{secret: {CANARY}}}\n")
     running = str(client.submit(second)["id"])
     cells = client.cells(ended) + client.cells(running)
-    tokens = {name: client.create_token(name, role, "pr") for name, role in
+    tokens = {name: client.tokens.create(name, role, "pr") for name, role in
               (("ci", "submitter"), ("eye", "reader"), ("gone", "submitter"))}  # fmt: skip
-    client.revoke_token("gone")
+    client.tokens.revoke("gone")
     return World(
         farm, url, frozen, ended, running, [cell["job"] for cell in cells if cell["job"]],
         [cell["key"] for cell in cells], tokens["ci"], tokens["eye"], tokens["gone"], second,
@@ -203,7 +203,7 @@ def test_a_fork_that_comes_first_changes_nothing_for_main(
     farm: Farm, url: str, client: FarmClient, frozen: Frozen
 ) -> None:
     """Both have the same key (CVE-2025-36852): each gets its own artifact, then main's is read by both."""
-    secret = client.create_token("ci", "submitter", "pr")
+    secret = client.tokens.create("ci", "submitter", "pr")
     with FarmClient(url, secret, namespace="pr") as fork:
         again = {**frozen.submission, "build_id": f"b-{secrets.token_hex(8)}"}
         build_id = fork.submit(Frozen(again, frozen.files))["id"]
@@ -215,9 +215,9 @@ def test_a_fork_that_comes_first_changes_nothing_for_main(
         assert Refs(farm.artifacts).read("main", "latest") is None
         ended = finished(farm, client, frozen)
         for cell in client.cells(ended):
-            sidecar = client.artifact(cell["key"])
+            sidecar = client.artifacts.get(cell["key"])
             assert sidecar["namespace"] == "main"
-            assert fork.artifact(cell["key"]) == sidecar, "the fork reads main's first"
+            assert fork.artifacts.get(cell["key"]) == sidecar, "the fork reads main's first"
             program = farm.artifacts.read_blob(sidecar["blobs"]["program"]["digest"], 1 << 20)
             assert program == f"program {cell['key']}".encode()
 

@@ -149,7 +149,7 @@ def test_a_cut_stream_of_changes_misses_and_repeats_nothing(
 
 def test_progress_within_a_phase_is_sent_without_an_event(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
     build_id = client.submit(freeze_manifest(tmp_path, many(2), batch="batch"))["id"]
-    ((job_id, attempt), *_) = farm.store.jobs.hand_out(client.pools()[0]["name"], 10)
+    ((job_id, attempt), *_) = farm.store.jobs.hand_out(client.pools.all()[0]["name"], 10)
     claim = farm.store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
     changes = client.changes(build_id)
     assert next(changes)["type"] == "reset"

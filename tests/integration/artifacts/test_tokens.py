@@ -51,7 +51,7 @@ def routes(url: str) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("role", ["reader", "submitter", "admin"])
 def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, role: str) -> None:
-    secret = client.create_token("somebody", role, "team")
+    secret = client.tokens.create("somebody", role, "team")
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=30) as somebody:
         for method, pattern, path in routes(url):
             needed = "admin" if pattern in ADMINS_ONLY else "reader" if method == "get" else "submitter"
@@ -181,14 +181,14 @@ def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Pat
         ended[namespace] = submit(namespace, frozen)
         work(farm, succeed(farm, namespace=namespace))
         farm.build_finisher.finish(ended[namespace])
-        client.create_token(f"spare-{namespace}", "reader", namespace)
+        client.tokens.create(f"spare-{namespace}", "reader", namespace)
         farm.webhooks.create(namespace, "spare", "https://ci.invalid/", ["build.finished"], by="admin")
         farm.webhooks.tell(namespace, "build.finished", "b-1", {})
         (message,) = farm.webhooks.deliveries(namespace, "spare", 1)
         messages[namespace] = message["id"]
         TuningDatabase(farm.artifacts, namespace, POOL.stem, device, "quick").commit(Snapshot.of([learnt]))
     running = {namespace: submit(namespace, other) for namespace in ended}
-    tokens = {role: client.create_token(f"a-{role}", role, "team") for role in ("reader", "submitter", "admin")}
+    tokens = {role: client.tokens.create(f"a-{role}", role, "team") for role in ("reader", "submitter", "admin")}
     farm.store.workers.probed("w1", node="n1", wrong="as a test wants it", row=0)
     empty = text.pack(Snapshot())
     return Team(url, frozen, ended, running, tokens, f"{POOL.stem}/{device}/quick", empty, messages)
@@ -241,20 +241,20 @@ def test_jobs_of_other_namespaces_are_counted_and_not_named(farm: Farm, client: 
     for job_id, attempt in handed:
         assert farm.store.jobs.claim(job_id, attempt, nonce=job_id, worker="w1", node="n1").answer == "run"
     ours = [cell["job"] for cell in client.cells(team.running["main"])]
-    (worker,) = client.workers()
+    (worker,) = client.workers.all()
     assert sorted(worker["running"]) == sorted(job for job, _ in handed)
     assert worker["running_others"] == 0
     with FarmClient(team.url, team.tokens["reader"]) as reader:
-        (worker,) = reader.workers()
+        (worker,) = reader.workers.all()
         theirs = [cell["job"] for cell in reader.cells(team.running["team"])]
         assert sorted(worker["running"]) == sorted(theirs)
         assert worker["running_others"] == len(handed) - len(theirs) > 0
-        assert not [job for job in ours if job in str(reader.workers())]
+        assert not [job for job in ours if job in str(reader.workers.all())]
 
 
 def test_a_token_is_for_its_namespace_alone(url: str, client: FarmClient, frozen: Frozen) -> None:
     client.submit(frozen)
-    secret = client.create_token("pull-requests", "submitter", "pr")
+    secret = client.tokens.create("pull-requests", "submitter", "pr")
     with FarmClient(url, secret) as fork:
         assert fork.builds() == []
     with (
@@ -271,29 +271,29 @@ def test_a_token_of_the_settings_counts_also_for_the_farm_that_runs_here(
     written = {"api_url": url, "api_token": "the administrator's"}
     write_private(tmp_path / "farm.json", json.dumps(written))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("FARM_API_TOKEN", client.create_token("reader", "reader", "team"))
+    monkeypatch.setenv("FARM_API_TOKEN", client.tokens.create("reader", "reader", "team"))
     with FarmClient.from_settings(load_settings()) as reader:
         assert reader.builds() == []
         with pytest.raises(NotAllowed, match="needs the role admin"):
-            reader.tokens()
+            reader.tokens.all()
 
 
 def test_a_revoked_token_is_refused(url: str, client: FarmClient) -> None:
-    secret = client.create_token("leaver", "reader", "team")
+    secret = client.tokens.create("leaver", "reader", "team")
     with FarmClient(url, secret, namespace="team") as leaver:
         assert leaver.builds() == []
-        client.revoke_token("leaver")
+        client.tokens.revoke("leaver")
         with pytest.raises(NotAllowed, match="does not know this token"):
             leaver.builds()
     with pytest.raises(NotFound, match="no token leaver"):
-        client.revoke_token("leaver")
+        client.tokens.revoke("leaver")
 
 
 def test_a_token_that_another_server_revoked_is_refused_within_seconds(
     farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_room, "REMEMBERED", 0.0)
-    secret = client.create_token("leaver", "reader", "team")
+    secret = client.tokens.create("leaver", "reader", "team")
     with FarmClient(url, secret, namespace="team") as leaver:
         assert leaver.builds() == []
         tokens_room.Tokens(farm.artifacts).revoke("leaver")
@@ -302,27 +302,27 @@ def test_a_token_that_another_server_revoked_is_refused_within_seconds(
 
 
 def test_no_secret_is_kept(farm: Farm, client: FarmClient) -> None:
-    secret = client.create_token("ci", "submitter", "main", max_cells=7)
+    secret = client.tokens.create("ci", "submitter", "main", max_cells=7)
     kept = [farm.artifacts.get_object(key) for key in farm.artifacts.list_objects("config/")]
     assert kept
     assert all(secret not in str(document) for document in kept)
-    assert client.tokens() == [
+    assert client.tokens.all() == [
         {
             "name": "ci",
             "role": "submitter",
             "namespace": "main",
             "max_cells": 7,
-            "created": client.tokens()[0]["created"],
+            "created": client.tokens.all()[0]["created"],
         }
     ]
     with pytest.raises(Conflict, match="a token ci exists already"):
-        client.create_token("ci", "reader", "main")
+        client.tokens.create("ci", "reader", "main")
 
 
 def test_a_token_has_a_bound_and_what_has_ended_counts_no_more(
     farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Path
 ) -> None:
-    secret = client.create_token("ci", "submitter", "main", max_cells=3)
+    secret = client.tokens.create("ci", "submitter", "main", max_cells=3)
     (tmp_path / "other").mkdir()
     other = freeze_manifest(tmp_path / "other", OTHER)
     with FarmClient(url, secret) as ci:
@@ -338,7 +338,7 @@ def test_a_retry_is_within_the_bound_too(farm: Farm, url: str, client: FarmClien
     build_id = client.submit(frozen)["id"]
     work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))
     farm.build_finisher.finish(build_id)
-    with FarmClient(url, client.create_token("ci", "submitter", "main", max_cells=1)) as ci:
+    with FarmClient(url, client.tokens.create("ci", "submitter", "main", max_cells=1)) as ci:
         with pytest.raises(QuotaExceeded, match="the token ci may have 1 unfinished cells"):
             ci.retry(build_id, failed=True, new_id=new_build_id())
         assert len(ci.builds()) == 1, "nothing was made"

@@ -909,7 +909,7 @@ def test_what_a_budget_cut_short_is_fetched_like_any_other(farm: Farm, client: F
     hit = submit(farm, again(tuned))
     farm.build_finisher.finish(hit["id"])
     (cell,) = farm.build_reader.cells("main", hit["id"])
-    assert client.artifact_log(cell["facts"]["key"]) == b"compiled\n"
+    assert client.artifacts.log(cell["facts"]["key"]) == b"compiled\n"
 
 
 def budgets(*tuning: str) -> str:
@@ -981,18 +981,18 @@ def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, clien
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel"))
     farm.build_finisher.finish(build["id"])
     cell = farm.build_reader.cells("main", build["id"])[0]
-    before = client.reproduction(build["id"], cell["identifier"])
-    assert before == client.reproduction(cell["job"])
+    before = client.jobs.reproduction(build["id"], cell["identifier"])
+    assert before == client.jobs.reproduction(cell["job"])
     lose_redis(farm)
     with pytest.raises(NotFound):
-        client.reproduction(cell["job"])
-    found = client.reproduction(build["id"], cell["identifier"])
+        client.jobs.reproduction(cell["job"])
+    found = client.jobs.reproduction(build["id"], cell["identifier"])
     assert found["ended"] == {"kind": "compiler_error", "message": "no kernel"}
     assert {name: found[name] for name in ("key", "order", "limits", "job", "build")} == {
         name: before[name] for name in ("key", "order", "limits", "job", "build")
     }
     with pytest.raises(NotFound, match="no cell other"):
-        client.reproduction(build["id"], "other")
+        client.jobs.reproduction(build["id"], "other")
 
 
 def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
@@ -1011,7 +1011,7 @@ def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_p
         wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
     (cell,) = farm.build_reader.cells("main", build["id"])
     assert (cell["kind"], farm.jobs.get("main", cell["job"])["quarantined"]) == ("worker_lost", True)
-    document = client.reproduce(cell["job"], tmp_path / "again", farm.settings)
+    document = client.jobs.reproduce(cell["job"], tmp_path / "again", farm.settings)
     assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
     assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
     assert json.loads((tmp_path / "again" / "spec.json").read_text()) == document["order"]["spec"]

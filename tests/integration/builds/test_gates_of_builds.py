@@ -34,7 +34,7 @@ def submitted(client: FarmClient, folder: Path, text: str, **options: Any) -> st
 def prod(farm: Farm, client: FarmClient, tmp_path: Path) -> str:
     """The key of the program that `prod` names."""
     finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"))
-    client.tag("prod", "latest")
+    client.refs.move("prod", "latest")
     snapshot = Refs(farm.artifacts).read("main", "prod")
     assert snapshot
     (cell,) = snapshot["cells"].values()
@@ -133,7 +133,7 @@ def test_the_history_of_a_cell_can_be_made_again_of_the_reports(
     assert found[0]["values"]["latency"] == 0.001
     path = farm.settings.data_dir / "history.sqlite3"
     path.write_bytes(b"no database" * 1000)
-    assert client.rebuild_history() == 2
+    assert client.upkeep.rebuild_history() == 2
     assert client.history(CELL) == found
     elsewhere = CellHistory(tmp_path / "elsewhere.sqlite3", farm.artifacts)
     assert elsewhere.of("main", CELL) == found, "another server reads the reports that it does not know"
@@ -191,7 +191,7 @@ def test_misses_and_hits_take_turns_with_their_baseline_and_hits_once(
     (row,) = second["compared"]
     assert row["against"] == "latest"
     assert row["interval"][0] <= row["change"] <= row["interval"][1]
-    client.tag("prod", "latest")
+    client.refs.move("prod", "latest")
 
     gated = GATED.replace("5%", "0%")
     (shown,) = client.plan(_again(tmp_path, gated))["cells"]
@@ -225,7 +225,7 @@ def test_a_hit_with_the_bytes_of_its_baseline_is_equal_without_a_measurement(
 ) -> None:
     for text in (ONE, f"{ONE}salt: another\n"):
         finished(farm, client, freeze_manifest(tmp_path, text, batch="N"), succeed(farm, program=b"the same"))
-        client.tag("prod", "latest") if text == ONE else None
+        client.refs.move("prod", "latest") if text == ONE else None
     report = client.report(finished(farm, client, _again(tmp_path, f"{GATED}salt: another\n")))
     (cell,) = report["cells"]
     assert cell["attempt"] == 0

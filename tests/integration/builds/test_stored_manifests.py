@@ -38,32 +38,32 @@ def second(frozen: Frozen) -> Frozen:
 def test_versions_are_kept_and_one_that_is_there_makes_no_other(
     farm: Farm, client: FarmClient, frozen: Frozen, second: Frozen
 ) -> None:
-    assert client.push_manifest(frozen)["version"] == 1
-    assert client.push_manifest(frozen)["version"] == 1
-    assert client.push_manifest(second)["version"] == 2
-    assert client.push_manifest(frozen)["version"] == 3
-    (listed,) = client.manifests()
+    assert client.manifests.push(frozen)["version"] == 1
+    assert client.manifests.push(frozen)["version"] == 1
+    assert client.manifests.push(second)["version"] == 2
+    assert client.manifests.push(frozen)["version"] == 3
+    (listed,) = client.manifests.all()
     assert [(each["version"], each["by"]) for each in listed["versions"]] == [(1, "admin"), (2, "admin"), (3, "admin")]
     assert listed["versions"][0]["digest"] == listed["versions"][2]["digest"]
-    assert client.manifest("demo", 2)["content"]["manifest"] == second.submission["manifest"]
-    assert client.manifest("demo")["content"]["models"] == json.loads(json.dumps(frozen.submission["models"]))
+    assert client.manifests.get("demo", 2)["content"]["manifest"] == second.submission["manifest"]
+    assert client.manifests.get("demo")["content"]["models"] == json.loads(json.dumps(frozen.submission["models"]))
     with pytest.raises(NotFound, match="no version 4"):
-        client.manifest("demo", 4)
+        client.manifests.get("demo", 4)
     assert len(list(farm.artifacts.list_objects(VERSIONS))) == 3
 
 
 def test_a_push_can_be_conditional(client: FarmClient, frozen: Frozen, second: Frozen) -> None:
     with pytest.raises(Conflict, match="does not exist, not at version 3"):
-        client.push_manifest(frozen, version=3)
-    client.push_manifest(frozen, version=0)
+        client.manifests.push(frozen, version=3)
+    client.manifests.push(frozen, version=0)
     with pytest.raises(Conflict, match="at version 1, not at version 0: somebody changed it"):
-        client.push_manifest(second, version=0)
-    assert client.push_manifest(second, version=1)["version"] == 2
+        client.manifests.push(second, version=0)
+    assert client.manifests.push(second, version=1)["version"] == 2
     with pytest.raises(Conflict):
-        client.remove_manifest("demo", version=1)
-    client.remove_manifest("demo", version=2)
+        client.manifests.remove("demo", version=1)
+    client.manifests.remove("demo", version=2)
     with pytest.raises(NotFound, match="no manifest demo is stored"):
-        client.manifest("demo")
+        client.manifests.get("demo")
 
 
 def test_of_many_who_push_at_once_none_is_lost_and_nothing_is_left_over(farm: Farm, frozen: Frozen) -> None:
@@ -123,7 +123,7 @@ def test_a_stored_manifest_survives_redis_and_garbage_collection(
 ) -> None:
     monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
     monkeypatch.setattr(ownership, "GRACE", timedelta(0))
-    client.push_manifest(frozen)
+    client.manifests.push(frozen)
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
     farm.store.workers.register(
@@ -131,7 +131,7 @@ def test_a_stored_manifest_survives_redis_and_garbage_collection(
     )
     for _ in range(2):
         collect(farm.artifacts, plans_kept=timedelta(0))
-    build = client.build_manifest("demo")
+    build = client.manifests.build("demo")
     assert (build["name"], build["labels"]["manifest"]) == ("demo", "demo@1")
     assert work(farm) == 2
 
@@ -143,35 +143,35 @@ def pool() -> Any:
 
 
 def test_a_damaged_version_is_said_to_be_damaged(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
-    client.push_manifest(frozen)
+    client.manifests.push(frozen)
     (key,) = farm.artifacts.list_objects(VERSIONS)
     farm.artifacts.put_object(key, b"{}")
     with pytest.raises(ArtifactGone, match="version 1 of the manifest demo is missing or damaged"):
-        client.build_manifest("demo")
+        client.manifests.build("demo")
     (head,) = farm.artifacts.list_objects(HEADS)
     farm.artifacts.put_object(head, b"nonsense")
     with pytest.raises(ArtifactGone, match="cannot be read"):
-        client.manifest("demo")
-    assert client.manifests() == []
+        client.manifests.get("demo")
+    assert client.manifests.all() == []
     farm.stored_manifests.remove("main", "demo")
-    assert client.push_manifest(frozen)["version"] == 1
+    assert client.manifests.push(frozen)["version"] == 1
 
 
 def test_the_same_key_has_the_same_answer_whatever_was_pushed_since(
     client: FarmClient, frozen: Frozen, second: Frozen
 ) -> None:
-    client.push_manifest(frozen)
-    first = client.build_manifest("demo", key="nightly 7")
-    client.push_manifest(second)
-    again = client.build_manifest("demo", key="nightly 7")
+    client.manifests.push(frozen)
+    first = client.manifests.build("demo", key="nightly 7")
+    client.manifests.push(second)
+    again = client.manifests.build("demo", key="nightly 7")
     assert (again["id"], again["labels"]["manifest"]) == (first["id"], "demo@1")
     with pytest.raises(Conflict, match="made by another request"):
-        client.build_manifest("demo", key="nightly 7", labels={"team": "x"})
+        client.manifests.build("demo", key="nightly 7", labels={"team": "x"})
     with pytest.raises(Conflict, match="made by another request"):
-        client.build_manifest("demo", key="nightly 7", version=2)
-    other = client.build_manifest("demo", key="nightly 8")
+        client.manifests.build("demo", key="nightly 7", version=2)
+    other = client.manifests.build("demo", key="nightly 8")
     assert (other["labels"]["manifest"], len(client.builds())) == ("demo@2", 2)
-    assert len({client.build_manifest("demo")["id"] for _ in range(2)} | {first["id"], other["id"]}) == 4
+    assert len({client.manifests.build("demo")["id"] for _ in range(2)} | {first["id"], other["id"]}) == 4
 
 
 def test_a_submission_with_a_known_id_and_another_body_is_refused(
@@ -189,14 +189,14 @@ def test_a_submission_with_a_known_id_and_another_body_is_refused(
 
 
 def test_namespaces_keep_manifests_apart(farm: Farm, url: str, client: FarmClient, frozen: Frozen) -> None:
-    client.push_manifest(frozen)
-    secret = client.create_token("ci", "submitter", "pr")
+    client.manifests.push(frozen)
+    secret = client.tokens.create("ci", "submitter", "pr")
     with FarmClient(url, secret) as other:
-        assert other.manifests() == []
+        assert other.manifests.all() == []
         with pytest.raises(NotFound):
-            other.build_manifest("demo")
-        assert other.push_manifest(frozen)["versions"][0]["by"] == "ci"
-        assert other.build_manifest("demo")["namespace"] == "pr"
+            other.manifests.build("demo")
+        assert other.manifests.push(frozen)["versions"][0]["by"] == "ci"
+        assert other.manifests.build("demo")["namespace"] == "pr"
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def prod(client: FarmClient, player: Player, tmp_path: Path) -> int:
     """The generation of `prod`, which names two cells of the old toolchain."""
     build = client.submit(freeze_manifest(tmp_path, MANIFEST))
     player.finish(client, build["id"])
-    client.tag("prod", "latest")
-    return int(client.ref("prod")["generation"])
+    client.refs.move("prod", "latest")
+    return int(client.refs.get("prod")["generation"])
 
 
 def given(client: FarmClient, ref: str = "prod", made_by: str = "") -> dict[str, str]:
@@ -55,19 +55,19 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
     farm: Farm, client: FarmClient, player: Player, prod: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     player.join(NEW)
-    names = [line["toolchain"] for line in client.toolchains() if line["live_workers"]]
+    names = [line["toolchain"] for line in client.toolchains.all() if line["live_workers"]]
     assert names == [OLD.toolchain, NEW.toolchain]
-    before = client.ref("prod"), client.ref("latest")
+    before = client.refs.get("prod"), client.refs.get("latest")
 
     player.says = lambda order: Made(error=5e-7 if order["identifier"] == FP16 else 0.0, ratio=1.2, size=50)
-    shadow = client.shadow()
+    shadow = client.toolchains.shadow()
     assert player.finish(client, shadow["id"])["build"]["verdict"]["exit_code"] == 0
-    assert (client.ref("prod"), client.ref("latest")) == before, "nothing that readers see moved"
+    assert (client.refs.get("prod"), client.refs.get("latest")) == before, "nothing that readers see moved"
     assert client.build("@latest")["id"] != shadow["id"]
     again = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
     assert again["counts"]["hits"] == 2, "and builds go on with the toolchain that readers get"
 
-    found = client.radar(shadow["id"])
+    found = client.toolchains.radar(shadow["id"])
     assert (found["promotable"], found["counts"]["better"], found["counts"]["breaks"]) == (True, 2, 0)
     under = {cell["identifier"]: (cell["before"], cell["after"]) for cell in found["cells"]}
     assert under == dict.fromkeys((FP32, FP16), (OLD.toolchain, NEW.toolchain))
@@ -78,25 +78,25 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
     with monkeypatch.context() as patch:
         patch.setattr(farm.toolchains, "_promotions", trusting)
         with pytest.raises(Untrusted, match="provenance: no statement"):
-            client.promote_toolchain(shadow["id"])
-    assert client.ref("prod") == before[0]
+            client.toolchains.promote(shadow["id"])
+    assert client.refs.get("prod") == before[0]
 
-    promoted = client.promote_toolchain(shadow["id"])
+    promoted = client.toolchains.promote(shadow["id"])
     assert promoted["generation"] == prod + 1
-    assert client.promote_toolchain(shadow["id"]) == promoted, "repeating it changes nothing"
+    assert client.toolchains.promote(shadow["id"]) == promoted, "repeating it changes nothing"
     assert set(given(client).values()) == {NEW.toolchain}
     assert set(given(client, made_by="onnxruntime1.31").values()) == {OLD.toolchain}
     planned = client.plan(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
     assert {cell["pool"] for cell in planned["cells"]} == {NEW.name}, "builds follow `prod`"
 
-    back = client.roll_back_toolchain(generation=promoted["generation"])
+    back = client.toolchains.roll_back(generation=promoted["generation"])
     assert set(given(client).values()) == {OLD.toolchain}
     assert set(given(client, made_by="onnxruntime1.32").values()) == {NEW.toolchain}
-    assert client.roll_back_toolchain(toolchain="onnxruntime1.31") == back, "it is there already"
+    assert client.toolchains.roll_back(toolchain="onnxruntime1.31") == back, "it is there already"
     with pytest.raises(Conflict, match="somebody moved it"):
-        client.roll_back_toolchain(generation=promoted["generation"])
+        client.toolchains.roll_back(generation=promoted["generation"])
     with pytest.raises(NotFound, match=r"kept no program of onnxruntime1\.2"):
-        client.roll_back_toolchain(toolchain="onnxruntime1.2")
+        client.toolchains.roll_back(toolchain="onnxruntime1.2")
 
 
 def test_what_breaks_and_gets_worse_is_named_and_keeps_the_ref(client: FarmClient, player: Player, prod: int) -> None:
@@ -108,35 +108,35 @@ def test_what_breaks_and_gets_worse_is_named_and_keeps_the_ref(client: FarmClien
         return Made(ratio=0.5, compile_seconds=60.0)
 
     player.says = worse
-    shadow = client.shadow(gates=read_gates(["latency=10%"], []))
+    shadow = client.toolchains.shadow(gates=read_gates(["latency=10%"], []))
     player.finish(client, shadow["id"])
-    found = client.radar(shadow["id"])
+    found = client.toolchains.radar(shadow["id"])
     effects = {cell["identifier"]: cell["effect"] for cell in found["cells"]}
     assert effects == {FP32: "worse", FP16: "breaks"}
     (slower,) = [cell for cell in found["cells"] if cell["identifier"] == FP32]
     assert "latency is 100 % above prod's" in slower["text"]
     assert "compile time is 500 % above prod's" in slower["text"]
     with pytest.raises(GateFailed, match="prod stays: 0 of 2 cells succeeded"):
-        client.promote_toolchain(shadow["id"])
-    assert client.ref("prod")["generation"] == prod
+        client.toolchains.promote(shadow["id"])
+    assert client.refs.get("prod")["generation"] == prod
 
     player.says = lambda order: FailureKind.COMPILER_ERROR if order["identifier"] == FP16 else Made()
-    partly = client.shadow(gates=read_gates(["compile-time=1000%", "latency=1000%"], []))
+    partly = client.toolchains.shadow(gates=read_gates(["compile-time=1000%", "latency=1000%"], []))
     player.finish(client, partly["id"])
-    client.promote_toolchain(partly["id"], force=True)
+    client.toolchains.promote(partly["id"], force=True)
     assert given(client) == {"fp32": NEW.toolchain, "fp16": OLD.toolchain}
 
 
 def test_a_retried_shadow_build_is_one_and_can_be_promoted(client: FarmClient, player: Player, prod: int) -> None:
     player.join(NEW)
     player.says = lambda order: FailureKind.COMPILER_ERROR if order["identifier"] == FP16 else Made()
-    shadow = client.shadow()
+    shadow = client.toolchains.shadow()
     player.finish(client, shadow["id"])
     player.says = lambda order: Made()
     again = client.retry(shadow["id"])
     player.finish(client, again["id"])
-    assert client.radar(again["id"])["promotable"]
-    client.promote_toolchain(again["id"])
+    assert client.toolchains.radar(again["id"])["promotable"]
+    client.toolchains.promote(again["id"])
     assert set(given(client).values()) == {NEW.toolchain}
 
 
@@ -144,14 +144,14 @@ def test_a_ref_that_moved_since_is_not_promoted_over(
     client: FarmClient, player: Player, prod: int, tmp_path: Path
 ) -> None:
     player.join(NEW)
-    shadow = client.shadow(cells=["*/fp32/*"])
+    shadow = client.toolchains.shadow(cells=["*/fp32/*"])
     assert len(player.finish(client, shadow["id"])["cells"]) == 1
     (tmp_path / "farm.yaml").write_text(MANIFEST + "salt: another\n")
     newer = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
     player.finish(client, newer["id"])
-    client.tag("prod", "latest")
+    client.refs.move("prod", "latest")
     with pytest.raises(Conflict, match=f"not generation {prod}"):
-        client.promote_toolchain(shadow["id"])
+        client.toolchains.promote(shadow["id"])
 
 
 def test_a_program_whose_making_is_no_longer_known_is_left_out_and_said(
@@ -162,20 +162,20 @@ def test_a_program_whose_making_is_no_longer_known_is_left_out_and_said(
     farm.build_reader.read_plan.cache_clear()
     player.join(NEW)
     with pytest.raises(NotFound, match="how it was made is no longer known"):
-        client.shadow()
+        client.toolchains.shadow()
     with pytest.raises(NotFound, match=r"onnxruntime1\.99"):
-        client.shadow(toolchain="onnxruntime1.99")
+        client.toolchains.shadow(toolchain="onnxruntime1.99")
     with pytest.raises(NotFound, match="no ref nightly"):
-        client.shadow("nightly")
+        client.toolchains.shadow("nightly")
     with pytest.raises(NotFound, match="is no shadow build"):
-        client.radar(build)
+        client.toolchains.radar(build)
 
 
 def test_reports_of_shadow_builds_stay_out_of_a_manifests_history(
     client: FarmClient, player: Player, prod: int
 ) -> None:
     player.join(NEW)
-    shadow = client.shadow()
+    shadow = client.toolchains.shadow()
     report = player.finish(client, shadow["id"])
     assert report["build"]["shadows"] == "prod"
     assert json.loads(json.dumps(report))["shadow"]["generation"] == prod
@@ -191,7 +191,7 @@ def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
     assert farm.toolchains.follow("prod") == []
     assert Farm(farm.settings).toolchains.follow("prod") == [], "another control plane sees the build"
     player.finish(client, build)
-    found = client.radar(build)
+    found = client.toolchains.radar(build)
     assert {cell["after"] for cell in found["cells"]} == {NEW.toolchain}
     with httpx.Client(base_url=client.url, headers={"Accept": "text/html"}, follow_redirects=True) as browser:
         token = farm.settings.api_token.get_secret_value()
@@ -232,7 +232,7 @@ def test_the_first_toolchain_at_which_cells_fail_or_slow_is_found_among_64_with_
         mine = [made_by for identifier, made_by in player.compiled if identifier == found["identifier"]]
         assert found["compiles"] == len(mine) == len(set(mine))
         assert len(mine) <= 6 + 1, "and the newest end, which nobody knew; `prod` has the oldest one"
-    assert client.ref("prod")["generation"] == prod
+    assert client.refs.get("prod")["generation"] == prod
 
 
 def test_toolchains_that_cannot_be_judged_are_passed_over(

@@ -37,11 +37,11 @@ def test_a_farm_at_work_and_one_at_rest_agree_with_themselves(farm: Farm, client
 
 def test_it_looks_at_everything(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
     finished(farm, client, frozen)
-    *found, last = client.audit()
+    *found, last = client.upkeep.audit()
     assert found == []
     assert last["counts"] == {"builds": 1, "jobs": 2, "blobs": 5, "artifacts": 2, "reports": 1}
     farm.artifacts.put_object("ns/team/refs/none", b"another namespace, in which nothing was built")
-    assert list(client.audit())[-1]["counts"]["reports"] == 1
+    assert list(client.upkeep.audit())[-1]["counts"]["reports"] == 1
 
 
 def first_artifact(farm: Farm) -> str:
@@ -162,14 +162,18 @@ def test_what_nobody_names_is_collected_and_nothing_else(
 ) -> None:
     finished(farm, client, frozen)
     orphan, _ = farm.artifacts.put_blob_bytes(b"brought, and never submitted")
-    assert client.gc()["blobs"] == 0, "it is younger than a day"
+    assert client.upkeep.gc()["blobs"] == 0, "it is younger than a day"
     monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(days=-1))
     assert [finding.problem for finding in findings(farm)] == ["nothing names this blob"]
-    assert client.gc(dry_run=True) == {"blobs": 1, "bytes": 28, "marked": 0}
-    assert client.gc() == {"blobs": 0, "bytes": 0, "marked": 1}
+    assert client.upkeep.gc(dry_run=True) == {"blobs": 1, "bytes": 28, "marked": 0}
+    assert client.upkeep.gc() == {"blobs": 0, "bytes": 0, "marked": 1}
     assert farm.artifacts.has_blob(orphan), "it goes a day after its mark"
     monkeypatch.setattr(ownership, "GRACE", timedelta(0))
-    assert wait_until(lambda: (found := client.gc())["blobs"] and found) == {"blobs": 1, "bytes": 28, "marked": 0}
+    assert wait_until(lambda: (found := client.upkeep.gc())["blobs"] and found) == {
+        "blobs": 1,
+        "bytes": 28,
+        "marked": 0,
+    }
     assert not farm.artifacts.has_blob(orphan)
     assert findings(farm, deep=True) == []
 
@@ -186,4 +190,4 @@ def test_a_snapshot_keeps_what_was_made_again_since(
         ),
     )
     monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(days=-1))
-    assert client.gc()["blobs"] == 0
+    assert client.upkeep.gc()["blobs"] == 0

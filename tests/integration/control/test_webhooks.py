@@ -99,8 +99,8 @@ def test_a_finished_build_is_told_once_and_signed(
     farm: Farm, client: FarmClient, frozen: Frozen, receiver: Receiver
 ) -> None:
     """The library of the standard accepts it, and so does the sum that the standard describes."""
-    secret = client.create_webhook("ci", receiver.url)
-    client.create_webhook("other", receiver.url, ["trigger.failed"])
+    secret = client.webhooks.create("ci", receiver.url)
+    client.webhooks.create("other", receiver.url, ["trigger.failed"])
     build_id = finished(farm, client, frozen)
     farm.build_finisher.finish(build_id)
     allowed = Farm(farm.settings.model_copy(update={"webhook_networks": LOOPBACK}))
@@ -116,9 +116,9 @@ def test_a_finished_build_is_told_once_and_signed(
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(mac).decode()}"
     with pytest.raises(WebhookVerificationError):
         Webhook(secret).verify(body + b" ", headers)
-    (message,) = client.deliveries("ci")
+    (message,) = client.webhooks.deliveries("ci")
     assert (message["state"], [each["status"] for each in message["attempts"]]) == ("delivered", [204])
-    assert "secret" not in str(client.webhooks())
+    assert "secret" not in str(client.webhooks.all())
 
 
 def test_a_rotated_webhook_is_signed_with_both_secrets_for_a_while(open_farm: Farm, receiver: Receiver) -> None:
@@ -244,10 +244,10 @@ def test_the_control_plane_builds_and_tells_by_itself(
     for name in ("FIRE_SECONDS", "DELIVER_SECONDS", "SWEEP_SECONDS"):
         monkeypatch.setattr(loops, name, 0.05)
     bucket = s3_settings["s3_bucket"]
-    secret = client.create_webhook("ci", receiver.url)
+    secret = client.webhooks.create("ci", receiver.url)
     text = MANIFEST + f"triggers: [{{source: s3://{bucket}/incoming/ready}}]\n"
     s3_client.put_object(Bucket=bucket, Key="incoming/ready", Body=b"one")
-    client.push_manifest(Frozen({**frozen.submission, "manifest": text}, frozen.files))
+    client.manifests.push(Frozen({**frozen.submission, "manifest": text}, frozen.files))
     allowed = {"webhook_networks": LOOPBACK, "s3_sources": (bucket,)}
     plane, stop = Farm(farm.settings.model_copy(update=allowed)), threading.Event()
     monkeypatch.setattr(loops.broker, "dispatch", lambda *_: None)  # Its messages are for Celery's workers.

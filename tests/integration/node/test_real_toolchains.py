@@ -102,11 +102,11 @@ def test_what_a_release_refuses_and_computes_otherwise_is_found_with_few_compile
     with FarmClient(url, "t" * 16) as client, at_work(farm, pools):
         build = client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))
         ended(client, build["id"])
-        client.tag("prod", build["id"])
+        client.refs.move("prod", build["id"])
         assert {cell["toolchain"][:16] for cell in client.ls("prod")} == {"onnxruntime1.24."}
-        shadow = client.shadow(toolchain="onnxruntime1.29")
+        shadow = client.toolchains.shadow(toolchain="onnxruntime1.29")
         ended(client, shadow["id"])
-        radar = {cell["identifier"]: cell for cell in client.radar(shadow["id"])["cells"]}
+        radar = {cell["identifier"]: cell for cell in client.toolchains.radar(shadow["id"])["cells"]}
         assert radar[REMAINDER]["effect"] == "breaks"
         assert "Integer modulo by zero" in radar[REMAINDER]["text"]
         before, now = radar[SCORES]["error_before"], radar[SCORES]["error"]
@@ -115,7 +115,7 @@ def test_what_a_release_refuses_and_computes_otherwise_is_found_with_few_compile
         in_turns = [row for row in radar[SCORES]["compared"] if row["measure"] == "latency"]
         assert in_turns[0]["interval"], "each under its own toolchain, on this node"
         with pytest.raises(GateFailed, match="prod stays"):
-            client.promote_toolchain(shadow["id"])
+            client.toolchains.promote(shadow["id"])
         (found,) = bisect(client, [REMAINDER], bad="onnxruntime1.29")
     assert found["first_bad"].startswith("onnxruntime1.25.1-")
     assert found["last_good"].startswith("onnxruntime1.24.4-")
@@ -203,12 +203,12 @@ def test_two_releases_of_migraphx_are_compared_promoted_and_bisected(
             path.write_text(ON_MIGRAPHX.replace("TOOLCHAIN", toolchain) + models)
             accepted = client.submit(freeze(path, cache=tmp_path / "cache"))
             ended(client, accepted["id"])
-            client.tag(ref, accepted["id"])
+            client.refs.move(ref, accepted["id"])
 
         def radar(ref: str, toolchain: str) -> tuple[str, dict[str, Any]]:
-            shadow = client.shadow(ref, toolchain, gates=LOOSE)["id"]
+            shadow = client.toolchains.shadow(ref, toolchain, gates=LOOSE)["id"]
             ended(client, shadow)
-            return shadow, {cell["identifier"]: cell for cell in client.radar(shadow)["cells"]}
+            return shadow, {cell["identifier"]: cell for cell in client.toolchains.radar(shadow)["cells"]}
 
         build(before, OLDER, "prod")
         build(after, NEWER, "next")
@@ -218,14 +218,14 @@ def test_two_releases_of_migraphx_are_compared_promoted_and_bisected(
         in_turns = [row for row in found[CLIPPED]["compared"] if row["measure"] == "latency"]
         assert in_turns[0]["interval"], "each under its own MIGraphX, on this node"
         with pytest.raises(GateFailed, match="prod stays"):
-            client.promote_toolchain(shadow)
+            client.toolchains.promote(shadow)
         assert {cell["toolchain"] for cell in client.ls("prod")} == {before}
 
-        client.promote_toolchain(shadow, force=True)
+        client.toolchains.promote(shadow, force=True)
         given = {cell["identifier"]: cell["toolchain"] for cell in client.ls("prod") if not cell.get("superseded")}
         assert given[WRAPPED] == before
         assert given[CLIPPED] == after
-        client.roll_back_toolchain("prod")
+        client.toolchains.roll_back("prod")
         given = {cell["identifier"]: cell["toolchain"] for cell in client.ls("prod") if not cell.get("superseded")}
         assert set(given.values()) == {before}
 

@@ -113,4 +113,4 @@ def test_what_is_no_farm_is_said_to_be_none(name: str) -> None:
     answer = httpx.MockTransport(lambda _: FOREIGN[name])
     client = Transport("http://farm.example", "", namespace="", timeout=5, transport=answer)
     with pytest.raises(UsageError):
-        client.items("/v1/builds")
+        client.items("/v1/builds", str)

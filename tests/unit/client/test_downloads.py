@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.client import downloads
+from farm.client import transfers
 from farm.client.cache import IN_USE
-from farm.client.downloads import Downloads, WantedBlob
+from farm.client.transfers import Downloads, WantedBlob
 from farm.client.transport import NoRanges
 from farm.errors import ArtifactGone, StorageUnavailable, UsageError
 
@@ -26,7 +26,7 @@ Write = Callable[[bytes], None]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "PIECE", PIECE)
+    monkeypatch.setattr(transfers, "PIECE", PIECE)
     monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", (0.0, 0.0))
 
 
@@ -131,7 +131,7 @@ def test_a_server_without_ranges_sends_the_whole(tmp_path: Path) -> None:
 
 
 def _killed_half_way(cache: Path) -> None:
-    downloads.PIECE, downloads.AT_ONCE = PIECE, 1
+    transfers.PIECE, transfers.AT_ONCE = PIECE, 1
 
     def dying(start: int, end: int, write: Write) -> None:
         if start == 6 * PIECE:
@@ -200,7 +200,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("farm.client.downloads.os.pwrite", full)
+    monkeypatch.setattr("farm.client.transfers.os.pwrite", full)
     with pytest.raises(UsageError, match="No space left") as caught:
         Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", Server())
     assert "XDG_CACHE_HOME" in caught.value.hint

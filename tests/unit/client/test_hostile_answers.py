@@ -44,7 +44,7 @@ def parts(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 def test_a_ref_of_a_farm_is_taken_also_of_a_newer_one() -> None:
     newer = copy.deepcopy(REF)
     newer["cells"]["one"]["colour"] = newer["weather"] = {"new": 1}
-    assert client(newer).ref("prod") == newer
+    assert client(newer).refs.get("prod") == newer
     assert len(client(newer).ls("prod")) == 2
 
 
@@ -85,15 +85,15 @@ LISTS: dict[str, Callable[[FarmClient], object]] = {
     "builds": lambda farm: farm.builds(),
     "cells": lambda farm: farm.cells("b-0123456789abcdef"),
     "history": lambda farm: farm.history("net/cpu/fp32/b1"),
-    "workers": lambda farm: farm.workers(),
-    "pools": lambda farm: farm.pools(),
-    "tokens": lambda farm: farm.tokens(),
-    "tuning": lambda farm: farm.tuning(),
-    "refs": lambda farm: farm.refs(),
-    "toolchains": lambda farm: farm.toolchains()[0]["toolchain"],
-    "webhooks": lambda farm: farm.webhooks()[0]["name"],
-    "deliveries": lambda farm: farm.deliveries("chat")[0]["id"],
-    "manifests": lambda farm: farm.manifests(),
+    "workers": lambda farm: farm.workers.all(),
+    "pools": lambda farm: farm.pools.all(),
+    "tokens": lambda farm: farm.tokens.all(),
+    "tuning": lambda farm: farm.tuning.all(),
+    "refs": lambda farm: farm.refs.all(),
+    "toolchains": lambda farm: farm.toolchains.all()[0]["toolchain"],
+    "webhooks": lambda farm: farm.webhooks.all()[0]["name"],
+    "deliveries": lambda farm: farm.webhooks.deliveries("chat")[0]["id"],
+    "manifests": lambda farm: farm.manifests.all(),
 }
 
 
@@ -109,25 +109,25 @@ BUILD_ID = "b-0123456789abcdef"
 ASKS: dict[str, Callable[[FarmClient], object]] = {
     "build": lambda farm: farm.build("@latest"),
     "report": lambda farm: farm.report("@latest"),
-    "job": lambda farm: farm.job("j-1"),
-    "artifact": lambda farm: farm.artifact("ab" * 32),
-    "signed": lambda farm: farm.signed("ab" * 32),
-    "ref": lambda farm: farm.ref("prod"),
+    "job": lambda farm: farm.jobs.get("j-1"),
+    "artifact": lambda farm: farm.artifacts.get("ab" * 32),
+    "signed": lambda farm: farm.artifacts.signed("ab" * 32),
+    "ref": lambda farm: farm.refs.get("prod"),
     "plan": lambda farm: farm.plan_retry(BUILD_ID)["cells"],
     "retry": lambda farm: farm.retry(BUILD_ID).id,
-    "radar": lambda farm: farm.radar(BUILD_ID)["build"],
-    "tag": lambda farm: farm.tag("prod", "latest")["generation"],
-    "manifest": lambda farm: farm.manifest("net")["versions"],
+    "radar": lambda farm: farm.toolchains.radar(BUILD_ID)["build"],
+    "tag": lambda farm: farm.refs.move("prod", "latest")["generation"],
+    "manifest": lambda farm: farm.manifests.get("net")["versions"],
     "cancel": lambda farm: farm.cancel(BUILD_ID),
-    "rebuild": lambda farm: farm.rebuild_history(),
-    "reproduction": lambda farm: farm.reproduction(BUILD_ID, "net/cpu/fp32/b1")["order"],
-    "gc": lambda farm: farm.gc()["bytes"],
-    "token": lambda farm: farm.create_token("ci", "submit", "main"),
-    "webhook": lambda farm: farm.create_webhook("chat", "https://chat.example"),
-    "tuning": lambda farm: farm.tuning_stats("pool/device/quick")["records"],
-    "merge": lambda farm: farm.tuning_merge("pool/device/quick")["deltas"],
+    "rebuild": lambda farm: farm.upkeep.rebuild_history(),
+    "reproduction": lambda farm: farm.jobs.reproduction(BUILD_ID, "net/cpu/fp32/b1")["order"],
+    "gc": lambda farm: farm.upkeep.gc()["bytes"],
+    "token": lambda farm: farm.tokens.create("ci", "submit", "main"),
+    "webhook": lambda farm: farm.webhooks.create("chat", "https://chat.example"),
+    "tuning": lambda farm: farm.tuning.stats("pool/device/quick")["records"],
+    "merge": lambda farm: farm.tuning.merge("pool/device/quick")["deltas"],
     "upload": lambda farm: farm.upload({"ab" * 32: Path(__file__)}),
-    "audit": lambda farm: next(iter(farm.audit()))["counts"],
+    "audit": lambda farm: next(iter(farm.upkeep.audit()))["counts"],
 }
 
 

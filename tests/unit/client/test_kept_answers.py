@@ -69,7 +69,7 @@ def connect(farm: AwayFarm, tmp_path: Path) -> Iterator[Connect]:
 
     def client(token: str = "mine", cache: Path | None = tmp_path / "cache") -> FarmClient:
         made = FarmClient("http://farm.example", token, cache=cache, transport=httpx.MockTransport(farm))
-        made._transport._storage = httpx.Client(
+        made.transport._storage = httpx.Client(
             transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(PROGRAM)))
         )
         return made
@@ -104,7 +104,7 @@ def test_only_what_was_asked_before_is_known(farm: AwayFarm, connect: Connect) -
     with pytest.raises(FarmFault, match="cannot reach"):
         connect(cache=None).ls("prod")
     with pytest.raises(FarmFault, match="cannot reach"):
-        connect().tag("prod", "latest")
+        connect().refs.move("prod", "latest")
 
 
 def test_a_farm_that_refuses_is_not_away(farm: AwayFarm, connect: Connect) -> None:

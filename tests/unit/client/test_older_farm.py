@@ -36,7 +36,7 @@ def test_what_is_not_there_is_no_sign_of_an_older_farm() -> None:
 def test_a_farm_that_knows_no_statements_has_none() -> None:
     unknown = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "Not Found"}
     with client_of(404, unknown) as client:
-        assert client.signed("0" * 64) is None
+        assert client.artifacts.signed("0" * 64) is None
 
 
 def test_another_web_server_is_no_farm() -> None:
@@ -88,7 +88,7 @@ def test_an_upload_that_is_interrupted_sends_no_more(tmp_path: Path, monkeypatch
         def progress(*_: int) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(client._transport, "put", put)
+        monkeypatch.setattr(client.transport, "put", put)
         with pytest.raises(KeyboardInterrupt):
             client.upload({"d": tmp_path / "model"}, progress)
     assert sent == []

@@ -1,8 +1,9 @@
-"""Downloads: blobs by their digest, in a folder that this user's processes share and that needs no farm to be read.
+"""Transfers: blobs by their digest, to object storage and from it.
 
-A blob comes in pieces, several at once. The unfinished file itself says which of them are there, so the next download
-goes on from there, also after a kill. Every byte is hashed each time a blob is brought, from the network or from the
-folder: one that is damaged here is fetched again.
+Downloads lie in a folder that this user's processes share and that needs no farm to be read. A blob comes in pieces,
+several at once. The unfinished file itself says which of them are there, so the next download goes on from there, also
+after a kill. Every byte is hashed each time a blob is brought, from the network or from the folder: one that is damaged
+here is fetched again.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farm.client.cache import LIMIT, note_use, trim
-from farm.client.transport import NoRanges, gone, retry
+from farm.client.transport import NoRanges, Transport, gone, retry
 from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
+
+if TYPE_CHECKING:
+    from farm.artifacts.storage import Put, Upload
 
 PIECE = 8 << 20
 """Bytes that one request asks for."""
@@ -36,6 +40,83 @@ _FICLONE = 0x40049409
 
 OnDownload = Callable[[int, int], None]
 """Takes how many bytes of a blob are here and hashed, and how many it has."""
+
+OnUpload = Callable[[int, int], None]
+"""Called while inputs are uploaded: bytes sent so far, bytes in all."""
+
+SLOWEST_HASH = 20e6
+"""Bytes a second that the farm hashes at least, of a large upload."""
+
+UPLOADS = 4
+BLOBS_AT_ONCE = 1000
+PARTS_AT_ONCE = 2000
+"""Parts of large blobs that one answer of the farm has room for; it cuts them at 128 MiB, into 1000 at most."""
+
+
+def upload(transport: Transport, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
+    """Bring blobs (by digest) to object storage; return the bytes sent.
+
+    Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
+    """
+    uploads = list(_missing(transport, {digest: path.stat().st_size for digest, path in files.items()}))
+    puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
+    total, said = sum(put["size"] for put, _ in puts), progress or _silent
+    _send(transport, puts, lambda sent: said(sent, total))
+    for each in uploads:
+        if each["finish"]:
+            # The farm reads all of it once, to hash it.
+            timeout, body = 120.0 + each["size"] / SLOWEST_HASH, {"size": each["size"]}
+            transport.request("POST", f"/v1/blobs/{each['digest']}/finish", json=body, timeout=timeout)
+    return total
+
+
+def _missing(transport: Transport, sizes: Mapping[str, int]) -> Iterator[Upload]:
+    """Yield how to send those of these blobs that the farm lacks."""
+    from farm.artifacts.storage import Missing
+
+    for lot in lots(sizes):
+        blobs = [{"digest": digest, "size": sizes[digest]} for digest in lot]
+        yield from transport.post("/v1/blobs", Missing, {"blobs": blobs})["missing"]
+
+
+def lots(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield blobs (by digest) that one request may ask for."""
+    lot: list[str] = []
+    room = PARTS_AT_ONCE
+    for digest, size in sizes.items():
+        parts = min(1000, 1 + (size >> 27))
+        if lot and (len(lot) == BLOBS_AT_ONCE or parts > room):
+            yield lot
+            lot, room = [], PARTS_AT_ONCE
+        lot.append(digest)
+        room -= parts
+    if lot:
+        yield lot
+
+
+def _send(transport: Transport, puts: Sequence[tuple[Put, Path]], progress: Callable[[int], None]) -> None:
+    """Send several files, or parts of them, at once; `progress` takes the bytes sent so far."""
+    sent, stopped, lock = 0, False, threading.Lock()
+
+    def count_or_stop(size: int) -> None:
+        nonlocal sent
+        if stopped:
+            raise KeyboardInterrupt
+        with lock:
+            sent += size
+            progress(sent)
+
+    with ThreadPoolExecutor(UPLOADS) as threads:
+        try:
+            for done in [threads.submit(transport.put, put, path, count_or_stop) for put, path in puts]:
+                done.result()
+        except BaseException:
+            stopped = True  # Else the block would end only when all of it is sent.
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+# --- downloads --------------------------------------------------------------------------------------------------------
 
 
 class WantedBlob(NamedTuple):

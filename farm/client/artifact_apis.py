@@ -1,0 +1,366 @@
+"""What a client asks about artifacts: `client.refs` and `client.artifacts`, from a farm or from its storage alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from farm.client.conformity import conforming, parsed
+from farm.client.former_names import FormerList
+from farm.client.paths import named
+from farm.client.topic import Api
+from farm.client.transfers import Downloads, OnDownload, WantedBlob
+from farm.client.transport import OlderFarm, Transport, file_name
+from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
+from farm.units import by_number
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import RefView, ShownRef, SnapshotCell
+    from farm.artifacts.sidecar import SidecarDocument
+    from farm.client.family import FamilyMember
+    from farm.client.fetching import Fetched, FetchedFamily
+    from farm.client.verifying import SignedArtifact, Trust
+    from farm.jobs.rows import ReproductionDocument
+    from farm.signing.bundles import SignedSidecar
+    from farm.signing.judging import TrustCheck
+    from farm.spec import FileReference
+
+
+class Documents(Protocol):
+    """Where refs and sidecars are read: the API of a farm, or its object storage."""
+
+    def ref(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+
+    def sidecar(self, key: str) -> SidecarDocument:
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+
+    def statements(self, key: str) -> SignedSidecar:
+        """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
+
+    def revocations(self) -> bytes:
+        """Return the signed revocation document. Raises NotFound if there is none."""
+
+
+class ApiDocuments:
+    """Refs and sidecars by the API of a farm."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def ref(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+        from farm.artifacts.refs import ShownRef
+
+        return self._transport.get(f"/v1/refs/{named('ref', tag)}", ShownRef)
+
+    def sidecar(self, key: str) -> SidecarDocument:
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        from farm.artifacts.sidecar import validate
+
+        found = self._transport.get(f"/v1/artifacts/{named('artifact', key)}", dict[str, Any])
+        try:
+            validate(found)
+        except UsageError as error:
+            raise UsageError(f"{self._transport.url} answers what no farm does: {error.message}") from None
+        return cast("SidecarDocument", found)
+
+    def statements(self, key: str) -> SignedSidecar:
+        """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
+        from farm.signing.bundles import SignedSidecar
+
+        return self._transport.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
+
+    def revocations(self) -> bytes:
+        """Return the signed revocation document. Raises NotFound if there is none."""
+        return json.dumps(self._transport.get("/v1/revocations", dict[str, Any])).encode()
+
+
+class RefsApi(FormerList):
+    """The refs of a namespace: names that point to artifacts, one for each cell."""
+
+    def all(self) -> list[str]:
+        """Return the tags of the refs."""
+        return self._transport.items("/v1/refs", str)
+
+    def get(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+        return self._client.documents.ref(tag)
+
+    def cells(self, tag: str = "latest") -> list[SnapshotCell]:
+        """Return the cells that a ref names, each with cache key and program. Raises NotFound.
+
+        If the farm is away, what it answered last counts (`FarmClient.kept`).
+        """
+        found: ShownRef = self._client.kept.ask(f"ref {tag}", lambda: self.get(tag))
+        return sorted(found["cells"].values(), key=lambda cell: by_number(cell["identifier"]))
+
+    def move(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
+        """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
+
+        `generation` makes it conditional: only where the ref is of that one (0: where there is none).
+
+        Raises NotFound without such a source, Conflict if the condition does not hold.
+        """
+        from farm.artifacts.refs import RefView
+
+        rolls_back = previous and source == tag
+        before = self.get(tag) if rolls_back else None
+        if before and generation is None:
+            # Else a request that is repeated, because its answer was lost, would roll forward again.
+            generation = before["generation"]
+        body = {"source": source, "previous": previous}
+        path = f"/v1/refs/{named('ref', tag)}"
+        try:
+            return self._transport.ask("PUT", path, RefView, json=body, params=_condition(generation))
+        except Conflict:
+            now = self.get(tag) if rolls_back else None
+            if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
+                raise
+            return now  # It was us: the answer to the first request was lost.
+
+    def remove(self, tag: str, *, generation: int | None = None) -> None:
+        """Forget a ref; the artifacts that it names stay. Raises as `move`."""
+        self.get(tag)
+        with contextlib.suppress(NotFound):  # Deleted meanwhile, perhaps by our first request, whose answer was lost.
+            self._transport.request("DELETE", f"/v1/refs/{named('ref', tag)}", params=_condition(generation))
+
+
+class ArtifactsApi(Api):
+    """Artifacts by their cache keys: sidecars, what is signed about them, and their files."""
+
+    on_download: OnDownload | None = None
+    """Called while a blob is downloaded."""
+
+    _refreshed = False
+
+    @cached_property
+    def _downloads(self) -> Downloads:
+        return Downloads(self._client.cache)
+
+    def get(self, key: str) -> SidecarDocument:
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        return self._client.documents.sidecar(key)
+
+    def sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
+        """Return the sidecar of a ref's cell, kept as `client.refs.cells` does it. Raises ArtifactGone."""
+        try:
+            found: SidecarDocument = self._client.kept.ask(f"artifact {cell['key']}", lambda: self.get(cell["key"]))
+            return found
+        except NotFound as error:
+            raise ArtifactGone(f"{cell['identifier']}: {error.message}", hint=error.hint) from None
+
+    def log(self, key: str) -> bytes:
+        """Return the log of the attempt that made an artifact. Raises NotFound if none was kept."""
+        blob = self.get(key)["blobs"].get("log")
+        if not blob:
+            raise NotFound(f"the artifact {key} was published without a log")
+        return self._read(blob)
+
+    def work_order(self, sidecar: SidecarDocument) -> ReproductionDocument:
+        """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept."""
+        from farm.jobs.order import WorkOrder
+
+        blob = sidecar["blobs"].get("reproduction")
+        if not blob:
+            raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
+        url = self._transport.url
+        found = conforming(parsed(self._read(blob), url), dict[str, Any], url)
+        conforming(found["order"], WorkOrder, url)
+        return cast("ReproductionDocument", found)
+
+    def _read(self, blob: FileReference) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            return self.download(blob, Path(folder)).read_bytes()
+
+    # --- signatures ---------------------------------------------------------------------------------------------
+
+    def signed(self, key: str, *, tag: str = "", needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+        """Return the sidecar of a cache key as it is stored, and what is signed about it; None if nothing is.
+
+        `tag` is the ref by which it was found, `needs` are kinds of statements that it needs besides the policy's.
+
+        Raises Untrusted with the reasons if this client has a trust policy that refuses it.
+        """
+        from farm.client.verifying import SignedArtifact
+
+        trust = self._client.trust
+        asks = trust is not None and trust.policy is not None
+        try:
+            found = self._statements(key)
+        except (OlderFarm, FarmFault) as error:  # It knows no statements, or is away and has never said any.
+            if not asks:
+                return None
+            if isinstance(error, FarmFault):
+                raise
+            found = {"sidecar": json.dumps(self.get(key)), "statements": []}
+        if not (asks or found["statements"]):
+            return None
+        text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
+        if trust and asks:
+            self._refresh(trust)
+            judged = trust.judge(text, statements, tag=tag, needs=needs)
+            judged.require(key)
+            return SignedArtifact(text, statements, judged)
+        return SignedArtifact(text, statements)
+
+    def judged(self, key: str, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
+        """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
+        found = self._statements(key)
+        self._refresh(trust)
+        return trust.judge(found["sidecar"].encode(), [each.encode() for each in found["statements"]], tag=tag).checks
+
+    def publish_revocations(self, document: bytes) -> None:
+        """Publish a signed revocation document for all readers. Raises UsageError, Conflict for an older one."""
+        try:
+            body = json.loads(document)
+        except ValueError:
+            body = {}
+        self._transport.request("POST", "/v1/revocations/issue", json=body)
+
+    def _statements(self, key: str) -> SignedSidecar:
+        from farm.signing.bundles import SignedSidecar
+
+        found = self._client.kept.ask(f"statements {key}", lambda: self._client.documents.statements(key))
+        return conforming(found, SignedSidecar, self._transport.url)
+
+    def _signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+        try:
+            return self.signed(cell["key"], tag=ref, needs=needs)
+        except Untrusted as error:
+            raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
+
+    def _refresh(self, trust: Trust) -> None:
+        """Take over a newer revocation document that the farm has, once for each client."""
+        if not self._refreshed:
+            self._refreshed = True
+            with contextlib.suppress(NotFound, OlderFarm, FarmFault):  # The policy says how old its own may be.
+                trust.refresh(self._client.documents.revocations())
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def download(self, blob: FileReference, folder: Path) -> Path:
+        """Write a sidecar's blob into a folder, under its own name, and return its path. Raises as `bring`."""
+        place = folder / file_name(blob["path"])
+        self.bring(blob, place)
+        return place
+
+    def bring(self, blob: FileReference, place: Path, *, alone: bool = False) -> None:
+        """Write a blob, which a sidecar or a work order names, to `place`; its folder exists.
+
+        With `alone` the file shares nothing with the cache, as a model that is going to be checked must not.
+
+        Raises ArtifactGone if it is not in object storage, or damaged there.
+        """
+        wanted = WantedBlob(blob["digest"], blob["size"], place.name)
+        location, lock = "", Lock()
+
+        def reads(start: int, end: int, write: Callable[[bytes], None]) -> None:
+            nonlocal location
+            with lock:
+                url = location = location or self._transport.location(wanted.digest, wanted.name)
+            try:
+                self._transport.read(url, wanted.name, start, end, write, whole=end - start == wanted.size)
+            except FarmFault:
+                location = ""  # It may have expired.
+                raise
+
+        self._downloads.bring(wanted, place, reads, self.on_download, alone=alone)
+
+    def newest(self, cells: Sequence[SnapshotCell]) -> FamilyMember:
+        """Return the cell whose artifact was made last, with its sidecar.
+
+        After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
+        """
+        found = ((cell, self.sidecar_of(cell)) for cell in cells)
+        return max(found, key=lambda member: member[1]["created"])
+
+    def fetch(
+        self,
+        member: FamilyMember,
+        folder: Path,
+        *,
+        ref: str,
+        log: bool = False,
+        with_kernels: bool = False,
+        sample: bool = False,
+        force: bool = False,
+    ) -> Fetched:
+        """Write the artifact of a ref's cell into `folder`; as `FarmClient.fetch`."""
+        from farm.client.fetching import place_kernels, write_artifact
+
+        cell, sidecar = member
+        signed = self._signed_of(cell, ref)
+        sidecar = signed.document if signed else sidecar
+        found = write_artifact(
+            self.bring, cell, sidecar, folder, ref=ref, log=log, sample=sample, force=force, signed=signed
+        )
+        blob = sidecar["blobs"].get("kernel_cache") if with_kernels else None
+        if not blob:
+            return found
+        kernels = found.program.with_name(f"{found.program.name}.kernels")
+        place_kernels(self.bring, blob, kernels)
+        return replace(found, kernels=kernels)
+
+    def fetch_pack(
+        self, member: FamilyMember, folder: Path, layout: str, *, ref: str, python: str = "", force: bool = False
+    ) -> Fetched:
+        """Write what a serving stack loads of a ref's cell into `folder`; as `FarmClient.fetch`."""
+        from farm.artifacts.sidecar import validate
+        from farm.client.fetching import bring_model, into, require_model, write_artifact
+        from farm.packs.layouts import Layout, require_fit
+        from farm.packs.writing import SIDECAR, write_pack
+
+        cell, sidecar = member
+        wanted = Layout(layout)
+        # The wrapper that the farm signed; the files of the other layouts depend on what is installed here.
+        own = wanted is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx"
+        signed = self._signed_of(cell, ref, ("pack",) if own else ())
+        sidecar = signed.document if signed else sidecar
+        checked = validate(sidecar)
+        require_fit(wanted, checked)
+        with into(folder), tempfile.TemporaryDirectory() as scratch:
+            found = write_artifact(self.bring, cell, sidecar, Path(scratch), ref=ref, log=False)
+
+            def model(place: Path) -> Path:
+                order = self.work_order(sidecar)["order"]
+                require_model(order, checked)
+                return bring_model(partial(self.bring, alone=True), order, place)
+
+            pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force, signed=signed)
+            if signed and self._client.trust:
+                self._client.trust.sign_pack(pack, signed)
+        program = next(path for path in pack.files if path.suffix == found.program.suffix)
+        return replace(found, folder=folder, program=program, sidecar=folder / SIDECAR, pack=pack)
+
+    def fetch_family(
+        self, cells: Sequence[SnapshotCell], folder: Path, *, ref: str, log: bool = False, force: bool = False
+    ) -> FetchedFamily:
+        """Write the artifacts of a ref's cells that are of one family into `folder`; as `FarmClient.fetch_family`."""
+        from farm.client.fetching import FetchedFamily, write_family
+
+        families: dict[tuple[str, str], list[FamilyMember]] = {}
+        for cell in cells:
+            sidecar = self.sidecar_of(cell)
+            made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
+            families.setdefault(made_of, []).append((cell, sidecar))
+        members = max(
+            families.values(), key=lambda found: (max(sidecar["created"] for _, sidecar in found), len(found))
+        )
+        shapes = {cell["shape"] for cell, _ in members}
+        left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
+        signed = {cell["key"]: self._signed_of(cell, ref) for cell, _ in members}
+        members = [(cell, each.document if (each := signed[cell["key"]]) else sidecar) for cell, sidecar in members]
+        index, document = write_family(self.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
+        return FetchedFamily(folder, index, document, left_out)
+
+
+def _condition(generation: int | None) -> dict[str, int]:
+    return {} if generation is None else {"generation": generation}

@@ -1,0 +1,45 @@
+"""In what two builds differ: `farm diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from farm.errors import ArtifactGone, NotFound
+from farm.spec import CompileSpec, changes
+
+if TYPE_CHECKING:
+    from farm.artifacts.sidecar import SidecarDocument
+    from farm.results.report import CellDifference, Differences, JudgedCell, Report
+
+
+def differences(left: Report, right: Report, sidecar: Callable[[str], SidecarDocument]) -> Differences:
+    """Return in what two builds differ; `sidecar` returns that of a cache key."""
+    before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in (left, right))
+    names = [name for name in before | after if _ended(before.get(name)) != _ended(after.get(name))]
+    found: list[CellDifference] = []
+    for name in names:
+        cells = before.get(name), after.get(name)
+        keys = [facts["key"] for cell in cells if cell and (facts := cell["facts"])]
+        changed: list[str] = []
+        if len(set(keys)) > 1:
+            with suppress(NotFound, ArtifactGone):
+                one, other = (sidecar(key)["spec"] for key in keys)
+                changed = changes(one, CompileSpec.from_dict(other))
+        found.append({"identifier": name, "left": cells[0], "right": cells[1], "changes": changed})
+    return {
+        "left": left["build"],
+        "right": right["build"],
+        "same": len(before | after) - len(names),
+        "cells": found,
+        "left_out": {
+            "left": [name for name in before if name not in after],
+            "right": [name for name in after if name not in before],
+        },
+    }
+
+
+def _ended(cell: JudgedCell | None) -> tuple[object, ...]:
+    """What two cells have to have in common to be the same."""
+    return (cell["state"], cell["kind"], cell["facts"]["key"] if cell["facts"] else cell["key"]) if cell else ()
