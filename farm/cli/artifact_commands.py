@@ -21,6 +21,7 @@ from farm.inert import one_line
 from farm.packs.layouts import Layout
 
 if TYPE_CHECKING:
+    from farm.artifacts.refs import SnapshotCell
     from farm.artifacts.sidecar import (
         Blob,
         FoundDevice,
@@ -51,49 +52,63 @@ class Listing(StrEnum):
     POOLS = "pools"
 
 
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+ArtifactName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[@REF]",
+        help="A model, or a cell as builds print it; REF: a tag or a build.",
+        autocompletion=completion.artifacts,
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        "-t",
+        help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
+        autocompletion=completion.targets,
+    ),
+]
+Precision = Annotated[
+    str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=completion.precisions)
+]
+Shape = Annotated[
+    str | None,
+    typer.Option("--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=completion.shapes),
+]
+OutputFolder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")]
+ToolchainStart = Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")]
+WithLog = Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")]
+WithKernels = Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")]
+WithSample = Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")]
+WholeFamily = Annotated[bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
+]
+PackLayout = Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")]
+ServingPython = Annotated[
+    str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
+]
+
+
 def fetch(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME[@REF]",
-            help="A model, or a cell as builds print it; REF: a tag or a build.",
-            autocompletion=completion.artifacts,
-        ),
-    ],
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            "-t",
-            help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
-            autocompletion=completion.targets,
-        ),
-    ] = "",
-    precision: Annotated[
-        str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=completion.precisions)
-    ] = "",
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=completion.shapes
-        ),
-    ] = None,
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
-    toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")] = "",
-    log: Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
-    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")] = False,
-    family: Annotated[
-        bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")] = False,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
-    ] = None,
-    layout: Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")] = Layout.PLAIN,
-    python: Annotated[
-        str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
-    ] = "",
+    name: ArtifactName,
+    target: Target = "",
+    precision: Precision = "",
+    shape: Shape = None,
+    folder: OutputFolder = Path(),
+    toolchain: ToolchainStart = "",
+    log: WithLog = False,
+    with_kernels: WithKernels = False,
+    sample: WithSample = False,
+    family: WholeFamily = False,
+    force: Force = False,
+    batch: BatchSize = None,
+    layout: PackLayout = Layout.PLAIN,
+    python: ServingPython = "",
     source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
@@ -114,13 +129,19 @@ def fetch(
         raise UsageError(f"--layout {layout} is one program: leave out --family, --log, --with-kernels and --sample")
     if batch is not None and (target != AUTO or shape or family):
         raise UsageError("--batch chooses a shape, only together with --target auto", hint="name the --shape")
+    if family and (shape or with_kernels or sample):
+        raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
     if family:
-        if shape or with_kernels or sample:
-            raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
         with _connected(source) as client:
-            ref = _ref(client, named)
             made = client.fetch_family(
-                model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
+                model,
+                target,
+                precision,
+                ref=_ref(client, named),
+                folder=folder,
+                toolchain=toolchain,
+                log=log,
+                force=force,
             )
         _say_family(made, as_json=as_json)
         return
@@ -128,15 +149,8 @@ def fetch(
         client.artifacts.on_download = _Downloading()
         ref = _ref(client, named)
         if target == AUTO:
-            from farm.client.loading import fitting, said
-
-            packed = layout is not Layout.PLAIN
-            fits = fitting(client, model, precision, ref=ref, shape=shape or "", batch=batch, packed=packed)
-            best = fits.best.cell
+            best = _best_here(client, model, precision, ref=ref, shape=shape or "", batch=batch, layout=layout)
             target, shape, toolchain = best["target"], best["shape"], best["toolchain"]
-            output.note(f"{best['identifier']}: {fits.best.why}")
-            if next_best := said(fits):
-                output.note(f"next best: {next_best}")
         found = client.fetch(
             model,
             target,
@@ -152,17 +166,25 @@ def fetch(
             layout=layout,
             python=python,
         )
-    if as_json:
-        names = ("program", "sidecar", "log", "kernels", "sample")
-        paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
-        pack = {"pack": found.pack.index} if found.pack else {}
-        output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack})
-        return
-    _say_fetched(found)
-    if sample and not found.sample:
+    _say_fetched(found, as_json=as_json)
+    if not as_json and sample and not found.sample:
         output.note("the artifact has no sample: it was not verified")
-    if with_kernels and not found.kernels:
+    if not as_json and with_kernels and not found.kernels:
         output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
+
+
+def _best_here(
+    client: FarmClient, model: str, precision: str, *, ref: str, shape: str, batch: int | None, layout: Layout
+) -> SnapshotCell:
+    """Return the cell that fits this machine best, and say which would have come after it."""
+    from farm.client.loading import fitting, said
+
+    packed = layout is not Layout.PLAIN
+    fits = fitting(client, model, precision, ref=ref, shape=shape, batch=batch, packed=packed)
+    output.note(f"{fits.best.cell['identifier']}: {fits.best.why}")
+    if next_best := said(fits):
+        output.note(f"next best: {next_best}")
+    return fits.best.cell
 
 
 def _connected(source: str) -> AbstractContextManager[FarmClient]:
@@ -208,7 +230,13 @@ def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
     output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
 
 
-def _say_fetched(found: Fetched) -> None:
+def _say_fetched(found: Fetched, *, as_json: bool) -> None:
+    if as_json:
+        names = ("program", "sidecar", "log", "kernels", "sample")
+        paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
+        pack = {"pack": found.pack.index} if found.pack else {}
+        output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack})
+        return
     program = found.artifact["blobs"]["program"]
     output.say(f"{found.program}  {render.size(program['size'])}  sha256 {program['digest'][:16]}…  checked")
     output.say(f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}")
@@ -344,7 +372,9 @@ def inspect(
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            _show_inspected(sidecar, client.artifacts.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json)
+            _show_inspected(
+                sidecar, client.artifacts.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json
+            )
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------

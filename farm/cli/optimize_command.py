@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,80 +14,102 @@ from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import FarmError, GateFailed, UsageError
 from farm.inert import one_line
 
+if TYPE_CHECKING:
+    from farm.local.single_cell import Wanted
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
+]
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
+]
+Nchw = Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")]
+DisableFastMath = Annotated[
+    bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
+]
+OffloadCopyOff = Annotated[
+    bool,
+    typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
+]
+Fp32 = Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")]
+Tf32 = Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")]
+Fp16 = Annotated[bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")]
+Fp8 = Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")]
+Int8 = Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")]
+Calibration = Annotated[
+    str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
+]
+ExhaustiveTune = Annotated[bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")]
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
+]
+InputFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
+    ),
+]
+BatchSize = Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; default: 1.")]
+SamplePath = Annotated[
+    Path | None,
+    typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
+]
+Tolerance = Annotated[
+    float | None, typer.Option("--tolerance", help="Largest accepted relative error; default: the precision's.")
+]
+MemoryLimit = Annotated[
+    str,
+    typer.Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."),
+]
+GpuMemoryLimit = Annotated[
+    str,
+    typer.Option(
+        "--gpu-memory-limit",
+        "--gpu_memory_limit",
+        metavar="SIZE",
+        help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
+    ),
+]
+Workspace = Annotated[str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")]
+JsonProgram = Annotated[bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")]
+OutputPath = Annotated[
+    str,
+    typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
+]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
 
 def optimize(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
-    ],
-    target: Annotated[
-        str,
-        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
-    ] = "",
-    nchw: Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
-    disable_fast_math: Annotated[
-        bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
-    ] = False,
-    offload_copy_off: Annotated[
-        bool,
-        typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
-    ] = False,
-    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")] = False,
-    tf32: Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
-    fp16: Annotated[
-        bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")
-    ] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
-    calibration: Annotated[
-        str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
-    ] = "",
-    exhaustive_tune: Annotated[
-        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
-    ] = False,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
-    ] = None,
-    input_files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
-        ),
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; default: 1.")] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
-    ] = None,
-    tolerance: Annotated[
-        float | None, typer.Option("--tolerance", help="Largest accepted relative error; default: the precision's.")
-    ] = None,
-    memory_limit: Annotated[
-        str,
-        typer.Option(
-            "--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."
-        ),
-    ] = "",
-    gpu_memory_limit: Annotated[
-        str,
-        typer.Option(
-            "--gpu-memory-limit",
-            "--gpu_memory_limit",
-            metavar="SIZE",
-            help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
-        ),
-    ] = "",
-    workspace: Annotated[
-        str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")
-    ] = "",
-    json_program: Annotated[
-        bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
-    ] = False,
-    output_path: Annotated[
-        str,
-        typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
-    ] = "",
+    model: ModelFile,
+    target: Target = "",
+    nchw: Nchw = False,
+    disable_fast_math: DisableFastMath = False,
+    offload_copy_off: OffloadCopyOff = False,
+    fp32: Fp32 = False,
+    tf32: Tf32 = False,
+    fp16: Fp16 = False,
+    bf16: Bf16 = False,
+    fp8: Fp8 = False,
+    int8: Int8 = False,
+    calibration: Calibration = "",
+    exhaustive_tune: ExhaustiveTune = False,
+    inputs: InputShapes = None,
+    input_files: InputFiles = None,
+    batch: BatchSize = None,
+    samples: SamplePath = None,
+    tolerance: Tolerance = None,
+    memory_limit: MemoryLimit = "",
+    gpu_memory_limit: GpuMemoryLimit = "",
+    workspace: Workspace = "",
+    json_program: JsonProgram = False,
+    output_path: OutputPath = "",
     as_json: output.Json = False,
 ) -> None:
     """Compile one model on this machine, and show what it gained.
@@ -98,8 +120,7 @@ def optimize(
     Makes one size, on one GPU, and keeps no tuning results: use `farm run` for int4, ranges of sizes, all GPUs at once
     and tuning databases.
     """
-    from farm.local.optimize import destination, make, report, store
-    from farm.local.single_cell import Wanted, plan
+    from farm.local.single_cell import Wanted
 
     flags = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
     options: dict[str, bool | int | str] = {}
@@ -126,13 +147,25 @@ def optimize(
         gpu_memory_limit=_size("--gpu-memory-limit", gpu_memory_limit),
         output=output_path,
     )
+    place, sidecar, found = _make(wanted)
+    if as_json:
+        output.emit({"program": str(place), "sidecar": str(sidecar), **found})
+    else:
+        say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(sidecar))], "  ")])
+
+
+def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
+    """Make the program; return its place, that of its sidecar, and the report. Raises GateFailed if it is not right."""
+    from farm.local.optimize import destination, make, report, store
+    from farm.local.single_cell import plan
+
     with here() as (settings, work, say_phase):
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
         output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
         if place.exists():
             output.note(f"{place} will be replaced{_what_it_is(place)}; --output-path names another file")
-        if exhaustive_tune and planned.cell.spec.tuning["mode"] == "off":
+        if wanted.tuning != "off" and planned.cell.spec.tuning["mode"] == "off":
             output.note(f"{planned.cell.target} has nothing to tune: --exhaustive-tune changes nothing here")
         made = make(wanted, planned, settings, work, say_phase)
         found = report(planned, made)
@@ -142,11 +175,8 @@ def optimize(
             hint = f"nothing was written; {accuracy}" if made.judgement.kind == "accuracy" else "nothing was written"
             raise GateFailed(made.judgement.message, hint=hint)
         with output.writing(place):
-            beside, _ = store(made, place)
-    if as_json:
-        output.emit({"program": str(place), "sidecar": str(beside), **found})
-    else:
-        say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(beside))], "  ")])
+            sidecar, _ = store(made, place)
+    return place, sidecar, found
 
 
 def _what_it_is(place: Path) -> str:
