@@ -16,7 +16,7 @@ from farm.app import Farm
 from farm.artifacts import REVOCATIONS, Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
-from farm.artifacts.s3 import client_parts
+from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.signing.bundles import SignedSidecar
@@ -208,7 +208,7 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
         size = wanted[digest]
         large = size > MAX_PUT
         permissions = (
-            farm.artifacts.begin_upload(caller.namespace, digest, size)
+            farm.artifacts.uploads.begin(caller.namespace, digest, size)
             if large
             else [farm.artifacts.presign_put(digest, size)]
         )
@@ -222,7 +222,7 @@ def finish_upload(
     digest: Annotated[str, Path(pattern=schemas.DIGEST)], query: schemas.Finish, caller: Submitter, farm: FarmDep
 ) -> schemas.BlobQuery:
     """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
-    farm.artifacts.finish_upload(caller.namespace, digest, query.size)
+    farm.artifacts.uploads.finish(caller.namespace, digest, query.size)
     return schemas.BlobQuery(digest=digest, size=query.size)
 
 

@@ -70,7 +70,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     listening.check()
     config = server_config(app, bounded(), listening)
     _ = farm.store
-    farm.artifacts.check()
+    farm.artifacts.bucket.check()
     _ = farm.promotions  # A wrong key or trust policy ends the start.
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     listener = _bind(listening.host, listening.port)

@@ -135,7 +135,7 @@ class TriggerRounds:
             bucket, _, key = state["text"].removeprefix("s3://").partition("/")
             if bucket not in self._settings.s3_sources:
                 raise UsageError(f"the farm may not read the bucket {bucket} (setting s3_sources)")
-            return {self._artifacts.source_version(bucket, key)}
+            return {self._artifacts.sources.version(bucket, key)}
         if state["kind"] == "toolchain":
             choice = understand_target(state["text"])
             return {pool.toolchain for pool in self._live() if choice.serves(pool)}

@@ -46,7 +46,7 @@ def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -
 
     The index's checkpoint is what makes planning fast again after Redis was lost.
     """
-    aborted = artifacts.abort_uploads(UPLOADS_KEPT)
+    aborted = artifacts.uploads.abort(UPLOADS_KEPT)
     if aborted:
         log.info("abandoned uploads aborted", count=aborted)
     forget_changes(artifacts, changes_kept)

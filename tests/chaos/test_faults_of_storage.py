@@ -76,8 +76,8 @@ def test_two_publish_the_same_key(fault: Fault, rig: Rigs) -> None:
         answered[http_response.status_code] += http_response.status_code == 412
 
     for store in stores:
-        store._s3.meta.events.register("before-send.s3.PutObject", conflict)
-        store._s3.meta.events.register("after-call.s3.PutObject", note)
+        store.bucket.s3.meta.events.register("before-send.s3.PutObject", conflict)
+        store.bucket.s3.meta.events.register("after-call.s3.PutObject", note)
 
     def publish(number: int, order: dict[str, Any]) -> Any:
         store, worker = stores[number], f"w{number}"
@@ -130,7 +130,7 @@ def die_while_publishing(farm: Rig, order: dict[str, Any], path: Path, step: int
     try:
         store = S3Store.from_settings(farm.settings)
         if step == 0:
-            store._s3.meta.events.register("before-send.s3.CompleteMultipartUpload", die)
+            store.bucket.s3.meta.events.register("before-send.s3.CompleteMultipartUpload", die)
             store.put_blob_file(path)
         program = put(store, "p", b"program " + order["key"].encode())
         if step == 1:
@@ -139,7 +139,7 @@ def die_while_publishing(farm: Rig, order: dict[str, Any], path: Path, step: int
         if step == 2:
             die()
         if step == 3:
-            store._s3.meta.events.register("before-send.s3.PutObject", die)
+            store.bucket.s3.meta.events.register("before-send.s3.PutObject", die)
         store.publish("main", sidecar_of(order, {"program": program, "log": log}, "w"))
         die()
     finally:
@@ -177,8 +177,8 @@ def test_killed_between_blobs_and_sidecar(
 
     wait_until(lambda: not left_over(), message="all orphans are collected")
     left = left_over()
-    uploads = farm.artifacts.abort_uploads(timedelta(0))
-    uploads_left = farm.artifacts.abort_uploads(timedelta(0))
+    uploads = farm.artifacts.uploads.abort(timedelta(0))
+    uploads_left = farm.artifacts.uploads.abort(timedelta(0))
     fault.measured(
         readers_saw={"none": none, "whole": whole},
         orphans=orphans,

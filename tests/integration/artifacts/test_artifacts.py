@@ -157,7 +157,7 @@ def test_a_file_that_changes_while_it_is_uploaded_makes_no_blob(store: S3Store, 
             file.seek(3 * PART - 1)
             file.write(b"!")
 
-    store._s3.meta.events.register("before-call.s3.CreateMultipartUpload", change)
+    store.bucket.s3.meta.events.register("before-call.s3.CreateMultipartUpload", change)
     with pytest.raises(UsageError, match="changed while"):
         store.put_blob_file(path)
     assert not store.has_blob(digest)
@@ -228,7 +228,7 @@ def rss(what):
 
 endpoint, bucket, access_key, secret_key, folder = sys.argv[1:]
 store = S3Store(endpoint=endpoint, bucket=bucket, access_key=access_key, secret_key=secret_key)
-store.check()
+store.bucket.check()
 source, target = Path(folder) / "source", Path(folder) / "target"
 with source.open("wb") as file:
     for _ in range(256):
@@ -393,7 +393,7 @@ def maybe_die(**_):
     seen += 1
     if seen == count:
         die()
-store._s3.meta.events.register(operation, maybe_die)
+store.bucket.s3.meta.events.register(operation, maybe_die)
 program = Path(folder) / "program"
 program.write_bytes(bytes(20 << 20))
 digest, size = store.put_blob_file(program)
@@ -419,8 +419,8 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
     assert run.returncode == -signal.SIGKILL, run.stderr
     found = store.lookup(["main"], KEY)
     assert (found is not None) == (step == "sidecar sent")
-    assert store.abort_uploads(timedelta(0)) == (1 if "part" in step else 0)
-    assert store.abort_uploads(timedelta(0)) == 0
+    assert store.uploads.abort(timedelta(0)) == (1 if "part" in step else 0)
+    assert store.uploads.abort(timedelta(0)) == 0
     assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
 
 
@@ -431,7 +431,7 @@ def test_uploads_of_other_applications_in_the_bucket_are_left_alone(
     theirs, ours = "backups/database", f"blobs/sha256/ab/{'ab' * 32}"
     for key in (theirs, ours):
         s3_client.create_multipart_upload(Bucket=bucket, Key=key)
-    assert store.abort_uploads(timedelta(0)) == 1
+    assert store.uploads.abort(timedelta(0)) == 1
     left = s3_client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["Key"] for upload in left] == [theirs]
     s3_client.abort_multipart_upload(Bucket=bucket, Key=theirs, UploadId=left[0]["UploadId"])
@@ -543,7 +543,7 @@ class Faults:
     """
 
     def __init__(self, store: S3Store) -> None:
-        session = store._s3._endpoint.http_session  # type: ignore[attr-defined]
+        session = store.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
         self._send = session.send
         session.send = self.send
         self.before: Callable[[Any], Exception | str | tuple[int, str] | None] = lambda _: None
@@ -617,7 +617,7 @@ def test_a_failed_large_upload_leaves_no_parts_behind(s3_connection: dict[str, s
     faults.before = lambda request: (503, "SlowDown") if "partNumber=2" in request.url else None
     with pytest.raises(StorageUnavailable, match="503 SlowDown"):
         store.put_blob_file(path)
-    assert store.abort_uploads(timedelta(0)) == 0
+    assert store.uploads.abort(timedelta(0)) == 0
 
 
 def test_every_verb_works_on_a_bad_day(s3_connection: dict[str, str], tmp_path: Path) -> None:
@@ -716,7 +716,7 @@ def test_what_does_not_pass_is_not_waited_for(s3_connection: dict[str, str]) -> 
 
 def test_wrong_credentials_are_an_error_at_once(s3_connection: dict[str, str]) -> None:
     store = S3Store(**{**s3_connection, "secret_key": "not the secret"})
-    for ask in (store.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
+    for ask in (store.bucket.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
         with pytest.raises(StorageUnavailable, match="403") as error:
             ask()
         assert "not the secret" not in str(error.value)
@@ -725,13 +725,13 @@ def test_wrong_credentials_are_an_error_at_once(s3_connection: dict[str, str]) -
 def test_a_missing_bucket_is_an_error_and_not_a_miss(s3_connection: dict[str, str]) -> None:
     store = S3Store(**{**s3_connection, "bucket": "no-such-bucket"})
     with pytest.raises(StorageUnavailable, match="no-such-bucket"):
-        store.check()
+        store.bucket.check()
     with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
         store.lookup(["main"], KEY)
 
 
 def test_the_check_leaves_nothing_behind(store: S3Store) -> None:
-    store.check()
+    store.bucket.check()
     assert list(store.list_objects("")) == []
 
 
@@ -745,13 +745,13 @@ def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: 
     def ignore(params: dict[str, Any], **_: Any) -> None:
         params["headers"].pop(condition, None)
 
-    store._s3.meta.events.register(f"before-call.s3.{action}", ignore)
+    store.bucket.s3.meta.events.register(f"before-call.s3.{action}", ignore)
     with pytest.raises(StorageUnavailable, match=re.escape(condition)):
-        store.check()
+        store.bucket.check()
     assert list(store.list_objects("")) == []
 
 
 def test_our_own_bucket_can_be_made_twice(s3_connection: dict[str, str]) -> None:
     store = S3Store(**s3_connection)
-    store.create_bucket()
-    store.check()
+    store.bucket.create()
+    store.bucket.check()

@@ -60,7 +60,7 @@ def test_weed_keeps_its_data(tmp_path: Path) -> None:
     """Through SIGKILL too; a bucket that nobody asked for is not made."""
     with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
         store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
-        store.check()
+        store.bucket.check()
         digest, _ = store.put_blob_bytes(b"kept")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)

@@ -59,12 +59,12 @@ class Outage:
     """
 
     def __init__(self, farm: Farm, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-        self._session = farm.artifacts._s3._endpoint.http_session  # type: ignore[attr-defined]
+        self._session = farm.artifacts.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
         self._send = self._session.send
         self._phase = phase
         self.said: list[bool] = []
         self.found = threading.Event()
-        monkeypatch.setattr("farm.artifacts.s3.UNREACHABLE_SECONDS", 0.1)
+        monkeypatch.setattr("farm.artifacts.s3_bucket.UNREACHABLE_SECONDS", 0.1)
         monkeypatch.setattr("farm.node.executor.AWAY_PAUSES", (0.01, 0.02))
         self.on_phase("")
 
@@ -85,7 +85,7 @@ class Outage:
 
 def refusing(farm: Farm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let storage refuse what has a name in its key, and nothing else."""
-    session = farm.artifacts._s3._endpoint.http_session  # type: ignore[attr-defined]
+    session = farm.artifacts.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
     send = session.send
 
     def damaged(request: Any) -> Any:

@@ -1,0 +1,395 @@
+"""Bucket: the objects of one bucket on any S3 server that honours conditional writes. The only module that
+knows boto3."""
+
+from __future__ import annotations
+
+import copy
+import random
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnection
+
+from farm.artifacts.storage import ListedObject, Object
+from farm.errors import Conflict, StorageAway, StorageUnavailable, UsageError
+from farm.metrics.instruments import STORAGE_BYTES, STORAGE_ERRORS, STORAGE_SECONDS, timed
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+
+T = TypeVar("T")
+
+HINT = "`farm doctor` checks address, bucket and credentials"
+
+UNREACHABLE_SECONDS = 5.0
+"""How long a request is repeated if no connection can be made: somebody may wait for the answer."""
+
+RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
+RETRY_CODES = frozenset(
+    {"SlowDown", "RequestTimeout", "InternalError", "ConditionalRequestConflict", "OperationAborted"}
+)
+"""Answers after which the same request may succeed; the last two are a 409 because of another write."""
+
+NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
+"""Codes that say nothing about the object, whatever their status."""
+
+
+class Connection(TypedDict, total=False):
+    """What `Bucket` takes."""
+
+    bucket: Required[str]
+    endpoint: str
+    public_endpoint: str
+    region: str
+    access_key: str
+    secret_key: str
+    patience: float
+
+
+class Body(Protocol):
+    """The bytes of an object, while they come."""
+
+    def read(self) -> bytes:
+        """Return all of them."""
+
+    def iter_chunks(self, chunk_size: int, /) -> Iterator[bytes]:
+        """Yield them in pieces of so many."""
+
+
+class FinalStatus(Exception):
+    """The server's answer to a request is a status that means something to the caller, such as 404."""
+
+    def __init__(self, unavailable: StorageUnavailable) -> None:
+        super().__init__(unavailable.message)
+        self.unavailable = unavailable
+        """What to raise if it means nothing."""
+
+
+class Bucket:
+    """The objects of one bucket. One per process is enough: it is thread-safe.
+
+    Every method raises StorageUnavailable if the storage cannot be reached or refuses; other errors are documented.
+    """
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        endpoint: str = "",
+        public_endpoint: str = "",
+        region: str = "us-east-1",
+        access_key: str = "",
+        secret_key: str = "",
+        patience: float = 30.0,
+    ) -> None:
+        """Without `endpoint` this is AWS; without keys their usual places are searched.
+
+        `patience` is how many seconds a request is repeated while the storage fails in a way that may pass.
+        """
+        self.name = bucket
+        self._endpoint = endpoint or f"AWS {region}"
+        self._patience = patience
+        self._wait: Callable[[StorageAway], object] = _give_up
+        session = boto3.Session(
+            aws_access_key_id=access_key or None, aws_secret_access_key=secret_key or None, region_name=region
+        )
+        config = Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if endpoint else "auto"},
+            # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write
+            # means.
+            retries={"mode": "standard", "total_max_attempts": 1},
+            # Every blob is checked against its SHA-256, so a CRC in addition would only cost time.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            max_pool_connections=32,
+            connect_timeout=5,
+            read_timeout=60,
+            tcp_keepalive=True,
+        )
+        self.s3: S3Client = session.client("s3", endpoint_url=endpoint or None, config=config)
+        self.public: S3Client = (
+            session.client("s3", endpoint_url=public_endpoint, config=config) if public_endpoint else self.s3
+        )
+
+    def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Bucket:
+        """Return the same bucket for a caller who repeats requests for so many seconds while it is away.
+
+        After them `wait` is called, from any thread: the request is repeated when it returns, again and again, and ends
+        with what it raises. Without one, StorageAway is raised.
+        """
+        other = copy.copy(self)
+        other._patience, other._wait = seconds, wait or _give_up
+        return other
+
+    # --- objects --------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        create: bool = False,
+        if_match: str = "",
+        content_type: str = "application/json",
+    ) -> str:
+        """Write a document and return its ETag.
+
+        `create`: only if there is none. `if_match`: only over the document with that ETag. Raises Conflict
+        when the condition does not hold; a repetition that finds its own bytes already there has succeeded.
+        """
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {"IfMatch": if_match} if if_match else {}
+        STORAGE_BYTES.labels("written").inc(len(data))
+        with suppress(FinalStatus):
+            return self.ask(
+                "write",
+                key,
+                lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ContentType=content_type, **condition),
+                final={404, 412} if condition else (),
+            )["ETag"]
+        # An earlier try may have succeeded, with its answer lost.
+        found = self.get(key)
+        if found and found.data == data:
+            return found.etag
+        raise Conflict(f"{self.place(key)} exists already" if create else f"{self.place(key)} was changed meanwhile")
+
+    def get(self, key: str) -> Object | None:
+        """Read a document; None if there is none."""
+
+        def read() -> Object:
+            answer = self.s3.get_object(Bucket=self.name, Key=key)
+            data = answer["Body"].read()
+            STORAGE_BYTES.labels("read").inc(len(data))
+            return Object(key, data, answer["ETag"])
+
+        return self._unless_absent("read", key, read)
+
+    def delete(self, key: str, *, if_match: str = "") -> None:
+        """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
+        condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
+        with suppress(FinalStatus):
+            self.ask(
+                "delete",
+                key,
+                lambda: self.s3.delete_object(Bucket=self.name, Key=key, **condition),
+                final={404, 412},
+            )
+            return
+        if self.head(key):
+            raise Conflict(f"{self.place(key)} was changed meanwhile")
+
+    def head(self, key: str) -> ListedObject | None:
+        """Return an object without its bytes; None if there is none."""
+
+        def head() -> ListedObject:
+            answer = self.s3.head_object(Bucket=self.name, Key=key)
+            return ListedObject(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
+
+        return self._unless_absent("look at", key, head)
+
+    def entries(self, prefix: str) -> Iterator[ListedObject]:
+        """Yield all objects under a prefix with size, ETag and time, in order of their keys."""
+        for page in self._pages(prefix, ""):
+            for item in page.get("Contents", ()):
+                yield ListedObject(item["Key"], item["Size"], item["ETag"], item["LastModified"])
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names right under a prefix with something below them: `ns/` gives the namespaces.
+
+        Some servers also name folders that were emptied.
+        """
+        folders = (item["Prefix"] for page in self._pages(prefix, "/") for item in page.get("CommonPrefixes", ()))
+        return [folder.removeprefix(prefix).removesuffix("/") for folder in folders]
+
+    def _pages(self, prefix: str, delimiter: str) -> Iterator[ListObjectsV2OutputTypeDef]:
+        request: ListObjectsV2RequestTypeDef = {
+            "Bucket": self.name,
+            "Prefix": prefix,
+            "Delimiter": delimiter,
+        }
+        # Each page is repeated until it comes: boto3's paginator ends at the first failure.
+        while True:
+            page = self.ask("list", prefix, partial(self.s3.list_objects_v2, **request))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            request = {**request, "ContinuationToken": page["NextContinuationToken"]}
+
+    # --- asking ---------------------------------------------------------------------------------------------
+
+    def ask(self, action: str, key: str, request: Callable[[], T], *, final: Collection[int] = ()) -> T:
+        """Send a request, again and again while it fails in a way that may pass and our patience lasts.
+
+        Raises FinalStatus for the statuses in `final`, which mean something to the caller, StorageAway (or what our
+        `wait` raises) for what may pass and did not in time, and StorageUnavailable for every other failure.
+        """
+        with timed(STORAGE_SECONDS, action):
+            return self._ask_again(action, key, request, final)
+
+    def _ask_again(self, action: str, key: str, request: Callable[[], T], final: Collection[int]) -> T:
+        began, pause = time.monotonic(), 0.05
+        while True:
+            patience = self._patience
+            try:
+                return request()
+            except ClientError as error:
+                if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
+                    raise FinalStatus(self._unavailable(action, key, error)) from None
+                failure: ClientError | BotoCoreError = error
+                may_pass = _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
+            except NoConnection as error:
+                failure, may_pass = error, True
+                patience = min(patience, UNREACHABLE_SECONDS)
+            except BotoCoreError as error:
+                failure = error
+                may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
+            STORAGE_ERRORS.labels(action).inc()
+            if not may_pass:
+                raise self._unavailable(action, key, failure) from None
+            if time.monotonic() + pause > began + patience:
+                self._wait(StorageAway(self._said(action, key, failure), hint=HINT, since=began))
+                continue
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
+            pause = min(pause * 2, 5.0)
+
+    def _unless_absent(self, action: str, key: str, request: Callable[[], T]) -> T | None:
+        try:
+            return self.ask(action, key, request, final={404})
+        except FinalStatus:
+            return None
+
+    def complete(self, key: str, upload: str, parts: Sequence[Any], done: Callable[[], bool]) -> None:
+        """Make the parts of a multipart upload one object; `done` says whether it is there."""
+        try:
+            self.ask(
+                "write",
+                key,
+                lambda: self.s3.complete_multipart_upload(
+                    Bucket=self.name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+                ),
+                final={404},
+            )
+        except FinalStatus as status:
+            # The upload is also gone if an earlier try succeeded and only its answer was lost.
+            if not done():
+                raise status.unavailable from None
+
+    def give_up(self, key: str, upload: str) -> None:
+        """End a multipart upload, if the server does that now; else `LargeUploads.abort` ends it later."""
+        with suppress(BotoCoreError, ClientError):
+            self.s3.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
+
+    def place(self, key: str) -> str:
+        """Return how people know an object."""
+        return f"s3://{self.name}/{key} at {self._endpoint}"
+
+    def _unavailable(self, action: str, key: str, error: ClientError | BotoCoreError) -> StorageUnavailable:
+        return StorageUnavailable(self._said(action, key, error), hint=HINT)
+
+    def _said(self, action: str, key: str, error: ClientError | BotoCoreError) -> str:
+        if isinstance(error, ClientError):
+            said = error.response["Error"]
+            reason = f"{_status(error)} {said.get('Code', '')} {said.get('Message', '')}".strip()
+        else:
+            reason = str(error)
+        return f"cannot {action} {self.place(key)}: {reason}"
+
+    # --- the server -----------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the bucket if it is missing: on a server of our own; elsewhere its owner does."""
+        with suppress(FinalStatus):
+            self.ask("make", "", lambda: self.s3.create_bucket(Bucket=self.name), final={409})
+
+    def reach(self) -> None:
+        """Ask for a sign of life. Raises StorageUnavailable with the reason where there is none."""
+        self.ask("reach", "", lambda: self.s3.head_bucket(Bucket=self.name))
+
+    def answers(self) -> bool:
+        """Say whether it takes, gives back and deletes an object just now, without being asked twice."""
+        try:
+            self.with_patience(0).check()
+        except StorageUnavailable:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Refuse a server that would lose work. Leaves nothing behind.
+
+        Raises StorageUnavailable with the reason: it cannot be reached, or it ignores conditions.
+        """
+        self.reach()
+        key = f"config/check-{secrets.token_hex(8)}"
+        try:
+            etag = self.put(key, b"1", create=True)
+            self._require_conflict("If-None-Match: *", lambda: self.put(key, b"2", create=True))
+            self._require_conflict("If-Match", lambda: self.put(key, b"3", if_match='"' + "0" * 32 + '"'))
+            self.put(key, b"4", if_match=etag)
+            self._require_conflict("If-Match", lambda: self.delete(key, if_match=etag))
+        except Conflict as error:
+            raise StorageUnavailable(
+                f"{self._endpoint} refuses a conditional write that it should take: {error}"
+            ) from None
+        finally:
+            self.delete(key)
+
+    def _require_conflict(self, condition: str, write: Callable[[], object]) -> None:
+        with suppress(Conflict):
+            write()
+            raise StorageUnavailable(
+                f"{self._endpoint} ignores `{condition}`: two workers would overwrite or delete each other's work",
+                hint="use a server with conditional writes and deletes: AWS S3, SeaweedFS, or a Ceph RGW that has both",
+            )
+
+
+def _give_up(away: StorageAway) -> None:
+    raise away
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+
+
+class SourceBuckets:
+    """Objects of users, in other buckets, that the farm's credentials may read."""
+
+    def __init__(self, s3: S3Client) -> None:
+        self._s3 = s3
+
+    def version(self, bucket: str, key: str) -> str:
+        """Return the ETag of an object in another bucket. Raises UsageError if it is not there, or may not be read."""
+        with _reading_source(bucket, key):
+            return self._s3.head_object(Bucket=bucket, Key=key)["ETag"]
+
+    def get(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
+        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
+        with _reading_source(bucket, key), path.open("wb") as file:
+            found = self._s3.get_object(Bucket=bucket, Key=key, IfMatch=version)
+            if found["ContentLength"] > limit:
+                raise UsageError(f"s3://{bucket}/{key} has more than {limit} bytes")
+            for piece in found["Body"].iter_chunks(1 << 20):
+                file.write(piece)
+
+
+@contextmanager
+def _reading_source(bucket: str, key: str) -> Iterator[None]:
+    """Turn what S3 says of a user's object into a sentence for that user."""
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        raise UsageError(
+            f"s3://{bucket}/{key} cannot be read: {code or error}",
+            hint="check the name, and that the farm's credentials may read the bucket",
+        ) from None
+    except BotoCoreError as error:
+        raise StorageUnavailable(f"s3://{bucket}/{key} cannot be reached: {type(error).__name__}") from None
