@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -428,22 +427,6 @@ def text(sidecar: Sidecar) -> bytes:
 def document(sidecar: Sidecar) -> SidecarDocument:
     """Return a sidecar as plain JSON."""
     return cast(SidecarDocument, sidecar.model_dump(mode="json", by_alias=True))
-
-
-def blobs_of(sidecar: SidecarDocument) -> list[FileReference]:
-    """Return all blobs of a sidecar, also those that only a newer farm knows."""
-    blobs = cast(Mapping[str, FileReference | None], sidecar["blobs"])
-    return [blob for blob in blobs.values() if blob]
-
-
-def beside(program: Path) -> Path:
-    """Return where the sidecar of a program lies that shares its folder with others."""
-    return program.with_name(f"{program.name}.artifact.json")
-
-
-def statements_path(sidecar: Path) -> Path:
-    """Return where a sidecar is signed: `net.mxr.artifact.sigstore.jsonl` for `net.mxr.artifact.json`."""
-    return sidecar.with_suffix(".sigstore.jsonl")
 
 
 def schema() -> JsonSchema:

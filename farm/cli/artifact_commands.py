@@ -402,15 +402,15 @@ _LARGEST_SIDECAR = 16 << 20
 
 def beside(path: Path) -> tuple[SidecarDocument | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
+    from farm.client.fetching import sidecar_path
+
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(_only_sidecar(path) if path.is_dir() else path), None
     if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
-    from farm.artifacts import sidecar as sidecars
-
-    own = sidecars.beside(path)
+    own = sidecar_path(path)
     document = own if own.exists() else path.with_name(_SIDECAR)  # An older client wrote it so.
     if not document.exists():
         return None, path

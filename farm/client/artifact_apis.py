@@ -17,7 +17,7 @@ from farm.client.former_names import FormerList
 from farm.client.paths import named
 from farm.client.topic import Api
 from farm.client.transfers import Downloads, OnDownload, WantedBlob
-from farm.client.transport import OlderFarm, Transport, file_name
+from farm.client.transport import OlderFarm, Transport
 from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
 from farm.units import by_number
 
@@ -248,6 +248,8 @@ class ArtifactsApi(Api):
 
     def download(self, blob: FileReference, folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path. Raises as `bring`."""
+        from farm.client.fetching import file_name
+
         place = folder / file_name(blob["path"])
         self.bring(blob, place)
         return place

@@ -6,20 +6,17 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument, beside
+from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument
+from farm.client.fetching import SIDECAR_SUFFIX
 from farm.models.shapes import BATCH
 from farm.spec import JsonSchema, PlainSize
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
-
-INDEX = "family.json"
-"""File name of the index. `docs/object-storage.md` describes its fields."""
 
 
 class _FamilyPart(BaseModel):
@@ -158,7 +155,7 @@ def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
         "sizes": cell["sizes"],
         "batch": _batch(cell),
         "program": f"{folder}/{sidecar.blobs.program.path}",
-        "sidecar": f"{folder}/{beside(Path(sidecar.blobs.program.path))}",
+        "sidecar": f"{folder}/{sidecar.blobs.program.path}{SIDECAR_SUFFIX}",
         "key": cell["key"],
         "inputs": [{"name": port.name, "dtype": port.dtype, "shape": port.shape} for port in sidecar.inputs],
         "latency": measured.latency.median if measured.latency else None,

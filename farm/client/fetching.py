@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,24 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, cast
 
-from farm.artifacts.sidecar import SidecarDocument, beside, blobs_of, statements_path
-from farm.client.family import INDEX, FamilyIndex, FamilyMember, family_index
-from farm.client.transport import file_name
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import read_plain, replacing
-from farm.jobs.order import WorkOrder
 from farm.models.shapes import PACK
 from farm.spec import FileReference, model_digest
 from farm.units import by_number
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
-    from farm.artifacts.sidecar import Sidecar
+    from farm.artifacts.sidecar import Sidecar, SidecarDocument
+    from farm.client.family import FamilyIndex, FamilyMember
     from farm.client.verifying import SignedArtifact
+    from farm.jobs.order import WorkOrder
     from farm.packs.writing import Pack
 
 Bring = Callable[[FileReference, Path], None]
 """Writes a blob to a place whose folder exists, checked byte by byte."""
+
+INDEX = "family.json"
+"""File name of the index. `docs/object-storage.md` describes its fields."""
+
+SIDECAR_SUFFIX = ".artifact.json"
+"""How the name of a sidecar's file ends, after that of its program: they may share a folder with others."""
 
 OLDER_SIDECAR = "artifact.json"
 """The name of the sidecar in a folder that an older client wrote: each of its programs had a folder of its own."""
@@ -211,7 +216,7 @@ def write_artifact(
         log_path = written("log") if log else None
         texts = [written("before"), written("after")] if log else []
         sample_path = written("sample") if sample else None
-        document = beside(path)
+        document = sidecar_path(path)
         _write_statements(document, signed, force=force)
         with replacing(document) as part:
             # What is signed are its bytes.
@@ -222,13 +227,36 @@ def write_artifact(
     return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
 
 
+def sidecar_path(program: Path) -> Path:
+    """Return where the sidecar of a program lies: `net.mxr.artifact.json` for `net.mxr`."""
+    return program.with_name(f"{program.name}{SIDECAR_SUFFIX}")
+
+
+def statements_path(sidecar: Path) -> Path:
+    """Return where what is signed about a sidecar lies: `net.mxr.artifact.sigstore.jsonl`."""
+    return sidecar.with_suffix(".sigstore.jsonl")
+
+
+def file_name(name: object) -> str:
+    """Return the farm's name of a file if it is a valid file name: it becomes part of a path here."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
+        raise ArtifactGone(f"the farm names a file {name!r}, which the client refuses")
+    return str(name)
+
+
+def _blobs_of(sidecar: SidecarDocument) -> list[FileReference]:
+    """Return all blobs of a sidecar, also those that only a newer farm knows."""
+    blobs = cast(Mapping[str, FileReference | None], sidecar["blobs"])
+    return [blob for blob in blobs.values() if blob]
+
+
 def _places(folder: Path, sidecar: SidecarDocument) -> dict[str, Path]:
     """Return where an artifact's files go, by their names in the sidecar. Raises ArtifactGone for names of no artifact.
 
     All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
     """
     program = sidecar["blobs"]["program"]["path"]
-    names = [file_name(blob["path"]) for blob in blobs_of(sidecar)]
+    names = [file_name(blob["path"]) for blob in _blobs_of(sidecar)]
     if odd := [name for name in names if not _is_artifacts(name)]:
         raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
     if len(set(names)) < len(names):
@@ -292,6 +320,8 @@ def write_family(
     signed: Mapping[str, SignedArtifact | None] | None = None,
 ) -> tuple[Path, FamilyIndex]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
+    from farm.client.family import family_index
+
     document, index = family_index(ref, members), folder / INDEX
     if not (force or _is_document(index, "members")):
         raise _in_the_way(index)
@@ -350,14 +380,14 @@ def into(folder: Path) -> Iterator[None]:
 def _require_room(folder: Path, sidecar: SidecarDocument, places: Mapping[str, Path], *, force: bool) -> bool:
     """Refuse to write over what no fetch has written; return whether an older client wrote this program here."""
     program = folder / sidecar["blobs"]["program"]["path"]
-    before, older = _blobs_in(beside(program)), _blobs_in(folder / OLDER_SIDECAR)
+    before, older = _blobs_in(sidecar_path(program)), _blobs_in(folder / OLDER_SIDECAR)
     known = {path.name: before.get(name) for name, path in places.items()}
     if is_older := older.get("program") == program.name:
         known[program.name] = known[program.name] or older.get(program.name)
     if not force:
-        if not _is_document(beside(program), "blobs"):
-            raise _in_the_way(beside(program))
-        for blob in blobs_of(sidecar):
+        if not _is_document(sidecar_path(program), "blobs"):
+            raise _in_the_way(sidecar_path(program))
+        for blob in _blobs_of(sidecar):
             path = places[blob["path"]]
             if os.path.lexists(path) and _digest(path) not in (blob["digest"], known[path.name]):
                 raise _in_the_way(path)

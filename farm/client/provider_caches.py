@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from farm.artifacts.sidecar import SidecarDocument, beside, validate
+from farm.artifacts.sidecar import SidecarDocument, validate
+from farm.client.fetching import sidecar_path
 from farm.client.inspection import TooLarge, disagreements, inspect_program
 from farm.errors import NotFound, UsageError
 from farm.files import read_plain
@@ -46,7 +47,7 @@ def wrong_files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _sidecar_of(file: Path) -> object | None:
-    for path in (beside(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
+    for path in (sidecar_path(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
         try:
             document: object = json.loads(read_plain(path, _LARGEST_SIDECAR))
             validate(cast(SidecarDocument, document))

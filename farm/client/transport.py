@@ -285,13 +285,6 @@ class NoRanges(Exception):
     """A server sends whole files only."""
 
 
-def file_name(name: object) -> str:
-    """Return the farm's name of a file if it is a valid file name: it becomes part of a path here."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", str(name)):
-        raise ArtifactGone(f"the farm names a file {name!r}, which the client refuses")
-    return str(name)
-
-
 def gone(name: str, how: str) -> ArtifactGone:
     """Return the error for stored bytes that are missing or wrong."""
     return ArtifactGone(f"{name} {how}", hint="submit the manifest again: damaged programs are compiled again")

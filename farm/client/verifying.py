@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import MAIN, readable
-from farm.artifacts.sidecar import SidecarDocument, beside, document, read, statements_path
+from farm.artifacts.sidecar import SidecarDocument, document, read
+from farm.client.fetching import require_model, sidecar_path, statements_path
 from farm.errors import ArtifactGone, FarmError, NotFound, Untrusted, UsageError
 from farm.files import NotPlain, open_plain, read_plain
 from farm.signing import bundles
@@ -256,7 +257,6 @@ def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, s
 
     Raises FarmError if it is not here.
     """
-    from farm.client.fetching import require_model
 
     def kept(digest: str, size: int) -> Path:
         found = downloads.find(digest, size)
@@ -285,7 +285,7 @@ def _index(folder: Path) -> PackIndex:
 
 def _sidecar_of(path: Path) -> Path:
     """Return where the sidecar of a program lies. Raises NotFound."""
-    candidates = [path] if path.name.endswith(SIDECAR) else [beside(path), path.with_name(SIDECAR)]
+    candidates = [path] if path.name.endswith(SIDECAR) else [sidecar_path(path), path.with_name(SIDECAR)]
     for each in candidates:
         if each.is_file():
             return each

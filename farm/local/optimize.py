@@ -159,8 +159,9 @@ def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
     """
     from farm.artifacts import sidecar as sidecars
+    from farm.client.fetching import sidecar_path
 
-    beside = sidecars.beside(place)
+    beside = sidecar_path(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(beside) as described, replacing(place) as program:
         digest, size = take(made.program, program, LARGEST)

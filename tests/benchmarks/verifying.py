@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm.artifacts.sidecar import statements_path
+from farm.client.fetching import statements_path
 from farm.client.verifying import Trust, verify_file
 from farm.signing import bundles
 from farm.signing.revocations import issue

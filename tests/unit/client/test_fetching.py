@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farm.client import fetching
+from farm.client import family, fetching
 from farm.client.fetching import place_kernels, write_artifact, write_family
 from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
@@ -133,7 +133,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     cell = {"identifier": "net", "program": blob("net.onnx"), "shape": "b1"}
     index = {"members": []}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetching, "family_index", lambda *_: index)
+        patch.setattr(family, "family_index", lambda *_: index)
         with pytest.raises(UsageError, match="b1 is a link"):
             write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
         (folder / "b1").unlink()
