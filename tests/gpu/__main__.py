@@ -25,9 +25,9 @@ from tests.gpu.stages import Run
 
 STAGES = (
     "machine", "sealed", "matrix", "loop", "scaling", "foreign", "memory", "fallback", "hidden", "loaded", "tensorrt",
-    "killed", "tuning", "illegal",
+    "killed", "tuning", "gated", "illegal",
 )  # fmt: skip
-REHEARSED = ("machine", "sealed", "matrix", "loop", "scaling", "killed", "tuning", "loaded")
+REHEARSED = ("machine", "sealed", "matrix", "loop", "scaling", "killed", "tuning", "gated", "loaded")
 """Those that need no card."""
 
 

@@ -429,6 +429,28 @@ class Run:
             and all(row["tuning"]["known"] and not row["tuning"]["tuned"] for row in second),
         }
 
+    def gated(self) -> dict[str, Any]:
+        """A gate on latency has the card run a program in turns with its baseline: a new one, and one that is a hit."""
+        manifest = self.manifest("gated", ["fp32"], nets=["encoder"], more="gates: {baseline: prod, latency: 75%}")
+        turns, builds = {}, []
+        with a_farm(self.work / "gated-farm", self.cards[:1]) as (client, _):
+            wait_for_probe(client)
+            for name, seed in (("first", 0), ("miss", 1), ("hit", 0)):
+                NETS["encoder"](manifest.parent / "encoder-0.onnx", seed=seed)
+                report = build(client, manifest, 120)
+                client.refs.move("prod", "latest")
+                (cell,) = report["cells"]
+                builds.append({**rows(report)[0], "hit": cell["hit"]})
+                facts = cell["facts"] or {}
+                turns[name] = facts.get("turns") or facts.get("against")
+        return {
+            "cells": builds,
+            "turns": turns,
+            "ok": [each["hit"] for each in builds] == [False, False, True]
+            and all(each["state"] == "succeeded" for each in builds)
+            and all(turns[name] and turns[name]["ratio"] for name in ("miss", "hit")),
+        }
+
     def tensorrt(self) -> dict[str, Any]:
         """The larger nets by TensorRT, if its libraries are here: the program is the engine."""
         if not any(pool.target.device == "tensorrt" for pool in survey(load_settings()).pools):
