@@ -23,6 +23,7 @@ from farm.api.application import create_app
 from farm.api.connections import BoundedConnection, bounded
 from farm.api.server import Listening
 from farm.app import Farm
+from farm.artifacts.s3_uploads import LargeUploads
 from farm.client.client import FarmClient, Frozen
 from farm.errors import UsageError
 from farm.logging import Folding
@@ -214,7 +215,7 @@ def test_large_bodies_at_once_are_bounded(
 
 
 def test_long_requests_of_one_token_keep_nobody_else_waiting(
-    farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+    url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To hash a large upload takes minutes; more of them than there are threads would be all that is answered."""
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -226,7 +227,7 @@ def test_long_requests_of_one_token_keep_nobody_else_waiting(
         begun.release()
         assert go_on.wait(120)
 
-    monkeypatch.setattr(type(farm.artifacts), "finish_upload", hash_slowly)
+    monkeypatch.setattr(LargeUploads, "finish", hash_slowly)
     headers = {"Authorization": f"Bearer {client.tokens.create('busy', 'submitter', 'main')}"}
     finish = f"{url}/v1/blobs/{'ab' * 32}/finish"
     with ThreadPoolExecutor(60) as threads:
