@@ -24,6 +24,7 @@ A message says what happened; `hint` says what to do.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -238,8 +239,8 @@ class StorageAway(StorageUnavailable):
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: quoted and shortened."""
-    text = repr(value)
+    """Return a value for a message: as YAML spells it, and shortened."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else f"{text[:60]}…"
 
 

@@ -86,6 +86,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is meant. Raises UsageError with commands of similar names."""
+        if args[0] == "version":
+            raise UsageError("no such command: version", hint="`farm --version` prints it")
         if args[0] not in self.list_commands(ctx):
             from difflib import get_close_matches
 

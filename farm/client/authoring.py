@@ -153,5 +153,9 @@ def _input_line(tensor: Tensor) -> str:
     fields = [f"shape: [{shape}]"]
     if tensor.dtype.startswith(("int", "uint")):
         fields.append(f"range: {RANGES.get(tensor.dtype, '[0, 1]')}")
-    note = f"  # {tensor.dtype}; its values in random samples" if len(fields) > 1 else f"  # {tensor.dtype}"
+    note = f"  # {tensor.dtype}"
+    if tensor.dtype in RANGES:
+        note += "; its values in random samples"
+    elif len(fields) > 1:
+        note += "; its random samples are 0 and 1: write the largest index"
     return f"      {json.dumps(tensor.name, ensure_ascii=False)}: {{{', '.join(fields)}}}{note}"

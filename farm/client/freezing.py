@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import os
 import re
 import tempfile
 from collections.abc import Hashable, Mapping
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 MAX_DOWNLOAD = 16 * 2**30
 """Bytes of one download."""
+
+DEMO_DATA = {"zoo": "configs/zoo_weights.py .farm/demo/zoo", "demo": "configs/demo_data.py .farm/demo"}
+"""What writes the data of the manifests in `configs`, by a folder of its path."""
 
 Place = tuple[str | int, ...]
 
@@ -316,7 +320,9 @@ def _at_path(path: Path) -> Path:
         hint = "`~` is not expanded in a manifest: write the whole path"
     if {"http:", "https:", "s3:"} & set(path.parts):
         hint = "write an address as `https: https://…` with its `sha256`, or as `s3: s3://bucket/key`"
-    raise UsageError(f"there is no file {path}", hint=hint)
+    if ".farm" in path.parts and (made := next((DEMO_DATA[name] for name in DEMO_DATA if name in path.parts), "")):
+        hint = f"`python {made}` writes it, from the project's folder"
+    raise UsageError(f"there is no file {os.path.normpath(path)}", hint=hint)
 
 
 def in_package(name: str) -> Path:

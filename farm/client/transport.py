@@ -191,7 +191,7 @@ class Transport:
     def _unreachable(self, error: Exception) -> FarmFault:
         return FarmFault(
             f"cannot reach the farm at {self.url}: {error or type(error).__name__}",
-            hint="is it running? FARM_API_URL sets its address, `farm doctor` checks it",
+            hint="is it running? FARM_API_URL sets its address",
         )
 
     def events(self, path: str, after: str | None, silence: float, **params: Any) -> Iterator[tuple[str, str, str]]:

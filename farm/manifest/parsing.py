@@ -214,11 +214,13 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
                 and isinstance(given, str)
             ):
                 hint = f"write `{path[-1]}: {{path: {given}}}`"
-            elif not path:
+            elif not path or where == "models":
                 hint = WHOLE
         case "value_error":
             message = f"{where}: {context['error']}" if where else str(context["error"])
-            hint = "`sha256sum FILE` prints it" if "needs `sha256`" in message else ""
+            hint = getattr(context["error"], "hint", "")
+            if "needs `sha256`" in message:
+                hint = "`sha256sum FILE` prints it"
         case _:
             message = f"{where}: {details['msg']}"
     return document.problem(message, path, hint=hint, key=on_key)

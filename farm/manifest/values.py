@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any
@@ -58,6 +58,21 @@ PRECISIONS: tuple[str, ...] = tuple(
 SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, name.replace("-", "+"))))
 
 
+class Unknown(ValueError):
+    """A word that is none of those that are known; `hint` says which was meant, or which there are."""
+
+    def __init__(self, message: str, word: str, known: Iterable[str]) -> None:
+        super().__init__(message)
+        self.hint = suggestion(ELSEWHERE.get(word, word), known)
+
+
+ELSEWHERE = {
+    "bfloat16": "bf16", "double": "fp32", "float": "fp32", "float16": "fp16", "float32": "fp32", "half": "fp16",
+    "single": "fp32",
+}  # fmt: skip
+"""What other tools call a precision, and its name here."""
+
+
 # --- how odd values are read --------------------------------------------------------------------------------------
 
 
@@ -90,7 +105,7 @@ def _version(value: Any) -> int:
 
 def _precision(value: Any) -> str:
     if value not in SPELLINGS:
-        raise ValueError(f"unknown precision {shown(value)}: {suggestion(str(value), SPELLINGS)}")
+        raise Unknown(f"unknown precision {shown(value)}", str(value), SPELLINGS)
     return canonical_precision(value)
 
 
@@ -117,10 +132,23 @@ def _dimension(value: Any) -> int | str:
     return value
 
 
+def _is_number_of(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DIMENSION
+
+
+def _no_sizes(values: Sequence[Any]) -> str:
+    said = "is not a size" if len(values) == 1 else "are not sizes"
+    return f"{_named(values)} {said}: write whole numbers from 0 to {MAX_DIMENSION}"
+
+
+def _named(values: Sequence[Any]) -> str:
+    return ", ".join(map(shown, values[:5])) + (", …" if len(values) > 5 else "")
+
+
 def _number_of(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
-        raise ValueError(f"{shown(value)} is not a size: write whole numbers from 0 to {MAX_DIMENSION}")
-    return value
+    if not _is_number_of(value):
+        raise ValueError(_no_sizes([value]))
+    return int(value)
 
 
 def _size(value: Any) -> Extent:
@@ -140,7 +168,11 @@ def _size(value: Any) -> Extent:
 
 
 def _sizes(value: Any) -> tuple[Extent, ...]:
-    sizes = [_size(size) for size in (value if isinstance(value, list | tuple) else [value])]
+    given = value if isinstance(value, list | tuple) else [value]
+    wrong = [size for size in given if not isinstance(size, dict) and not _is_number_of(size)]
+    if wrong:
+        raise ValueError(_no_sizes(wrong))
+    sizes = [_size(size) for size in given]
     if not sizes or len(sizes) > 1000:
         raise ValueError("must have between 1 and 1000 sizes")
     if len(set(sizes)) < len(sizes):
@@ -149,11 +181,11 @@ def _sizes(value: Any) -> tuple[Extent, ...]:
 
 
 def _batch_sizes(value: Any) -> tuple[int, ...]:
-    sizes = _sizes(value)
-    numbers = tuple(size for size in sizes if isinstance(size, int) and size)
-    if not isinstance(value, list | tuple) or len(numbers) < len(sizes):
-        raise ValueError("must be a list of whole numbers from 1 on, such as [1, 8]")
-    return numbers
+    given = value if isinstance(value, list | tuple) else [value]
+    wrong = [size for size in given if not _is_number_of(size) or not size]
+    if not isinstance(value, list | tuple) or wrong:
+        raise ValueError(f"must be a list of whole numbers from 1 on, such as [1, 8], not {_named(wrong or [value])}")
+    return tuple(size for size in _sizes(value) if isinstance(size, int))
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
@@ -203,13 +235,13 @@ def _least(value: Any) -> float:
 
 def _trace(value: Any) -> str:
     if value not in TRACES:
-        raise ValueError(f"no compiler traces {shown(value)}: {suggestion(str(value), TRACES)}")
+        raise Unknown(f"no compiler traces {shown(value)}", str(value), TRACES)
     return str(value)
 
 
 def _kind(value: Any) -> str:
     if value not in list(FailureKind):
-        raise ValueError(f"unknown kind {shown(value)}: {suggestion(str(value), list(FailureKind))}")
+        raise Unknown(f"unknown kind {shown(value)}", str(value), FailureKind)
     return str(value)
 
 

@@ -235,7 +235,7 @@ class _EventReader:
         except (YAMLError, ValueError) as error:
             self.add(f"not YAML: {error}", 1, 1, "")
         if not self.problems and root is None:
-            self.add("the document is empty", 1, 1, "")
+            self.add("the document is empty", 1, 1, "`farm init MODEL` writes a whole manifest")
         if self.problems or root is None:
             raise ManifestError(self.problems)
         return YamlDocument(root, self.text, self.file)

@@ -140,6 +140,18 @@ def test_a_wrong_command_is_a_usage_error_with_a_suggestion(capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert out == ""
     assert "Did you mean 'status'?" in err
+    assert main(["version"]) == 2
+    assert "`farm --version`" in capsys.readouterr().err
+
+
+def test_lint_says_what_writes_the_data_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "configs").mkdir()
+    for folder, script in (("zoo/", "zoo_weights.py .farm/demo/zoo"), ("", "demo_data.py .farm/demo")):
+        file = manifest(tmp_path, GOOD.replace("net.onnx", f"configs/../.farm/demo/{folder}net.onnx"))
+        assert main(["lint", file]) == 2
+        out = capsys.readouterr().out
+        assert f"there is no file {tmp_path}/.farm/demo/{folder}net.onnx" in out
+        assert f"`python configs/{script}` writes it" in out
 
 
 def test_a_missing_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,6 +291,12 @@ def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytes
         (GOOD.replace("{path: net.onnx}", "{https: 'https://x.example/n.onnx'}"), "`sha256sum FILE` prints it"),
         ("[a, b]", "`farm init MODEL` writes a whole manifest"),
         ("version: 1\nname: x\n", "`farm init MODEL` writes a whole manifest"),
+        ("", "`farm init MODEL` writes a whole manifest"),
+        ("version: 1\nname: x\nmodels: null\n", "must be a list, not null"),
+        (GOOD.replace("[fp32]", "[half]"), "\n    did you mean `fp16`?"),
+        (GOOD.replace("[fp32]", "[fp99, other]"), "\n    known: bf16, fp16, "),
+        (GOOD + "    batches: [0, -1, 1.5, '8', 1]\n", "from 1 on, such as [1, 8], not 0, -1, 1.5, '8'\n"),
+        (GOOD + "    dims: {seq: [0, -1, 1.5, 8]}\n", "-1, 1.5 are not sizes: write whole numbers"),
     ],
 )
 def test_lint_says_what_to_write_instead(
@@ -430,8 +448,11 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
     assert checks["pools"]["state"] == "absent"
     assert checks["migraphx"]["found"] == "not installed"
     assert "secret" not in out + err
+    monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
     assert main(["doctor"]) == 6
-    assert "fix: lower memory_limit" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "fix: lower memory_limit" in out
+    assert "fix: is it running? FARM_API_URL sets its address\n" in out, "it names no command that is running already"
 
 
 def test_doctor_survives_settings_that_cannot_be_read(
