@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -20,7 +19,8 @@ from farm.app import Farm
 from farm.builds.acknowledged import Acknowledged, today
 from farm.builds.reading import is_aside
 from farm.errors import NotFound, UsageError
-from farm.pages.across import MOST, across
+from farm.pages.across import MOST
+from farm.pages.build_view import PAGE
 from farm.pages.comparison import BAND, ComparedBuilds
 from farm.pages.quantities import plural
 from farm.results.lines import Look
@@ -28,7 +28,6 @@ from farm.results.report import BuildView
 
 router = APIRouter()
 
-ROWS = 500
 NAMES = 12
 """Names of builds on the page of what is important now."""
 SOON = 3
@@ -75,10 +74,10 @@ def builds_across(
         wanted = [row["id"] for row in known if row["name"] == name][:last]
     if not wanted:
         raise NotFound(f"no build is called {name}" if name else "no builds are named")
-    views = sorted((reading.view(caller.namespace, each) for each in wanted), key=lambda view: view.build["created_at"])
-    found = across(views, everything=bool(everything))
-    found = replace(found, rows=[row for row in found.rows if text in row.identifier])
-    names = {view.build["name"] for view in views}
+    found = reading.across(caller.namespace, wanted)
+    rows = found.found(text, everything=bool(everything))
+    shown = PAGE // len(found.builds)
+    names = {build["name"] for build in found.builds}
     return page_of(
         request,
         caller,
@@ -86,12 +85,12 @@ def builds_across(
         section="builds",
         title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
         found=found,
-        worse=len(_worse(reading.compared(views[-2], views[-1]))) if len(views) > 1 else 0,
+        rows=found.rows(rows[:shown]),
+        more=len(rows[shown:]),
         everything=bool(everything),
         other=_toggled(request, everything),
         text=text,
         band=BAND,
-        limit=ROWS,
     )
 
 
@@ -132,10 +131,6 @@ def _lines(reading: BuildPages, caller: Caller, known: Sequence[BuildView]) -> I
             with suppress(StillReading, NotFound):
                 changes = reading.changes(caller.namespace, reading.view(caller.namespace, build["id"]))
         yield NameLine(build, changes, counts[build["name"]])
-
-
-def _worse(changes: ComparedBuilds) -> set[str]:
-    return {pair.after.identifier for pair in (*changes.newly_failed, *changes.slower)}
 
 
 def _ends_soon(entry: Acknowledged) -> bool:

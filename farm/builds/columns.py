@@ -1,37 +1,39 @@
 """Tables as columns: 100,000 rows that say much the same take a twentieth of the bytes, and a tenth of the time. Pure.
 
-A column is `{"same": value}`, `{"each": [value, …]}`, or `{"distinct": [value, …], "at": [place, …]}`, the places of
-each row's value among the distinct ones.
+The first line has what else is kept and the names of the columns; each column is a line of its own, so that who needs
+few of them reads only those. A column is `{"same": value}`, `{"each": [value, …]}`, or `{"distinct": [value, …], "at":
+[place, …]}`, the places of each row's value among the distinct ones.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 Columns = dict[str, Sequence[Any]]
 
 
 def pack(columns: Mapping[str, Sequence[Any]], **more: Any) -> bytes:
-    """Return columns of equal length, and what else is to be kept with them, as compressed JSON."""
-    rows = len(next(iter(columns.values()), ()))
-    document = {**more, "rows": rows, "columns": {name: _packed(values) for name, values in columns.items()}}
-    return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), compresslevel=1, mtime=0)
+    """Return columns of equal length, and what else is to be kept with them, as compressed lines of JSON."""
+    first = {**more, "rows": len(next(iter(columns.values()), ())), "columns": list(columns)}
+    lines = [json.dumps(each, separators=(",", ":")) for each in (first, *map(_packed, columns.values()))]
+    return gzip.compress("\n".join(lines).encode(), compresslevel=1, mtime=0)
 
 
-def unpack(data: bytes) -> tuple[Columns, dict[str, Any]]:
-    """Return the columns, and what was kept with them. Raises ValueError, KeyError or TypeError for other bytes.
+def unpack(data: bytes, names: Collection[str] | None = None) -> tuple[Columns, dict[str, Any]]:
+    """Return the columns of these names, or all, and what was kept with them.
 
-    Rows with the same value share one object.
+    Rows with the same value share one object. Raises ValueError, KeyError or TypeError for other bytes.
     """
     try:
-        document = json.loads(gzip.decompress(data))
+        first, *lines = gzip.decompress(data).split(b"\n")
     except (OSError, EOFError) as error:
         raise ValueError(f"not compressed: {error}") from error
-    rows = document.pop("rows")
-    columns = {name: _unpacked(column, rows) for name, column in document.pop("columns").items()}
+    document = json.loads(first)
+    rows, known = document.pop("rows"), zip(document.pop("columns"), lines, strict=True)
+    columns = {name: _unpacked(json.loads(line), rows) for name, line in known if names is None or name in names}
     if any(len(values) != rows for values in columns.values()):
         raise ValueError("the columns differ in length")
     return columns, document

@@ -6,7 +6,7 @@ have what lists of cells show, as columns. They only repeat plan and report: a m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -17,7 +17,7 @@ from farm.jobs.estimate import EstimateDocument
 from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
-from farm.results.lines import CellLine, Look
+from farm.results.lines import CellColumns, CellLine, Look
 from farm.results.report import BuildView, Report
 
 log = get_logger(__name__)
@@ -134,18 +134,26 @@ class LargeBuilds:
         except KeyError:  # Another release wrote it.
             return None
 
+    def ended_columns(self, namespace: str, build_id: str) -> tuple[BuildView, CellColumns] | None:
+        """Return of a report's extract what compares builds; None if there is none that can be read."""
+        found = self._read(_key(namespace, build_id, "ended"), CellColumns._fields)
+        try:
+            return (found[1]["build"], CellColumns(**found[0])) if found else None
+        except (KeyError, TypeError):  # Another release wrote it.
+            return None
+
     def _planned(self, namespace: str, build_id: str) -> PlannedCells:
         found = self._read(_key(namespace, build_id, "planned"))
         if found is None or not found[0].keys() >= set(_JUDGED_BY):
             raise KeyError(build_id)
         return PlannedCells(found[0])
 
-    def _read(self, key: str) -> tuple[Columns, dict[str, Any]] | None:
+    def _read(self, key: str, names: Collection[str] | None = None) -> tuple[Columns, dict[str, Any]] | None:
         found = self._artifacts.get_object(key)
         if found is None:
             return None
         try:
-            return unpack(found.data)
+            return unpack(found.data, names)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("extract unreadable", key=key, error=repr(error))
             return None

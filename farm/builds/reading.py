@@ -27,7 +27,7 @@ from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results import junit
-from farm.results.lines import CellLine
+from farm.results.lines import CellColumns, CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
 from farm.results.sweep import sweeps_of
 from farm.results.verdict import changes_of, judge_cell, verdict_of
@@ -231,6 +231,16 @@ class BuildReader:
         work = _work(planned, cells, times)
         build["outlook"] = self.outlook(work, row["max_parallel"], paused=bool(row["paused"]))
         return EndedCells(build, cells)
+
+    def ended_columns(self, namespace: str, build_id: str) -> tuple[BuildView, CellColumns] | None:
+        """Return of a large build that has ended what compares builds; None for other builds, and without an extract.
+
+        This reads a third of what `lines` reads.
+        """
+        row = self._live(namespace, build_id)
+        if row and (row["state"] != "reported" or row["cells"] < large_builds.LARGE):
+            return None
+        return self.large.ended_columns(namespace, build_id)
 
     def unjudged_lines(self, namespace: str, build_id: str) -> EndedCells | None:
         """Return an open large build with its cells as the store has them, before any is judged; None for others."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from farm.pages.quantities import duration, milliseconds, plural
 from farm.results.lines import CellLine, Look
@@ -31,12 +31,32 @@ PAGE = 1000
 """Cells on one page."""
 
 
-def sign(cell: CellLine) -> str:
+class Looking(Protocol):
+    """A cell, as far as its place in a matrix shows it."""
+
+    @property
+    def look(self) -> Look:
+        """How it is doing."""
+
+    @property
+    def kind(self) -> str:
+        """How it failed."""
+
+    @property
+    def phase(self) -> str:
+        """What runs now."""
+
+    @property
+    def latency(self) -> float | None:
+        """Median, in seconds."""
+
+
+def sign(cell: Looking) -> str:
     """Return the sign of a cell's look."""
     return SIGNS[cell.look][0]
 
 
-def said(cell: CellLine) -> str:
+def said(cell: Looking) -> str:
     """Return what a cell's place in the matrix says: its sign, and its failure, phase or latency in ms."""
     match cell.look:
         case "failed" | "expected":

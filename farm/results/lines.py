@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from farm.jobs.state import FailureKind, State
@@ -84,6 +86,25 @@ class CellLine(NamedTuple):
     def succeeded(self) -> bool:
         """Whether its program is there and passed."""
         return self.look in ("compiled", "hit")
+
+
+class CellColumns(NamedTuple):
+    """What a comparison of many builds needs of their cells: one sequence for each field of the lines."""
+
+    identifier: Sequence[str]
+    look: Sequence[Look | None]
+    """None for a cell that the build does not have."""
+    kind: Sequence[str]
+    phase: Sequence[str]
+    key: Sequence[str]
+    latency: Sequence[float | None]
+    shared: Sequence[bool]
+    device: Sequence[str]
+
+    @classmethod
+    def of(cls, lines: Iterable[CellLine]) -> CellColumns:
+        """Return the columns of lines."""
+        return cls._make(zip(*map(attrgetter(*cls._fields), lines), strict=True) or [()] * len(cls._fields))
 
 
 def _look(cell: JudgedCell) -> Look:

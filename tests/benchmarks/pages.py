@@ -1,16 +1,18 @@
 """What pages cost: the time and size of builds' pages, and the share of a core for 200 readers of a build that runs.
 
-    python tests/benchmarks/pages.py [--cells 1000 100000] [--readers 200]
+    python tests/benchmarks/pages.py [--cells 1000 100000] [--readers 200] [--builds 4]
 
 Real Valkey and SeaweedFS, and the API in this process; what ends a cell is only recorded. A page is read twice: the
 second time the server has it in memory. Seconds of CPU are those of the server and of the reader. With 100,000 cells
-it takes some minutes; `--readers 0` leaves the readers out.
+it takes some minutes; `--readers 0` leaves the readers out. Several builds are shown next to each other, too: copies of
+the extract, each with keys and latencies of its own, as if each had compiled all cells again.
 """
 
 import argparse
 import asyncio
 import gc
 import os
+import random
 import resource
 import sys
 import tempfile
@@ -27,8 +29,10 @@ sys.path.insert(0, str(ROOT))
 
 from farm.api.application import create_app  # noqa: E402
 from farm.app import Farm  # noqa: E402
+from farm.builds.columns import pack  # noqa: E402
 from farm.cli.main import GARBAGE  # noqa: E402
 from farm.local import servers  # noqa: E402
+from farm.results.lines import CellLine  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
 from tests.support.shown import GPU, POOL, accept, claim, matrix_of, only_recorded, register  # noqa: E402
@@ -144,10 +148,29 @@ def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> N
     print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {readers_at_once}")
 
 
+def compiled_again(farm: Farm, build_id: str, noise: random.Random) -> str:
+    """Write the extract of a build like this one, in which each cell was compiled again; return its id."""
+    found = farm.build_reader.large.ended("main", build_id)
+    assert found
+    copy = f"b-{noise.getrandbits(64):016x}"
+    build = {**found.build, "id": copy, "created_at": found.build["created_at"] + noise.random()}
+    cells = [
+        cell._replace(
+            look="compiled", kind="", key=f"{copy}{number}", latency=noise.gauss(0.002, 1e-4), device="gfx942"
+        )
+        for number, cell in enumerate(found.cells)
+    ]
+    columns = dict(zip(CellLine._fields, zip(*cells, strict=True), strict=True))
+    farm.artifacts.put_object(f"ns/main/extracts/{copy}-ended.json.gz", pack(columns, build=build))
+    farm.artifacts.put_object(f"ns/main/builds/{copy}/manifest.yaml", b"version: 1\n")
+    return copy
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cells", type=int, nargs="*", default=[1000])
     options.add_argument("--readers", type=int, default=200)
+    options.add_argument("--builds", type=int, nargs="*", default=[4, 12])
     given = options.parse_args()
     gc.set_threshold(GARBAGE)  # As `farm serve` does.
     print(f"load at the beginning: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
@@ -180,6 +203,15 @@ def main() -> None:
                 page(browser, f"{cells:,} cells, cancelled fp16", f"{path}?look=cancelled&precision=fp16")
                 page(browser, f"{cells:,} cells, a cell", f"{path}/cells/{rows[-1].identifier}")
                 page(browser, f"{cells:,} cells, compared", f"/ui/ns/main/compare/{build_id}/{build_id}")
+            noise = random.Random(7)
+            copies = [compiled_again(farm, build_id, noise) for _ in range(max(given.builds, default=0))]
+            for many in given.builds:
+                with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
+                    browser.headers["Authorization"] = "Bearer sesame"
+                    browser.get("/ui/sign-in")
+                    across = "/ui/ns/main/across?" + "&".join(f"build={copy}" for copy in copies[:many])
+                    page(browser, f"{cells:,} cells, {many} builds", across)
+                    page(browser, f"{cells:,} cells, {many} builds, one model", f"{across}&text={models[-1]}/")
     print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 

@@ -15,7 +15,7 @@ import anyio
 import httpx
 import pytest
 
-from farm.api import build_pages, page_reading
+from farm.api import across_pages, build_pages, page_reading
 from farm.api.application import create_app
 from farm.api.build_routes import WATCHERS
 from farm.api.event_hub import EventHub
@@ -530,6 +530,28 @@ def test_extracts_of_a_large_build_say_what_its_plan_and_report_say(farm: Farm) 
     assert ended.cells == lines_of(farm, build_id) and ended.build["state"] == "reported"
     farm.artifacts.put_object(extracts[0], b"damaged")
     assert farm.build_reader.lines("main", build_id) == ended == farm.build_reader.large.ended("main", build_id)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_large_builds_next_to_each_other_are_read_from_their_extracts(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve builds of 100,000 cells have some gigabytes of reports."""
+    monkeypatch.setattr(across_pages, "PAGE", 4)
+    builds = []
+    for number in range(2):
+        builds.append(accept(farm, "large", [Cell(f"net-{name}", salt=f"{number}") for name in range(5)]))
+        play(farm, lambda job, order, key, attempt, build=number: only_recorded(order, key, latency=1e-3 * (1 + build)))
+        farm.build_finisher.finish(builds[-1])
+    for name in ("report", "lines"):
+        monkeypatch.setattr(farm.build_reader, name, lambda *_, name=name: pytest.fail(f"reads the {name}"))
+    for _ in range(2):
+        page = browser.get("/ui/ns/main/across?name=large").text
+        assert re.findall(r'scope="row"><a href="[^"]+">(net-[0-9])', page) == ["net-0", "net-1"], "no page is large"
+        assert "5 cells are worse" in words(page) and "▲ +100 %" in words(page) and "3 more cells" in words(page)
+        for extract in farm.artifacts.list_objects("ns/main/extracts/"):
+            farm.artifacts.delete_object(extract)
+    assert "net-4" in browser.get("/ui/ns/main/across?name=large&text=net-4").text
 
 
 @pytest.mark.usefixtures("narrow")

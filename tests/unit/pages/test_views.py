@@ -9,12 +9,13 @@ import pytest
 from markupsafe import Markup
 
 from farm.pages import drawing, log_view, quantities, rendering, usage
-from farm.pages.build_view import CellFilter, ShownBuild, matrix
+from farm.pages.across import Across, BuildColumns, across
+from farm.pages.build_view import CellFilter, ShownBuild, matrix, said
 from farm.pages.comparison import compare
 from farm.pages.drawing import Bar, Spread
 from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import ingredients_of
-from farm.results.lines import CellLine
+from farm.results.lines import CellColumns, CellLine
 
 
 def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str, Any]:
@@ -125,6 +126,65 @@ def test_reasons_are_said_once() -> None:
         (4, "other jobs are ahead for 1 slot of p"),
         (2, "behind them"),
     ]
+
+
+def side_by_side(*builds: dict[str, float | str]) -> Across:
+    """Builds next to each other; a cell is given by its latency in ms, or by its state."""
+    views = [
+        view(
+            *(
+                cell(f"{name}/migraphx-gfx942/fp16/b1", facts={"key": f"{name}-{number}", "latency": end / 1e3})
+                if isinstance(end, float)
+                else cell(f"{name}/migraphx-gfx942/fp16/b1", end)
+                for name, end in build.items()
+            )
+        )
+        for number, build in enumerate(builds)
+    ]
+    return across([BuildColumns(each.build, CellColumns.of(each.cells)) for each in views])
+
+
+def shown_rows(found: Across, *, everything: bool = False) -> list[tuple[str, list[str]]]:
+    return [
+        (row.identifier.partition("/")[0], ["" if place is None else said(place) for place in row.places])
+        for row in found.rows(found.found(everything=everything))
+    ]
+
+
+def test_builds_next_to_each_other_show_what_differs() -> None:
+    found = side_by_side(
+        {"same": 2.0, "moved": 2.0, "breaks": 2.0, "mended": "failed", "gone": 1.0},
+        # In another order, and with a cell more: the last build's order counts.
+        {"moved": 3.0, "same": 2.1, "mended": 1.0, "breaks": "failed", "new": 1.0},
+    )
+    assert shown_rows(found) == [
+        ("moved", ["✓ 2.00", "✓ 3.00"]),
+        ("mended", ["✗ compiler_error", "✓ 1.00"]),
+        ("breaks", ["✓ 2.00", "✗ compiler_error"]),
+    ]
+    assert (found.same, found.partly, found.worse) == (1, 2, 2)
+    assert [row[0] for row in shown_rows(found, everything=True)] == [
+        "moved",
+        "same",
+        "mended",
+        "breaks",
+        "new",
+        "gone",
+    ]
+    assert shown_rows(found, everything=True)[-1] == ("gone", ["✓ 1.00", ""])
+    assert len(found.found("mo")) == 1 and not found.found("same")
+    ((moved,),) = [row.places[1:] for row in found.rows(found.found("moved"))]
+    assert moved and moved.change == pytest.approx(0.5)
+
+
+def test_a_change_is_judged_from_one_build_to_the_next() -> None:
+    found = side_by_side({"net": 2.0}, {"net": 2.15}, {"net": 2.3})
+    assert (found.found(), found.same, found.worse) == ([], 1, 0), "each step is noise"
+    found = side_by_side({"net": 2.0}, {"net": 3.0}, {"net": 2.0})
+    assert [place and place.change for place in found.rows([0])[0].places] == [
+        None, pytest.approx(0.5), pytest.approx(-1 / 3),
+    ]  # fmt: skip
+    assert found.worse == 0
 
 
 def test_a_comparison_says_what_it_left_out() -> None:
