@@ -132,10 +132,10 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
     for pool in sorted({cell.pool for cell in cells}):
         if not live_workers.get(pool):
             waiting = sum(cell.pool == pool for cell in cells)
-            yield f"no live worker serves {pool}: {waiting} cells would wait (start `farm worker` on a node with it)"
+            yield f"no live worker serves {pool}: {_cells(waiting)} would wait (start `farm worker` on a node with it)"
     emulated = Counter((cell.target, part) for cell in cells for part in cell.emulated)
     for (target, part), count in emulated.items():
-        yield f"{target} has no units for {part}: {count} cells round to it and compute in a wider type, no faster"
+        yield f"{target} has no units for {part}: {_cells(count)} can only round to it, and compute no faster"
     for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
         yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
     warned: dict[str, list[str]] = {}
@@ -152,13 +152,17 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
             yield f"{cell.identifier} is the same compile as {first}; they share the job"
 
 
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
 def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
     """Warn if `debug` has no effect: it is not part of the key, so existing programs are not compiled again."""
     idle = [each.cell.identifier for each in planned if each.state != "miss" and each.cell.order.get("debug")]
     if idle:
         yield (
-            f"`debug` shows nothing for {len(idle)} cells that are compiled already or just now, "
-            f"such as {idle[0]}; another `salt` compiles them again"
+            f"`debug` shows nothing for what is compiled already or just now ({_cells(len(idle))}, "
+            f"such as {idle[0]}); another `salt` compiles it again"
         )
 
 

@@ -424,7 +424,7 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
     )
     cell = one(text)
     assert cell.order["debug"] == {"log_level": "debug", "trace": ["mlir"]}
-    assert "`passes`" in refusal(manifest_text("debug: {trace: [passses]}"))
+    assert "did you mean `passes`?" in refusal(manifest_text("debug: {trace: [passses]}"))
     unknown: dict[str, Any] = {
         "running": (),
         "last": {},
@@ -434,7 +434,7 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
     }
     assert make_plan([cell], known={}, **unknown).warnings == ()
     (warning,) = make_plan([cell], known={cell.key: {"seconds": 1}}, **unknown).warnings
-    assert "another `salt` compiles them again" in warning
+    assert "another `salt` compiles it again" in warning
 
 
 @pytest.mark.parametrize(
@@ -1152,7 +1152,7 @@ def test_an_emulated_precision_is_said_of_each_cell_and_once_in_the_plan() -> No
     assert found[0].order["emulated"] == ["fp8"]
     plan = make_plan(found, known={}, running=(), last={}, read_spec=lambda key: None, live_workers={}, estimates={})
     assert [warning for warning in plan.warnings if "no units" in warning] == [
-        "migraphx/gfx1100 has no units for fp8: 2 cells round to it and compute in a wider type, no faster"
+        "migraphx/gfx1100 has no units for fp8: 2 cells can only round to it, and compute no faster"
     ]
 
 
