@@ -421,6 +421,12 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert "1 cell with the same program, or within 10%" in compared
     chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
     assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
+    again = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    farm.build_finisher.finish(again)
+    said = words(build_page(browser, again))
+    assert f"Since {after} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
+    assert f"nightly ✗ failed {again} just now 0 0 0 0" in words(browser.get("/ui/ns/main").text)
 
 
 def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
@@ -592,7 +598,7 @@ def test_a_job_shows_attempts_ingredients_and_how_to_run_it_alone(farm: Farm, br
     assert "compiling 5.60 s" in said and "measuring 3.20 s" in said
     assert "Compiled because: toolchain: rocm7.1 -> rocm7.2" in said
     assert "options.level standard" in said and "inputs.data.shape 1, 3, 224, 224" in said
-    assert "whole run 1.88 ms 2.00 ms 2.24 ms 2.80 ms 400" in said
+    assert "Fastest Median p90 p99 Repeats whole run 1.88 ms 2.00 ms 2.24 ms 2.80 ms 400" in said
     assert "logits 3.0e-04 1.0e-04" in said
     job = farm.build_reader.cells("main", build_id)[0]["job"]
     page = browser.get(f"/ui/ns/main/jobs/{job}").text
