@@ -25,7 +25,8 @@ from tests.chaos.report import Fault
 from tests.chaos.rig import Rig
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, finished
 
-RANKS = ("none", "reader", "submitter", "admin")
+RANKS = ("none", "monitor", "reader", "submitter", "admin")
+"""The roles; a monitor reads the metrics, which are no route of the document, and nothing else."""
 
 
 def needed(method: str, path: str) -> str:
