@@ -651,7 +651,7 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
 }
 
 _HEADERS: dict[Listing, tuple[str, ...]] = {
-    Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "TOOLCHAIN", "KEY"),
+    Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
     Listing.REFS: ("REF",),
     Listing.WORKERS: ("WORKER", "SLOTS", "JOBS", "POOLS", ""),
     Listing.POOLS: ("POOL", "WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
@@ -661,6 +661,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.ARTIFACTS: lambda cell: (
         str(cell["identifier"]),
         render.size(cell["program"]["size"]),
+        render.when(cell.get("submitted")),
         str(cell["toolchain"]),
         str(cell["key"])[:12],
     ),

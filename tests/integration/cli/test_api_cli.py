@@ -327,7 +327,9 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert "2 cells match" in capsys.readouterr().err
 
     assert main(["ls"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert "SUBMITTED (UTC)" in header and all(re.search(r" B +20\d\d-\d\d-\d\d \d\d:\d\d ", row) for row in rows)
+    assert [line.split()[0] for line in (header, *rows)] == [
         "ARTIFACT",
         "net/onnxruntime-cpu/fp16/static",
         "net/onnxruntime-cpu/fp32/static",
