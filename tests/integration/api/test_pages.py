@@ -314,7 +314,7 @@ def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> 
     said = words(page.text)
     assert page.url.path == "/ui/ns/main"
     assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
-    assert f"nightly ✗ failed {build_id} just now 1 0 0 0" in said, "newly failed, slower, fixed, faster"
+    assert f"nightly ✗ failed 1 0 0 0 {build_id} just now" in said, "newly failed, slower, fixed, faster"
     assert "weekly" in said and "1 waiting" in said and "1 for 6 slots of onnxruntime-cpu" in said
 
 
@@ -426,7 +426,7 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     farm.build_finisher.finish(again)
     said = words(build_page(browser, again))
     assert f"Since {after} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
-    assert f"nightly ✗ failed {again} just now 0 0 0 0" in words(browser.get("/ui/ns/main").text)
+    assert f"nightly ✗ failed 0 0 0 0 {again} just now" in words(browser.get("/ui/ns/main").text)
 
 
 def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
