@@ -195,7 +195,7 @@ class Source(Entry):
     """`org/model` of a Hugging Face hub, read by the submitter; needs `revision` and `file`."""
     revision: Annotated[str, Field(pattern=COMMIT)] = ""
     """The commit of the hub's repository, 40 hex digits: names of branches can move."""
-    file: Annotated[str, Field(pattern=HUB_FILE)] = ""
+    file: Annotated[str, Field(pattern=HUB_FILE, max_length=1000)] = ""
     """The file in the hub's repository: `onnx/model.onnx`. Its external data come with it."""
     s3: Annotated[str, Field(pattern=BUCKET_URL)] = ""
     """`s3://bucket/key` in a bucket that the farm's operator allows; the farm reads it, not the submitter."""

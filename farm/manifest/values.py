@@ -32,6 +32,8 @@ MAX_OPTIMALS = 16
 
 SCHEMA_ID = "https://migraphx-farm.dev/manifest.schema.json"
 
+# How long a text may be says `max_length` where a part of it may have any character: pydantic compiles `[^/]{0,200}` to
+# 200 copies of a class of all of Unicode, at each start of a command that takes a manifest.
 NAME = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 _DIM_NAME = r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$"
 _LABEL_KEY = r"^[a-z0-9][a-z0-9._/-]{0,62}$"
@@ -42,7 +44,7 @@ PACKAGE = r"^[A-Za-z_][A-Za-z0-9_]*(/[^/\\]+)+$"
 SHA256 = r"^[0-9a-f]{64}$"
 HUB_MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
 COMMIT = r"^[0-9a-f]{40}$"
-HUB_FILE = r"^[A-Za-z0-9_][^/\\]{0,199}(/[A-Za-z0-9_][^/\\]{0,199}){0,20}$"
+HUB_FILE = r"^[A-Za-z0-9_][^/\\]*(/[A-Za-z0-9_][^/\\]*)*$"
 FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _OUTPUT_NODE = r"^[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,200}(:0)?$"
 _CRON = r"^[0-9A-Za-z*,/#-]{1,100}( [0-9A-Za-z*,/#-]{1,100}){4}$"
@@ -331,7 +333,7 @@ Duration = Annotated[float | None, *read_by(parse_duration, {"type": "string", "
 Size = Annotated[int | None, *read_by(parse_size, {"type": "string", "pattern": SIZE})]
 Limit = Annotated[float | None, *read_by(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
 Rate = Annotated[float | None, *read_by(_least, _POSITIVE_SCHEMA)]
-Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']{1,500}$")]
+Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']+$", max_length=508)]
 RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Precision = Annotated[str, *read_by(_precision, {"enum": list(SPELLINGS)})]
 TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$")]

@@ -256,3 +256,9 @@ def test_every_field_says_what_it_is_for() -> None:
     for entry in [schema, *schema["$defs"].values()]:
         for name, field in entry.get("properties", {}).items():
             assert field.get("description"), name
+
+
+def test_no_pattern_counts_characters_of_a_class_with_most_of_unicode() -> None:
+    patterns = re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', json.dumps(manifest_schema()))
+    counted = [json.loads(text) for text in patterns if re.search(r"(\[\^[^\]]*\]|\.|\\\\[SWD])\{", text)]
+    assert len(patterns) > 20 and counted == [], "pydantic copies such a class for each repeat: use max_length"
