@@ -1,4 +1,7 @@
-"""Atomic writes, and safe reading and removal of what others left: no links followed, sizes bounded."""
+"""Atomic writes, and safe reading and removal of what others left: no links followed, sizes bounded.
+
+Also where the shipped files are.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ from typing import BinaryIO
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20
 """Bytes of a file that are copied at once."""
+
+
+def configs_folder() -> Path:
+    """Return the folder of the shipped configuration: inside the package, or next to it in a checkout."""
+    packaged = Path(__file__).parent / "configs"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
 
 
 def write_new(path: Path, text: str | bytes) -> None:

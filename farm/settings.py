@@ -22,6 +22,7 @@ from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from farm.errors import UsageError
+from farm.files import configs_folder
 
 _LISTS = (
     "api_hosts",
@@ -63,12 +64,6 @@ FOR_FOLDERS = frozenset(
 
 _API_ONLY = ("api_token", "proxy_secret")
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
-
-
-def configs_folder() -> Path:
-    """Return the folder of the shipped configuration: inside the package, or next to it in a checkout."""
-    packaged = Path(__file__).parent / "configs"
-    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
 
 
 NAMESPACE = r"^[a-z0-9][a-z0-9._-]{0,63}$"

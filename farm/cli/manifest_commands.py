@@ -40,9 +40,7 @@ def lint(
 
     Needs no server. Exits with 2 if there is a problem.
     """
-    from farm import __version__
     from farm.client.authoring import lint as find_problems
-    from farm.results import annotations, sarif
 
     found = {file: find_problems(file, models=models) for file in dict.fromkeys(manifest)}
     problems = [problem for each in found.values() for problem in each]
@@ -51,8 +49,13 @@ def lint(
         case Format.JSON:
             output.emit({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
         case Format.SARIF:
+            from farm import __version__
+            from farm.results import sarif
+
             output.emit(sarif.render(problems, __version__))
         case Format.GITHUB:
+            from farm.results import annotations
+
             for line in annotations.github_commands(
                 annotations.of_problems(problems), "problems; `farm lint` lists them all"
             ):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from farm.settings import configs_folder
+from farm.files import configs_folder
 from farm.spec import Device
 from farm.units import parse_size
 
