@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -22,8 +22,6 @@ from farm.client.conformity import AnswerDocument, conforming
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx
 
     from farm.artifacts.storage import Put
@@ -48,20 +46,15 @@ SMALL_ANSWER = 1 << 20
 """Bytes of what object storage says about an upload, or about an error."""
 
 
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Return the certificates that this process trusts; to read them takes longer than all else in a client."""
+def _client(transport: httpx.BaseTransport | None = None, **options: Any) -> httpx.Client:
+    """Return a client that asks by `transport`; by default with `http.client`, which knows no proxy, or else httpx."""
     import httpx
 
-    return httpx.create_ssl_context()
+    from farm.client.plain_http import PlainHTTP, names_no_proxy, trusted
 
-
-@cache
-def _trusting_nobody() -> ssl.SSLContext:
-    """Return what stands for certificates if no connection has TLS."""
-    import ssl
-
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if transport is None and not names_no_proxy():
+        return httpx.Client(verify=trusted(), **options)
+    return httpx.Client(transport=transport or PlainHTTP(), **options)
 
 
 def import_httpx() -> None:
@@ -91,7 +84,6 @@ class Transport:
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer."""
         import_httpx()
-        import httpx
 
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.on_silence: Callable[[], object] | None = None
@@ -105,10 +97,7 @@ class Transport:
             headers["Farm-Namespace"] = namespace
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        verify = _trusted() if self.url.startswith("https:") else _trusting_nobody()
-        self._api = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=verify
-        )
+        self._api = _client(transport, base_url=self.url, headers=headers, timeout=timeout)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._opened: list[httpx.Client] = [self._api]
@@ -123,16 +112,9 @@ class Transport:
         """Connections to object storage. Presigned URLs carry their own permission: they never see the farm's token."""
         import httpx
 
-        from farm.client.plain_http import PlainHTTP, names_no_proxy
-
         with self._lock:
             if len(self._opened) == 1:
-                timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
-                if names_no_proxy():
-                    storage = httpx.Client(timeout=timeout, transport=PlainHTTP(_trusted))
-                else:
-                    storage = httpx.Client(timeout=timeout, verify=_trusted())
-                self._opened.append(storage)
+                self._opened.append(_client(timeout=httpx.Timeout(self._timeout, write=300.0, read=300.0)))
             return self._opened[1]
 
     def get(self, path: str, kind: type[T], **params: Any) -> T:

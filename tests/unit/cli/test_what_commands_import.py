@@ -17,7 +17,7 @@ from tests.support.places import ROOT
 
 FRAMEWORK = {"typer", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 FRAMEWORK |= {"annotated_doc", "shellingham", "platformdirs"}
-HTTP = {"httpx", "httpcore", "h11", "anyio", "idna", "certifi", "sniffio"}
+HTTP = {"httpx", "anyio", "idna", "certifi", "sniffio"}
 YAML = {"ruamel"}
 
 TALKING = {

@@ -1,4 +1,4 @@
-"""What object storage sends is read to its end over kept connections, by TLS that is checked, through proxies too."""
+"""What farm and storage send is read to its end over kept connections, by TLS that is checked, through proxies too."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import pytest
 
 from farm.client.plain_http import PIECE, PlainHTTP
 from farm.client.transport import Transport
-from farm.errors import FarmError, StorageUnavailable
+from farm.errors import FarmError, StorageUnavailable, UsageError
 
 DATA = bytes(range(256)) * (3 * PIECE // 256) + b"the end"
 
@@ -34,6 +34,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if self.path.startswith("/lines"):
+            frame = "{:x}\r\n{}\r\n" if self.path == "/lines/chunked" else "{1}"
+            self.send_response(200)
+            self.send_header(*("Transfer-Encoding", "chunked") if "{:x}" in frame else ("Connection", "close"))
+            self.end_headers()
+            for line in ("first\n", "second\n", ""):
+                self.wfile.write(frame.format(len(line), line).encode())
+                assert server.first_was_read.wait(5)
+            return
         _, _, asked = self.headers.get("Range", "").partition("=")
         start, _, last = asked.partition("-")
         data = DATA[int(start) : int(last) + 1] if asked else DATA
@@ -47,6 +56,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
         self.close_connection = self.path == "/closed-after"  # Which the answer does not say.
 
+    def do_POST(self) -> None:
+        self.send_response(413)  # The body stays unread.
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.close_connection = True
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -59,6 +74,7 @@ class Storage(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[int, str]] = []
+        self.first_was_read = Event()
 
     @property
     def url(self) -> str:
@@ -119,6 +135,23 @@ def test_a_reader_that_stops_leaves_no_rest_for_the_next(client: Transport, stor
     assert read(client, f"{storage.url}/whole") == DATA
 
 
+def test_an_answer_before_the_end_of_a_body_is_read(storage: Storage, client: Transport) -> None:
+    farm = Transport(storage.url, "", namespace="", timeout=5)
+    with pytest.raises(UsageError, match="answers 413"):
+        farm.request("POST", "/v1/plan", json="x" * (16 << 20))
+    farm.close()
+
+
+@pytest.mark.parametrize("path", ["/lines/chunked", "/lines/closed"])
+def test_a_line_of_the_farm_is_read_when_it_comes(client: Transport, storage: Storage, path: str) -> None:
+    farm = Transport(storage.url, "", namespace="", timeout=5)
+    with farm.lines(path, timeout=2) as lines:
+        assert next(lines) == "first"
+        storage.first_was_read.set()
+        assert list(lines) == ["second"]
+    farm.close()
+
+
 @pytest.mark.parametrize(
     "url", ["/moved", "http://127.0.0.1:1/", "http://[::1/", "ftp://127.0.0.1/x", "http://127.0.0.1:99999/", "", "x"]
 )
@@ -134,6 +167,11 @@ def test_a_proxy_of_the_environment_is_asked(
     monkeypatch.setenv("HTTP_PROXY", storage.url)
     assert read(client, "http://storage.example/whole") == DATA
     assert storage.asked[0][1] == "http://storage.example/whole"
+    farm = Transport("http://farm.example", "", namespace="", timeout=5)
+    with pytest.raises(UsageError, match="answers what no farm does"):
+        farm.get("/whole", dict)
+    assert storage.asked[1][1] == "http://farm.example/whole"
+    farm.close()
 
 
 def test_a_certificate_that_nobody_trusts_is_refused(storage: Storage, tmp_path: Path) -> None:
