@@ -15,7 +15,6 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,6 +25,8 @@ from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from farm.artifacts.storage import Put, Upload
 
 PIECE = 8 << 20
@@ -96,6 +97,8 @@ def lots(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 def _send(transport: Transport, puts: Sequence[tuple[Put, Path]], progress: Callable[[int], None]) -> None:
     """Send several files, or parts of them, at once; `progress` takes the bytes sent so far."""
+    from concurrent.futures import ThreadPoolExecutor
+
     sent, stopped, lock = 0, False, threading.Lock()
 
     def count_or_stop(size: int) -> None:
@@ -291,6 +294,8 @@ def _cut(part: int) -> None:
 
 def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> bool:
     """Bring the pieces that are not there, and hash all in their order; return whether they are the blob."""
+    from concurrent.futures import ThreadPoolExecutor
+
     stop = threading.Event()
     starts = range(0, wanted.size, PIECE)
     there = os.pread(part, len(starts), wanted.size)

@@ -105,4 +105,4 @@ def test_a_command_imports_what_it_needs_and_no_more(folder: Path, command: str)
     rooms = {name.split(".")[1] for name in modules if name.startswith("farm.")}
     assert rooms <= ROOMS[command.split(maxsplit=1)[0]]
     # Their parts that cost most, for what a command does not do.
-    assert {"asyncio", "farm.artifacts.sidecar", "httpx._main"} & set(modules) == set()
+    assert {"asyncio", "concurrent.futures", "farm.artifacts.sidecar", "httpx._main"} & set(modules) == set()
