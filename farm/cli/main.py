@@ -23,18 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"farm {__version__}\n")
         return 0
-    _compile_no_annotations()
+    from farm.cli.quick_start import compile_less
+
+    compile_less()
     from farm.cli.commands import run
 
     return run(arguments)
-
-
-def _compile_no_annotations() -> None:
-    """Let `typing` keep annotations as texts until somebody evaluates them.
-
-    Every field of a TypedDict and every annotation that is a text makes a `ForwardRef`, which compiles the text: 1,500
-    times at a start, of which few are evaluated, and `eval` takes texts too. Python 3.14 no longer compiles them.
-    """
-    import typing
-
-    vars(typing).setdefault("compile", lambda text, *_: text)

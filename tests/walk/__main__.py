@@ -29,9 +29,19 @@ from tests.support.places import ROOT
 from tests.walk.recorder import FOLDER, HOOK
 
 PAGE = ROOT / "docs" / "walk.md"
-SHARED_NAMES = ("errors", "files", "inert", "logging", "metrics/instruments", "settings", "spec", "units")
+SHARED_NAMES = (
+    "cli/quick_start",
+    "errors",
+    "files",
+    "inert",
+    "logging",
+    "metrics/instruments",
+    "settings",
+    "spec",
+    "units",
+)
 SHARED = {f"farm/{name}.py" for name in SHARED_NAMES}
-"""Files that every room may use: they are words, not places."""
+"""Files that every room may use: they are words, not places. All dataclasses of a command use the first."""
 
 MANIFEST = """
 version: 1

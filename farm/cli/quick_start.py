@@ -1,0 +1,40 @@
+"""What Python compiles at each start of a command, and hardly ever runs: it takes a fifteenth of the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def compile_less() -> None:
+    """Compile neither annotations nor, for each frozen dataclass, what refuses changes. To be called before imports.
+
+    Every field of a TypedDict and every annotation that is a text makes a `ForwardRef`, which compiles the text: 1,500
+    times at a start, of which few are evaluated, and `eval` takes texts too. Python 3.14 no longer compiles them.
+
+    A frozen dataclass gets a `__setattr__` and a `__delattr__` from texts: 140 at a start, half of them for pydantic.
+    Python 3.13 compiles all methods of a class at once.
+    """
+    vars(typing).setdefault("compile", lambda text, *_: text)
+    if sys.version_info < (3, 13):
+        vars(dataclasses)["_frozen_get_del_attr"] = _refusals
+
+
+def _refusals(cls: Any, fields: Iterable[dataclasses.Field[Any]], _: object) -> tuple[Callable[..., None], ...]:
+    """Return what `dataclasses` gives a frozen class, as closures."""
+    names = frozenset(field.name for field in fields)
+
+    def __setattr__(self: object, name: str, value: object) -> None:
+        if type(self) is cls or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def __delattr__(self: object, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return __setattr__, __delattr__
