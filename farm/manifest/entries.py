@@ -1,6 +1,6 @@
 """The entries of a manifest, as users write them. The docstring of a field is its help in editors too."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: pydantic evaluates each at every start, and would first have to compile it.
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
