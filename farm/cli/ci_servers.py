@@ -10,10 +10,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.cli import output
 from farm.errors import FarmError
@@ -46,8 +45,7 @@ _COMMITS = {
 _PAGES = {CiServer.GITLAB: "CI_JOB_URL", CiServer.BUILDKITE: "BUILDKITE_BUILD_URL", CiServer.JENKINS: "BUILD_URL"}
 
 
-@dataclass(frozen=True, slots=True)
-class WantedReports:
+class WantedReports(NamedTuple):
     """What the user wants written of a build: JUnit XML, Markdown; and the manifest that was submitted, if one was."""
 
     junit: Path | None = None

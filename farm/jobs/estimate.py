@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 FEWEST = 3
@@ -67,8 +66,7 @@ class OutlookDocument(TypedDict):
     unserved: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One past compile: its model (digest, or the start of one), the model's bytes (0: unknown), its seconds."""
 
     model: str
@@ -88,8 +86,7 @@ class Compile(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Seconds that a compile takes: the middle, and the range in which about 80 of 100 end; `by` says from what."""
 
     low: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from farm.jobs.facts import ArtifactFacts
 
@@ -70,8 +70,7 @@ class Fault(StrEnum):
     FARM = "farm"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """What follows from a failure: whose fault it is, how many charged attempts it may cost, what to say and try."""
 
     fault: Fault

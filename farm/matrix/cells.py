@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
@@ -575,8 +576,7 @@ class _Expansion:
         return {**gates, **gates_of(settings.gates, settings.budgets)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(NamedTuple):
     """What a plan is made of. Any of `pools` gives the same key.
 
     `calibration` and `samples` are what the spec says, `data` those that are blobs.
@@ -594,8 +594,7 @@ class _Parts:
     data: Mapping[str, FrozenData]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """The spec and the work order of a cell but for its shape; `pools` are the names of the pools that serve it."""
 
     pools: Sequence[str]
@@ -610,8 +609,7 @@ class _Work:
     """Canonical JSON of the spec's fields but `inputs` and `batch`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """All of a cell but its shape; there is no `work` if no pools are known."""
 
     data: Mapping[str, FrozenData]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FILE = "sha256:"
 """How the value of a variable that names a file begins in a spec; the file's SHA-256 follows."""
@@ -19,8 +18,7 @@ _TEXT = r"[A-Za-z0-9_.,:;~!+-]{1,200}"
 """No separator of paths and no blank: an allowed value cannot name a file of the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """What values an environment variable takes.
 
     A `flag` is on or as if it were not there; a `switch` is on or off; a `number` is whole and at least `low`; a `text`
