@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -12,9 +14,10 @@ from threading import Event, Thread
 import httpx
 import pytest
 
-from farm.client.plain_http import PIECE, PlainHTTP
+from farm.client.plain_http import PIECE, PlainHTTP, _has_something
 from farm.client.transport import Transport
 from farm.errors import FarmError, StorageUnavailable, UsageError
+from tests.support.helpers import wait_until
 
 DATA = bytes(range(256)) * (3 * PIECE // 256) + b"the end"
 
@@ -191,3 +194,114 @@ def test_a_certificate_that_nobody_trusts_is_refused(storage: Storage, tmp_path:
         pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.get(f"{url}/whole")
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
+    """A server that gives each request the next of these answers, whatever it asks; yield URL and connections."""
+    connections: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            left = iter(answers)
+            with suppress(StopIteration, OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connections.append(connection)
+                    with suppress(ConnectionError):
+                        while connection.recv(1 << 16):
+                            connection.sendall(next(left))
+                            if not answers[-1].endswith(b"\n"):
+                                connection.shutdown(socket.SHUT_RDWR)
+
+        thread = Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", connections
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in connections:
+            connection.close()
+
+
+def ask(transport: PlainHTTP, url: str) -> httpx.Response:
+    with httpx.Client(transport=transport, timeout=5) as client:
+        return client.get(url)
+
+
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+def test_an_answer_without_a_body_keeps_its_connection() -> None:
+    with answering(EMPTY, EMPTY) as (url, connections), httpx.Client(transport=PlainHTTP()) as client:
+        assert [client.get(url).status_code for _ in "ab"] == [204, 204]
+        assert len(connections) == 1
+
+
+def test_what_comes_on_a_kept_connection_answers_nobody() -> None:
+    """A server that gives up waiting may say so."""
+    transport = PlainHTTP()
+    with answering(EMPTY, EMPTY) as (url, connections), httpx.Client(transport=transport) as client:
+        assert client.get(url).status_code == 204
+        connections[0].sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        ((_, kept),) = next(iter(transport._idle.values()))
+        wait_until(lambda: _has_something(kept))
+        assert client.get(url).status_code == 204
+        assert len(connections) == 2
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between may have forgotten it, and nobody answers."""
+    monkeypatch.setattr("farm.client.plain_http.IDLE", 0.0)
+    with answering(EMPTY, EMPTY) as (url, connections), httpx.Client(transport=PlainHTTP()) as client:
+        assert [client.get(url).status_code for _ in "ab"] == [204, 204]
+        assert len(connections) == 2
+
+
+@pytest.mark.parametrize("cut", [b"HTTP/1.1 200", b"HTTP/1.1 302 Found\r\nLocation: http://storage.example/buck"])
+def test_a_head_that_is_cut_off_is_no_answer(cut: bytes) -> None:
+    with answering(cut) as (url, _), pytest.raises(httpx.ConnectError, match="in the middle of an answer"):
+        ask(PlainHTTP(), url)
+
+
+def test_early_hints_come_before_the_answer() -> None:
+    with answering(b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n" + EMPTY) as (url, _):
+        assert ask(PlainHTTP(), url).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://[2001:db8::1]", ("2001:db8::1", 80)),
+        ("https://[2001:db8::8443]", ("2001:db8::8443", 443)),
+        ("http://[2001:db8::1]:8080", ("2001:db8::1", 8080)),
+    ],
+)
+def test_the_port_is_the_urls(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def nobody(address: tuple[str, int], *_: object) -> socket.socket:
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", nobody)
+    with pytest.raises(httpx.ConnectError):
+        ask(PlainHTTP(ssl.create_default_context), url)
+    assert asked == [place]
+
+
+def test_what_is_compressed_twice_is_refused() -> None:
+    twice = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: 0\r\n\r\n"
+    with answering(twice) as (url, _), pytest.raises(httpx.RemoteProtocolError, match="more than once"):
+        ask(PlainHTTP(), url)
+
+
+def test_no_connection_is_kept_by_a_client_that_was_closed() -> None:
+    transport = PlainHTTP()
+    with answering(EMPTY) as (url, _):
+        answer = transport.handle_request(httpx.Client().build_request("GET", url, timeout=5))
+        transport.close()
+        answer.close()
+        assert transport._idle == {}
