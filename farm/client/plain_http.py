@@ -132,10 +132,10 @@ class PlainHTTP(httpx.BaseTransport):
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer that is whole: `http.client` takes a head that is cut off for one, and a 103 for the answer."""
+    """An answer that is whole: `http.client` also takes a head that is cut off, a length that is none, and a 103."""
 
     def begin(self) -> None:
-        """Read the head. Raises RemoteDisconnected if the connection ends in it."""
+        """Read the head. Raises HTTPException for one without an end, or with a length that is none."""
         readline = self.fp.readline
 
         def whole(limit: int | None = -1) -> bytes:
@@ -149,6 +149,8 @@ class _Answer(http.client.HTTPResponse):
         while 100 < self.status < 200:
             self.headers = self.msg = None  # type: ignore[assignment]
             super().begin()
+        if self.length is None and not self.chunked and "Content-Length" in self.headers:
+            raise http.client.HTTPException(f"its length is {self.headers['Content-Length']!r}")
 
 
 def _has_something(connection: http.client.HTTPConnection) -> bool:

@@ -293,8 +293,8 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     for chunk in response.iter_bytes(CHUNK):
         data += chunk
         _require_short(len(data), limit, response)
-    packing = ("content-encoding", "content-length", "transfer-encoding")
-    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in packing]
+    packing = (b"content-encoding", b"content-length", b"transfer-encoding")
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in packing]
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
 
 

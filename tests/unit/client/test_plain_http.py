@@ -266,6 +266,19 @@ def test_a_head_that_is_cut_off_is_no_answer(cut: bytes) -> None:
         ask(PlainHTTP(), url)
 
 
+@pytest.mark.parametrize("length", ["abc", "-1"])
+def test_a_length_that_is_none_is_refused(length: str) -> None:
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{{}}\n".encode()
+    with answering(answer) as (url, _), pytest.raises(httpx.ConnectError, match=f"its length is '{length}'"):
+        ask(PlainHTTP(), url)
+
+
+def test_a_header_may_have_any_letters() -> None:
+    answer = "HTTP/1.1 200 OK\r\nX-Node: é\r\nContent-Length: 3\r\n\r\n{}\n".encode()
+    with answering(answer) as (url, _):
+        assert Transport(url, "", namespace="", timeout=5).request("GET", "/v1/health").json() == {}
+
+
 def test_early_hints_come_before_the_answer() -> None:
     with answering(b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n" + EMPTY) as (url, _):
         assert ask(PlainHTTP(), url).status_code == 204
