@@ -1,11 +1,13 @@
 """The gate on latency on real programs: how often noise alone fails one, and a tenth more work is found.
 
 A few compiles are measured in several processes, for long; from their rounds as many comparisons are judged as the
-gate's promise needs.
+gate's promise needs. That noise fails few programs is promised on every machine. That a tenth is found is promised if
+the machine's own noise leaves it visible: the same rounds say so, with a twin's times made a tenth longer by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,9 @@ PROCESS_ROUNDS = 48
 """Processes of each side."""
 WIDTH, BATCH = 128, 32
 BASE, TWIN, LONGER = range(3)
+TWIN_LONGER_BY_HAND = 3
+TRIES = 3
+"""Recordings before a machine counts as too noisy; other work on it comes and goes."""
 
 
 def program(folder: Path, layers: int) -> Case:
@@ -82,26 +87,57 @@ def bench(child: Case, cases: list[Case], rounds: int, seconds: float) -> list[R
     return [each["rounds"] for each in answer["programs"]]
 
 
+def judge(record_all: Callable[[], Callable[[int], bool]]) -> None:
+    """Record, and judge comparisons: a twin hardly ever fails, a tenth is found unless the machine's noise hides it.
+
+    What `record_all` returns judges one comparison of its recording, drawn at random, with the side of that number.
+    """
+    for _ in range(TRIES):
+        fails = record_all()
+        assert found(fails, TWIN) <= 0.02
+        hidden = 1 - found(fails, TWIN_LONGER_BY_HAND)
+        if hidden <= 0.01:
+            assert found(fails, LONGER) >= 0.95
+            return
+    pytest.skip(f"a quieter machine is missing: its noise hid a tenth in {hidden:.0%} of the comparisons")
+
+
+def found(fails: Callable[[int], bool], side: int) -> float:
+    """Return the share of comparisons in which the gate fails a side."""
+    return sum(fails(side) for _ in range(COMPARISONS)) / COMPARISONS
+
+
+def longer_by_hand(rounds: Rounds) -> Rounds:
+    """Return rounds as they would be if each run had lasted a tenth longer."""
+    return [[1.1 * run for run in runs] for runs in rounds]
+
+
 @pytest.mark.noise
 def test_noise_fails_two_of_a_hundred_at_most_and_a_tenth_more_work_is_found_in_95(tmp_path: Path) -> None:
     base, longer = program(tmp_path / "base", 40), program(tmp_path / "longer", 44)
-    recorded = [record([base, base, longer], RECORDED, turned=bool(number % 2)) for number in range(PROCESSES)]
     random = np.random.default_rng(16)
 
-    def measured(process: int, which: int, rounds: int) -> Comparison:
-        """Judge rounds of one process that followed one another."""
-        start = random.integers(RECORDED - rounds + 1)
-        ours, theirs = (recorded[process][each][start : start + rounds] for each in (which, BASE))
-        return compare_pairs(ours, theirs)
+    def record_all() -> Callable[[int], bool]:
+        recorded = [record([base, base, longer], RECORDED, turned=bool(number % 2)) for number in range(PROCESSES)]
+        for sides in recorded:
+            sides.append(longer_by_hand(sides[TWIN]))
 
-    def fails(which: int) -> bool:
-        """Whether the gate fails a program as the worker measures it: again in another process if in doubt."""
-        first, again = random.choice(PROCESSES, 2, replace=False)
-        found = measured(first, which, ROUNDS)
-        return is_suspicious(found, LIMIT) and is_slower(measured(again, which, ROUNDS_AGAIN), LIMIT)
+        def measured(process: int, which: int, rounds: int) -> Comparison:
+            """Judge rounds of one process that followed one another."""
+            start = random.integers(RECORDED - rounds + 1)
+            ours, theirs = (recorded[process][each][start : start + rounds] for each in (which, BASE))
+            return compare_pairs(ours, theirs)
 
-    assert sum(fails(TWIN) for _ in range(COMPARISONS)) <= 0.02 * COMPARISONS
-    assert sum(fails(LONGER) for _ in range(COMPARISONS)) >= 0.95 * COMPARISONS
+        def fails(which: int) -> bool:
+            """Whether the gate fails a program as the worker measures it: again in another process if in doubt."""
+            first, again = random.choice(PROCESSES, 2, replace=False)
+            if not is_suspicious(measured(first, which, ROUNDS), LIMIT):
+                return False
+            return is_slower(measured(again, which, ROUNDS_AGAIN), LIMIT)
+
+        return fails
+
+    judge(record_all)
 
 
 @pytest.mark.noise
@@ -113,21 +149,24 @@ def test_two_toolchains_are_told_apart_by_a_delay_of_ten_percent_and_not_by_nois
         replace(base, python=str(renamed(tmp_path / "twin", "1.98.0"))),
         replace(base, python=str(renamed(tmp_path / "slower", "1.99.0", share=0.1))),
     ]
-    recorded: list[list[list[float]]] = [[], [], []]
-    for number in range(PROCESS_ROUNDS):
-        turns = list(enumerate(sides))
-        for place, side in reversed(turns) if number % 2 else turns:
-            (rounds,) = bench(side, [side], 1, 1.0 / PAIRS)
-            recorded[place] += map(list, rounds)
     random = np.random.default_rng(16)
 
-    def measured(which: int, pairs: int) -> Comparison:
-        start = random.integers(PROCESS_ROUNDS - pairs + 1)
-        ours, theirs = (recorded[each][start : start + pairs] for each in (which, BASE))
-        return compare_pairs(ours, theirs)
+    def record_all() -> Callable[[int], bool]:
+        recorded: list[Rounds] = [[], [], []]
+        for number in range(PROCESS_ROUNDS):
+            turns = list(enumerate(sides))
+            for place, side in reversed(turns) if number % 2 else turns:
+                recorded[place] = [*recorded[place], *bench(side, [side], 1, 1.0 / PAIRS)[0]]
+        recorded.append(longer_by_hand(recorded[TWIN]))
 
-    def fails(which: int) -> bool:
-        return is_suspicious(measured(which, PAIRS), LIMIT) and is_slower(measured(which, PAIRS_AGAIN), LIMIT)
+        def measured(which: int, pairs: int) -> Comparison:
+            start = random.integers(PROCESS_ROUNDS - pairs + 1)
+            ours, theirs = (recorded[each][start : start + pairs] for each in (which, BASE))
+            return compare_pairs(ours, theirs)
 
-    assert sum(fails(TWIN) for _ in range(COMPARISONS)) <= 0.02 * COMPARISONS
-    assert sum(fails(LONGER) for _ in range(COMPARISONS)) >= 0.95 * COMPARISONS
+        def fails(which: int) -> bool:
+            return is_suspicious(measured(which, PAIRS), LIMIT) and is_slower(measured(which, PAIRS_AGAIN), LIMIT)
+
+        return fails
+
+    judge(record_all)
