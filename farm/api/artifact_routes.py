@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -15,7 +16,7 @@ from farm.api.auth import Admin, Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts import REVOCATIONS, Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
-from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
+from farm.artifacts.refs import ListedRef, Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
 from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
@@ -27,6 +28,9 @@ blobs = APIRouter(tags=["blobs"])
 
 MAX_PUT = 1 << 30
 """Most bytes of a blob that one PUT sends. S3 takes 5 GiB, but a broken upload starts again from the beginning."""
+
+READERS = 8
+"""Refs that are read at once for a list of them."""
 
 MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
@@ -104,10 +108,18 @@ def issue(document: schemas.Document, _: Admin, farm: FarmDep) -> None:
 
 
 @router.get("/refs")
-def refs(caller: ReaderCaller, farm: FarmDep) -> schemas.Items[str]:
-    """List the tags of the namespace's refs, and of `main`'s."""
+def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> schemas.RefNames:
+    """List the tags of the namespace's refs and of `main`'s; with `moves` also where each points, and since when."""
     refs = Refs(farm.artifacts)
-    return schemas.Items(items=sorted({tag for namespace in caller.readable for tag in refs.list(namespace)}))
+    # One's own come last, so that they count.
+    namespaces = {tag: namespace for namespace in caller.readable for tag in refs.list(namespace)}
+    tags = sorted(namespaces)
+    if not moves:
+        return schemas.RefNames(items=tags)
+    with ThreadPoolExecutor(READERS) as readers:
+        found = readers.map(lambda tag: refs.find(namespaces[tag], tag), tags)
+        shown = [ListedRef(**ref.as_dict(), namespace=namespaces[ref.tag]) for ref in found if ref]
+    return schemas.RefNames(items=[ref["tag"] for ref in shown], refs=shown)
 
 
 @router.get("/refs/{tag}", response_model=schemas.Document)

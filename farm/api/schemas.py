@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from farm.artifacts.refs import ListedRef
 from farm.matrix.planned import SubmissionDocument
 from farm.settings import NAMESPACE
 from farm.spec import model_digest
@@ -271,6 +272,7 @@ class Outlook(_Open):
     spent_gpu_hours: float
     unknown: int
     unserved: list[str]
+    paused: list[str] | None = None
 
 
 class PlannedCellView(_Open):
@@ -426,6 +428,12 @@ class Items(BaseModel, Generic[Item]):
 
     items: list[Item]
     next: str | None = None
+
+
+class RefNames(Items[str]):
+    """The tags of refs; `refs` says where each points, if it was asked for."""
+
+    refs: list[ListedRef] | None = None
 
 
 Document = dict[str, Any]

@@ -71,6 +71,19 @@ class RefView(TypedDict):
     moved: str
 
 
+class ListedRef(RefView):
+    """A ref, and the namespace that has it."""
+
+    namespace: str
+
+
+class ListedRefs(TypedDict):
+    """The tags of refs, and where each points; the farm of 0.1.0 answers the tags alone."""
+
+    items: list[str]
+    refs: NotRequired[list[ListedRef] | None]
+
+
 class ShownRef(RefView, SnapshotDocument):
     """A ref with the cells that it names, and the namespace that has it."""
 

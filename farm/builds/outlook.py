@@ -71,6 +71,7 @@ def outlook(
         "spent_gpu_hours": round(sum(_seconds(cell, "spent") for cell in once if _on_gpu(cell["pool"])) / 3600, 4),
         "unknown": len(live) - len(to_come),
         "unserved": unserved,
+        "paused": [name for name in unserved if name in known_pools and known_pools[name].get("paused")],
     }
 
 

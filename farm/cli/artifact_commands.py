@@ -282,7 +282,8 @@ def ls(
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
             raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
     if as_json:
-        output.emit({"items": items})
+        refs = {"items": [ref["tag"] for ref in items], "refs": items}
+        output.emit(refs if listing is Listing.REFS else {"items": items})
     elif items and listing is Listing.BUILDS:
         for line in render.builds(items, output.width()):
             output.say(line)
@@ -644,7 +645,7 @@ def _tensor(name: str, dtype: str, shape: Iterable[int | str | None] | None) -> 
 
 _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
     Listing.ARTIFACTS: lambda client, ref: client.ls(ref),
-    Listing.REFS: lambda client, _: client.refs.all(),
+    Listing.REFS: lambda client, _: client.refs.moves(),
     Listing.BUILDS: lambda client, _: client.builds(),
     Listing.WORKERS: lambda client, _: client.workers.all(),
     Listing.POOLS: lambda client, _: client.pools.all(),
@@ -652,7 +653,7 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
 
 _HEADERS: dict[Listing, tuple[str, ...]] = {
     Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
-    Listing.REFS: ("REF",),
+    Listing.REFS: ("REF", "MOVES", "MOVED (UTC)", "NAMESPACE"),
     Listing.WORKERS: ("WORKER", "SLOTS", "JOBS", "POOLS", ""),
     Listing.POOLS: ("POOL", "WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
 }
@@ -665,7 +666,12 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         str(cell["toolchain"]),
         str(cell["key"])[:12],
     ),
-    Listing.REFS: lambda tag: (str(tag),),
+    Listing.REFS: lambda ref: (
+        str(ref["tag"]),
+        render.plural(int(ref["generation"]), "move"),
+        str(ref["moved"])[:16].replace("T", " "),
+        str(ref["namespace"]),
+    ),
     Listing.WORKERS: lambda worker: (
         str(worker["id"]),
         render.plural(int(worker["slots"]), "slot"),

@@ -179,9 +179,12 @@ def outlook(document: OutlookDocument | None, starting: Collection[str] = ()) ->
     parts = []
     if document["eta"]:
         parts.append(f"done in {_about(document['eta'])}")
-    if unserved := [pool for pool in document["unserved"] if pool not in starting]:
+    paused = document.get("paused") or []
+    if paused:
+        parts.append(f"end unknown: paused is {one_line(', '.join(paused))} (`farm resume {one_line(paused[0])}`)")
+    if unserved := [pool for pool in document["unserved"] if pool not in starting and pool not in paused]:
         parts.append(f"end unknown: no worker takes jobs of {one_line(', '.join(unserved))} now")
-    elif document["unserved"]:
+    elif starting and document["unserved"]:
         parts.append("a worker is starting")
     if document["slot_seconds"]:
         parts.append(f"{_about(document['slot_seconds'])} of compiling to come")

@@ -22,7 +22,7 @@ from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, 
 from farm.units import by_number
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import RefView, ShownRef, SnapshotCell
+    from farm.artifacts.refs import ListedRef, RefView, ShownRef, SnapshotCell
     from farm.artifacts.sidecar import SidecarDocument
     from farm.client.family import FamilyMember
     from farm.client.fetching import Fetched, FetchedFamily
@@ -89,6 +89,27 @@ class RefsApi(FormerList):
     def all(self) -> list[str]:
         """Return the tags of the refs."""
         return self._transport.items("/v1/refs", str)
+
+    def moves(self) -> list[ListedRef]:
+        """Return where each ref points, since when, and which namespace has it (the farm of 0.1.0 does not say it)."""
+        from farm.artifacts.refs import ListedRef, ListedRefs
+
+        found = self._transport.get("/v1/refs", ListedRefs, moves=True)
+        listed = found.get("refs")
+        if listed is not None:
+            return listed
+        shown = [self.get(tag) for tag in found["items"]]
+        return [
+            ListedRef(
+                tag=ref["tag"],
+                generation=ref["generation"],
+                snapshot=ref["snapshot"],
+                previous=ref["previous"],
+                moved=ref["moved"],
+                namespace=ref.get("namespace", ""),
+            )
+            for ref in shown
+        ]
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""

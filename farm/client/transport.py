@@ -92,6 +92,11 @@ class Transport:
             raise UsageError(
                 f"{url!r} is not the address of a farm", hint="FARM_API_URL looks like https://farm.example:8080"
             )
+        if re.match(r"https?://[^/?#]*@", self.url):
+            # It would be sent in place of the token, and shown with each link to a page.
+            raise UsageError(
+                "the address of the farm holds a name or a password", hint="leave it out; set FARM_API_TOKEN to a token"
+            )
         headers = {"User-Agent": "migraphx-farm"}
         if namespace:
             headers["Farm-Namespace"] = namespace

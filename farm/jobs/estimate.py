@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 FEWEST = 3
 """Fewest compiles of other models that give a range."""
@@ -53,8 +53,9 @@ class OutlookDocument(TypedDict):
     """When a build will be done and what it costs.
 
     `eta` (seconds from now) and the costs to come are those of the cells that can be estimated, None if there are none;
-    `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now. While there
-    is one, or the build is paused, `eta` is None.
+    `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now, `paused`
+    those of them that somebody has paused (an older farm does not say it). While there is one, or the build is paused,
+    `eta` is None.
     """
 
     eta: RangeDocument | None
@@ -64,6 +65,7 @@ class OutlookDocument(TypedDict):
     spent_gpu_hours: float
     unknown: int
     unserved: list[str]
+    paused: NotRequired[list[str]]
 
 
 class Sample(NamedTuple):

@@ -212,8 +212,10 @@ class ShownBuild:
             return f"Paused: {plural(looks.get('queued', 0), 'cell')} of {total:,} wait until the build is resumed"
         outlook = build.get("outlook")
         if looks.get("queued") and outlook and outlook["unserved"]:
-            pools = ", ".join(outlook["unserved"][:3])
-            return f"{plural(looks['queued'], 'cell')} wait: no worker takes jobs of {pools} now"
+            waiting = f"{plural(looks['queued'], 'cell')} {'waits' if looks['queued'] == 1 else 'wait'}"
+            if paused := outlook.get("paused"):
+                return f"{waiting}: paused is {', '.join(paused[:3])}"
+            return f"{waiting}: no worker takes jobs of {', '.join(outlook['unserved'][:3])} now"
         if looks.get("failed"):
             start = f"{plural(looks['failed'], 'cell')} of {total:,} failed so far"
         else:

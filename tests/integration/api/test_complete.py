@@ -76,6 +76,8 @@ def test_another_namespace_reads_the_refs_of_main(farm: Farm, url: str, client: 
         found = fork.get("/v1/refs/latest").json()
         assert found["namespace"] == "main" and len(found["cells"]) == 2
         assert fork.get("/v1/refs").json()["items"] == ["latest"]
+        (listed,) = fork.get("/v1/refs", params={"moves": True}).json()["refs"]
+        assert listed == {name: found[name] for name in listed} and listed["namespace"] == "main"
         key = next(iter(found["cells"].values()))["key"]
         assert fork.get(f"/v1/artifacts/{key}").status_code == 200
         assert fork.put("/v1/refs/latest", json={"source": "latest"}).status_code == 404, "it names nothing of its own"

@@ -406,7 +406,11 @@ def test_a_ref_is_promoted_rolled_back_and_forgotten(
     assert (found["generation"], len(found["cells"])) == (3, 2)
     assert main(["tag", "prod", "--delete"]) == 0
     assert main(["ls", "refs", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.partition("\n")[2]) == {"items": ["latest"]}
+    listed = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert (listed["items"], [ref["namespace"] for ref in listed["refs"]]) == (["latest"], ["main"])
+    moved = listed["refs"][0]["moved"]
+    assert main(["ls", "refs"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["latest", "2", "moves", *moved[:16].split("T"), "main"]
     assert main(["tag", "prod", "latest", "--delete"]) == 2
 
 

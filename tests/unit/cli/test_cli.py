@@ -210,6 +210,15 @@ def test_what_cannot_be_a_name_is_not_there(
     assert "is named" in capsys.readouterr().err
 
 
+def test_an_address_with_a_password_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_URL", "http://me:hidden@127.0.0.1:9/farm")
+    assert main(["status"]) == 2
+    err = capsys.readouterr().err
+    assert "set FARM_API_TOKEN" in err and "hidden" not in err
+
+
 def test_without_a_farm_commands_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 4
     out, err = capsys.readouterr()

@@ -107,7 +107,9 @@ def test_the_headline_is_what_matters_most() -> None:
     waits = cell("a/cpu-x/fp32/b1", "queued", waiting="3 jobs ahead for 1 slot of p")
     done = cell("b/cpu-x/fp32/b1")
     stuck = view(waits, done, state="open", outlook={"unserved": ["p"], "eta": None})
-    assert stuck.headline() == "1 cell wait: no worker takes jobs of p now"
+    assert stuck.headline() == "1 cell waits: no worker takes jobs of p now"
+    paused = {"unserved": ["p"], "paused": ["p"], "eta": None}
+    assert view(waits, done, state="open", outlook=paused).headline() == "1 cell waits: paused is p"
     assert view(waits, done, state="open", paused=True).headline().startswith("Paused: 1 cell of 2")
     eta = {"unserved": [], "eta": {"expected": 300}}
     assert (
