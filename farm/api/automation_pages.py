@@ -1,4 +1,4 @@
-"""The page of what happens by itself: stored manifests with their triggers, webhooks and what they were told."""
+"""The page of what happens by itself: stored manifests with their triggers, webhooks and their messages."""
 
 from __future__ import annotations
 

@@ -211,5 +211,5 @@ def _told(report: Report) -> dict[str, object]:
     """Return what webhooks get of a build: what a list of builds has, and the path of its page."""
     build = report["build"]
     hidden = ("state", "paused", "outlook")
-    told: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
-    return {**told, "page": f"/ui/ns/{build['namespace']}/builds/{build['id']}"}
+    shown: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
+    return {**shown, "page": f"/ui/ns/{build['namespace']}/builds/{build['id']}"}

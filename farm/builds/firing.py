@@ -102,8 +102,8 @@ class TriggerRounds:
         except FarmError as problem:
             error = problem.message
             log.warning("trigger made no build", **where, error=error)
-            told = {**where, "version": pending["version"], "why": pending["why"], "error": error}
-            self._webhooks.tell(namespace, "trigger.failed", build_id, told)
+            document = {**where, "version": pending["version"], "why": pending["why"], "error": error}
+            self._webhooks.tell(namespace, "trigger.failed", build_id, document)
         self._replace(namespace, name, head, state, ended(state, self._store.now(), build, error))
         return bool(build)
 

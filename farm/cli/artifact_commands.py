@@ -361,7 +361,7 @@ def inspect(
     """
     path = Path(what)
     if path.exists():
-        _show_inspected(*beside(path), as_json=as_json)
+        _show_inspected(*sidecar_and_program(path), as_json=as_json)
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
@@ -401,7 +401,7 @@ def key_of(client: FarmClient, what: str) -> str:
 _LARGEST_SIDECAR = 16 << 20
 
 
-def beside(path: Path) -> tuple[SidecarDocument | None, Path | None]:
+def sidecar_and_program(path: Path) -> tuple[SidecarDocument | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
     from farm.client.fetching import sidecar_path
 

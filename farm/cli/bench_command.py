@@ -172,7 +172,7 @@ def _cache(sidecar: SidecarDocument) -> Path:
 
 
 def _local(path: Path) -> list[BenchedProgram]:
-    from farm.cli.artifact_commands import beside, sidecars_in
+    from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
 
     if path.is_dir():
         documents = sidecars_in(path)
@@ -180,7 +180,7 @@ def _local(path: Path) -> list[BenchedProgram]:
             raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it next to each program")
         found = [artifact for document in documents for artifact in _local(document)]
         return sorted(found, key=lambda artifact: _batch(artifact.sidecar))
-    sidecar, program = beside(path)
+    sidecar, program = sidecar_and_program(path)
     if sidecar is None:
         hint = "`farm fetch` and `farm optimize` write it; without it the farm does not know how to run the program"
         raise NotFound(f"no sidecar next to {path}", hint=hint)

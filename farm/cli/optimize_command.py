@@ -181,10 +181,10 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
 
 def _what_it_is(place: Path) -> str:
     """Return what a program is, as its sidecar says."""
-    from farm.cli.artifact_commands import beside
+    from farm.cli.artifact_commands import sidecar_and_program
 
     try:
-        sidecar, _ = beside(place)
+        sidecar, _ = sidecar_and_program(place)
     except FarmError:
         return ""
     return f": it is {one_line(sidecar['identifier'])}" if sidecar else ""

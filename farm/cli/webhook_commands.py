@@ -1,4 +1,4 @@
-"""`farm webhook`: whom the farm tells what happens."""
+"""`farm webhook`: the servers that the farm tells what happens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.webhooks.hooks import DeliveryView, WebhookView
 
 commands = typer.Typer(
-    help="Tell other servers what happens: make, list and remove webhooks, and see what they were told.",
+    help="Tell other servers what happens: make, list and remove webhooks, and see their messages.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

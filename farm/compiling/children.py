@@ -76,7 +76,7 @@ def no_conditions() -> None:
 class Children:
     """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
 
-    They run in `slot`; `environment` is added to theirs. `beside` returns children that run in another slot.
+    They run in `slot`; `environment` is added to theirs. `in_slot` returns children that run in another slot.
     """
 
     folder: Path
@@ -103,7 +103,7 @@ class Children:
         self.started_at = datetime.now(UTC)
         self.log_path.touch()
 
-    def beside(self, slot: Slot, folder: Path) -> Children:
+    def in_slot(self, slot: Slot, folder: Path) -> Children:
         """Return children of the same attempt that run in another slot at the same time, with a log of their own.
 
         The time limit holds for all of them together, the memory limit for each.

@@ -83,7 +83,7 @@ class Steps:
         extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
-        self.texts = texts_beside(self.program)
+        self.texts = texts_next_to(self.program)
         """The program's text before and after compilation; `compile` writes it if `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Paths of the files that environment variables of the spec name."""
@@ -105,10 +105,10 @@ class Steps:
         compiler = COMPILERS[spec["compiler"]["name"]]
         return compiler.threads(spec["options"], spec["tuning"]["mode"]) or self.children.settings.threads_per_slot
 
-    def beside(self, slot: Slot, folder: Path) -> Steps:
-        """Return the steps of the same cell in another slot, for work at the same time; see `Children.beside`."""
+    def in_slot(self, slot: Slot, folder: Path) -> Steps:
+        """Return the steps of the same cell in another slot, for work at the same time; see `Children.in_slot`."""
         steps = copy(self)
-        steps.children = self.children.beside(slot, folder)
+        steps.children = self.children.in_slot(slot, folder)
         return steps
 
     def under(self, installation: Installation | None) -> Steps:
@@ -225,7 +225,7 @@ class Steps:
             request = {**request, "expected": expected_of(self.order["spec"])}
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
-            texts = texts_beside(Path(request["program"])) if debug.get("print") else {}
+            texts = texts_next_to(Path(request["program"])) if debug.get("print") else {}
             wish: DebugRequest = {"level": debug.get("log_level", "")}
             if texts:
                 wish |= {"before": str(texts["before"]), "after": str(texts["after"])}
@@ -299,7 +299,7 @@ class Steps:
         }
 
 
-def texts_beside(program: Path) -> dict[str, Path]:
+def texts_next_to(program: Path) -> dict[str, Path]:
     """Return where a program's text is kept, by when: `before` and `after` its compilation."""
     return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
 

@@ -28,7 +28,7 @@ one, and no job is taken until the supervisor says so again.
 
 
 class GpuFields(TypedDict, total=False):
-    """What sidecars say of a GPU besides the cache key's fields; memory in bytes, null is unknown."""
+    """What sidecars say of a GPU in addition to the cache key's fields; memory in bytes, null is unknown."""
 
     model: str | None
     partition: str | None
@@ -103,7 +103,7 @@ class FreeSlots:
             if taken:
                 self._give_back(*taken)
 
-    def beside(self, slot: Slot) -> list[Slot]:
+    def others(self, slot: Slot) -> list[Slot]:
         """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""
         others = list(self._slots)
         if slot in others:

@@ -161,14 +161,14 @@ def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
     from farm.artifacts import sidecar as sidecars
     from farm.client.fetching import sidecar_path
 
-    beside = sidecar_path(place)
+    described_at = sidecar_path(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(beside) as described, replacing(place) as program:
+    with replacing(described_at) as described, replacing(place) as program:
         digest, size = take(made.program, program, LARGEST)
         blob = {"path": place.name, "digest": digest, "size": size}
         document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
         described.write_bytes(sidecars.text(document))
-    return beside, sidecars.document(document)
+    return described_at, sidecars.document(document)
 
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:

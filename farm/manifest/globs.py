@@ -36,8 +36,8 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
         # In a list of fixed order: the manifest is the same wherever its files are.
         files = sorted(islice((name for name in found if (folder / name).is_file()), MAX_FILES + 1))
         if not files:
-            beside = [entry.name for entry in folder.iterdir()]
-            hint = suggestion(pattern.partition("/")[0], beside) if "/" in pattern else "patterns start at the manifest"
+            there = [entry.name for entry in folder.iterdir()]
+            hint = suggestion(pattern.partition("/")[0], there) if "/" in pattern else "patterns start at the manifest"
             problems.append(document.problem(f"no file matches `{pattern}`", path, hint=hint))
         elif len(files) > MAX_FILES:
             message = f"`{pattern}` matches more than {MAX_FILES} files"

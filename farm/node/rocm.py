@@ -27,7 +27,7 @@ class Rocm:
 def find_rocm(machine: Machine, python: str = "") -> Rocm | None:
     """Return the installation to use: ROCM_PATH, `rocm-sdk path --root`, /opt/rocm/core*, /opt/rocm; None without one.
 
-    `python` is the interpreter that imports MIGraphX; the wheels of ROCm put `rocm-sdk` beside it.
+    `python` is the interpreter that imports MIGraphX; the wheels of ROCm put `rocm-sdk` next to it.
     """
     for root, because in _roots(machine, python):
         folder = Path(root) if Path(root).is_relative_to(machine.root) else machine.path(root)
@@ -39,8 +39,8 @@ def find_rocm(machine: Machine, python: str = "") -> Rocm | None:
 
 def _roots(machine: Machine, python: str) -> list[tuple[str, str]]:
     found = [(machine.environ.get("ROCM_PATH", ""), "ROCM_PATH names it")]
-    beside = [str(Path(python).parent)] if "/" in python else []
-    if sdk := machine.program("rocm-sdk", beside):
+    neighbours = [str(Path(python).parent)] if "/" in python else []
+    if sdk := machine.program("rocm-sdk", neighbours):
         found.append((machine.ask(sdk, "path", "--root").strip(), f"{sdk} path --root names it"))
     cores = [str(path) for path in machine.path("/opt/rocm").glob("core*") if path.is_dir()]
     newest = sorted(cores, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)

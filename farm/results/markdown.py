@@ -71,12 +71,12 @@ def _row(cell: JudgedCell) -> str:
     facts = cell["facts"]
     errors = list(facts["errors"].values()) if facts else []
     state = f"{cell['state']} {cell['kind'] or ''}".rstrip()
-    beside = " shared" if facts and facts["shared"] and facts["latency"] else ""
+    shared = " shared" if facts and facts["shared"] and facts["latency"] else ""
     columns = (
         _escaped(cell["identifier"]),
         f"{state} as expected" if cell["as_expected"] else state,
         size(facts["program"]["size"]) if facts else "",
-        duration(facts["latency"]) + beside if facts else "",
+        duration(facts["latency"]) + shared if facts else "",
         f"{max(errors):.1e}" if errors else "",
         "hit" if cell["hit"] else duration(cell["elapsed"]),
         f"`{facts['program']['digest'][:12]}`" if facts else "",

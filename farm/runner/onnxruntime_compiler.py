@@ -378,7 +378,7 @@ def _session(
 
 
 def _where(request: Request | None) -> str:
-    """Return the words by which failures of a card's memory are told from those of the machine's."""
+    """Return the words by which failures of a card's memory differ from those of the machine's."""
     return "on TensorRT" if _on_tensorrt(request) else "on CUDA"
 
 

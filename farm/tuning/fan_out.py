@@ -51,7 +51,7 @@ class FanOut(Generic[Piece]):
         self._waiting.extend(pieces)
         ended = threading.Event()
         try:
-            for slot in self._free.beside(self._own) if len(pieces) > 1 else ():
+            for slot in self._free.others(self._own) if len(pieces) > 1 else ():
                 run = copy_context().run  # The log's lines name the attempt in these threads too.
                 threading.Thread(target=run, args=(self._help, slot, ended), name="fan-out", daemon=True).start()
             while piece := self._next():

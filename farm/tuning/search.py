@@ -412,7 +412,7 @@ class Search:
     def _lane(self, slot: Slot) -> Lane:
         """Return what tunes in a slot."""
         if slot not in self._lanes:
-            steps = self.steps.beside(slot, self.children.folder / f"beside-{len(self._lanes)}")
+            steps = self.steps.in_slot(slot, self.children.folder / f"lane-{len(self._lanes)}")
             self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
         return self._lanes[slot]
 

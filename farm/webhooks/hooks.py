@@ -22,7 +22,7 @@ from farm.logging import get_logger
 log = get_logger(__name__)
 
 EVENTS = ("build.finished", "trigger.failed")
-"""What webhooks can be told: a build has its report; a trigger of a stored manifest made no build."""
+"""What webhooks send: a build has its report; a trigger of a stored manifest made no build."""
 
 MOST_HOOKS = 20
 """Webhooks of one namespace."""
@@ -64,7 +64,7 @@ class OldSecret(TypedDict):
 
 
 class Webhook(TypedDict):
-    """A webhook as it is stored: `secret` signs what it is told."""
+    """A webhook as it is stored: `secret` signs its messages."""
 
     schema: int
     name: str
@@ -254,7 +254,7 @@ class Webhooks:
             with suppress(Conflict):
                 self._artifacts.put_object(key, _json(delivery), create=True)
             there = self.delivery(namespace, hook["name"], delivery["id"])
-            if there["state"] == "waiting":  # Or it was told before, and its mark was lost with who wrote it.
+            if there["state"] == "waiting":  # Or it was sent before, and its mark was lost with who wrote it.
                 self.mark(namespace, hook["name"], there)
             self._forget_old(namespace, hook["name"])
 

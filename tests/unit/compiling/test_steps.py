@@ -75,12 +75,12 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
 def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) -> None:
     """Else a log that grows in one slot would hide that a child hangs in the other."""
     children = Children(tmp_path, load_settings({}), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
-    beside = children.beside(Slot("GPU-1"), tmp_path / "beside")
-    beside.memory.append(5)
+    other = children.in_slot(Slot("GPU-1"), tmp_path / "other")
+    other.memory.append(5)
     children.memory.append(3)
-    assert (children.peak_memory, beside.peak_memory) == (5, 5)
-    assert (beside.began, beside.limits, beside.cancelled) == (children.began, children.limits, children.cancelled)
-    assert beside.log_path != children.log_path
+    assert (children.peak_memory, other.peak_memory) == (5, 5)
+    assert (other.began, other.limits, other.cancelled) == (children.began, children.limits, children.cancelled)
+    assert other.log_path != children.log_path
 
 
 REFUSAL = Failure(FailureKind.UNVERIFIABLE, "has no such operator")

@@ -367,7 +367,7 @@ def test_a_gpu_is_lent_only_while_nobody_waits_for_it(tmp_path: Path) -> None:
 
     with one.one(NEVER) as own, ThreadPoolExecutor(2) as threads:
         assert own
-        assert one.beside(own) == [slots[1]]
+        assert one.others(own) == [slots[1]]
         with one.borrow(slots[1], ended) as borrowed:
             assert borrowed
             attempt = other.one(NEVER)
@@ -381,8 +381,8 @@ def test_a_gpu_is_lent_only_while_nobody_waits_for_it(tmp_path: Path) -> None:
 def test_a_cpu_slot_is_lent_only_where_it_has_cpus_of_its_own() -> None:
     """Two that time candidates on the same CPUs would measure each other."""
     near, far, anywhere = Slot(cpus=(0, 1)), Slot(cpus=(2, 3)), Slot()
-    assert FreeSlots([near, near, far]).beside(near) == [far]
-    assert FreeSlots([anywhere] * 4).beside(anywhere) == []
+    assert FreeSlots([near, near, far]).others(near) == [far]
+    assert FreeSlots([anywhere] * 4).others(anywhere) == []
     free = FreeSlots([far, near, near])
     with free.one(NEVER) as own:
         assert own == far
