@@ -282,8 +282,9 @@ def ls(
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
             raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
     if as_json:
-        refs = {"items": [ref["tag"] for ref in items], "refs": items}
-        output.emit(refs if listing is Listing.REFS else {"items": items})
+        # Of refs, 0.1.0 listed the tags alone.
+        tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
+        output.emit({"items": items, **tags})
     elif items and listing is Listing.BUILDS:
         for line in render.builds(items, output.width()):
             output.say(line)
