@@ -44,7 +44,7 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Art
     known = {key: found for key, found in checkpoint.items() if listed.get(key) == found.etag}
     changed = [key for key in listed if key not in known]
     with ThreadPoolExecutor(THREADS) as pool:
-        read = pool.map(lambda key: _read(artifacts, namespace, key), changed)
+        read = pool.map(lambda key: _read(artifacts, key), changed)
         known |= {key: found for key, found in zip(changed, read, strict=True) if found}
         if known != checkpoint:
             _write_checkpoint(artifacts, namespace, known)
@@ -65,7 +65,7 @@ def without_program(artifacts: ArtifactStore, found: Mapping[str, ArtifactFacts]
     return [name for name, (digest, size) in programs.items() if sizes.get(digest) != size]
 
 
-def _read(artifacts: ArtifactStore, namespace: str, key: str) -> Known | None:
+def _read(artifacts: ArtifactStore, key: str) -> Known | None:
     found = artifacts.get_object(key)
     if found is None:
         return None

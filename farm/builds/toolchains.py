@@ -270,11 +270,9 @@ class Toolchains:
         for each in planned["cells"] if planned else ():
             if each["order"] and cell["key"] in keys_of(each["order"], each["key"]):
                 return KnownWork(each["order"], each["limits"], each["gates"], each["priority"], each["line"]), error
-        return self._from_reproduction(found.namespace, build, cell, sidecar["blobs"].get("reproduction")), error
+        return self._from_reproduction(found.namespace, build, sidecar["blobs"].get("reproduction")), error
 
-    def _from_reproduction(
-        self, namespace: str, build: str, cell: SnapshotCell, blob: Mapping[str, object] | None
-    ) -> KnownWork | None:
+    def _from_reproduction(self, namespace: str, build: str, blob: Mapping[str, object] | None) -> KnownWork | None:
         if blob is None:
             return None
         try:

@@ -119,7 +119,7 @@ def bisect(
         raise NotFound(f"{ref} has no cell {absent[0]}", hint=f"`farm ls --ref {ref}` lists them")
     lines = client.toolchains.all(ref)
     searches = [_search(cell, named[cell]["target"], named[cell]["toolchain"], lines, good, bad) for cell in cells]
-    against = _first_good(client, ref, searches, named, gates) if gates else {}
+    against = _first_good(client, ref, searches, named) if gates else {}
     while wanted := _wanted(searches):
         builds = {
             (version, base): client.toolchains.shadow(
@@ -171,7 +171,7 @@ def _place(versions: Sequence[str], start: str) -> int:
 
 
 def _first_good(
-    client: FarmClient, ref: str, searches: Sequence[_Search], named: Mapping[str, object], gates: ChosenGates
+    client: FarmClient, ref: str, searches: Sequence[_Search], named: Mapping[str, object]
 ) -> dict[str, str]:
     """Make the first toolchain's programs, with which speed is compared; return the build of each cell that needs one.
 

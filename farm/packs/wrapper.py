@@ -20,8 +20,8 @@ _TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float8_e4m3fn": "FLOAT8E4M3F
 """ONNX's names of types, if they are not numpy's in capitals."""
 
 
-def wrapper(sidecar: Sidecar, model: str = "") -> bytes:
-    """Return the wrapper of a program, as bytes; `model` is the file name of the model that it was compiled from.
+def wrapper(sidecar: Sidecar) -> bytes:
+    """Return the wrapper of a program, as bytes.
 
     The same sidecar gives the same bytes. Raises UsageError for a type that ONNX does not have.
     """
@@ -40,7 +40,7 @@ def wrapper(sidecar: Sidecar, model: str = "") -> bytes:
         # Compared for equality; the provider skips the comparison if it is empty.
         hardware_architecture="" if any_device else sidecar.device.arch,
         partition_name="program",
-        onnx_model_filename=model,
+        onnx_model_filename="",
     )
     graph = helper.make_graph([node], "program", _values(sidecar.inputs), _values(sidecar.outputs))
     operators = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]

@@ -84,11 +84,6 @@ class Judged(NamedTuple):
     message: str = ""
 
 
-def is_slower(found: Comparison, limit: float) -> bool:
-    """Whether a program is shown to take longer than another by more than `limit`, as a share of the other's time."""
-    return 1 / found.high - 1 > limit
-
-
 def is_suspicious(found: Comparison, limit: float) -> bool:
     """Whether a program may take longer than another by more than `limit`: it is measured again before it fails."""
     return 1 / found.low - 1 > limit

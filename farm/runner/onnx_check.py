@@ -261,7 +261,7 @@ class _Check:
         """Check the nodes of a graph or function, in any order, and return the names that they make."""
         produced: dict[str, int] = {}
         for index, node in enumerate(nodes):
-            self.node(node, opsets, depth)
+            self.node(node, opsets)
             for output in filter(None, node.output):
                 if output in produced:
                     raise BadModel(f"{where}: two nodes make {_name(output)}")
@@ -273,7 +273,7 @@ class _Check:
                 self.attribute(attribute, opsets, visible, f"node {_node(node)}", depth)
         return set(produced)
 
-    def node(self, node: Any, opsets: dict[str, int], depth: int) -> None:
+    def node(self, node: Any, opsets: dict[str, int]) -> None:
         _require_text(node.op_type, node.domain, node.name, *node.input, *node.output)
         key = _called(node)
         self.nodes += self.expanded.get(key) or 1

@@ -21,9 +21,6 @@ from farm.logging import get_logger
 
 log = get_logger(__name__)
 
-EVENTS = ("build.finished", "trigger.failed")
-"""What webhooks send: a build has its report; a trigger of a stored manifest made no build."""
-
 MOST_HOOKS = 20
 """Webhooks of one namespace."""
 

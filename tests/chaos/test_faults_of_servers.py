@@ -38,12 +38,12 @@ from tests.support.scripted_pool import POOL
 SUCCESS = Outcome.success({"latency": 0.001})
 
 
-def seconds_until_at_work(farm: Rig, client: Any, cells: int = 8) -> list[float]:
+def seconds_until_at_work(farm: Rig, client: Any) -> list[float]:
     """Seconds from now until each worker has begun a job; there are new ones for it until all have."""
     since = time.time()
     nodes, begun = {worker.node for worker in farm.started}, dict[str, float]()
     while begun.keys() < nodes:
-        for cell in farm.wait(insist(lambda: farm.submit(client, cells)), timeout=120):
+        for cell in farm.wait(insist(lambda: farm.submit(client, 8)), timeout=120):
             for one in farm.attempts(cell):
                 begun[one["node"]] = min(begun.get(one["node"], one["started_at"]), one["started_at"])
         assert time.time() - since < 180, f"only {sorted(begun)} take work"

@@ -55,12 +55,10 @@ def matrix_of(
     targets: Sequence[str] = ("onnxruntime/cpu", "migraphx/gfx942"),
     precisions: Sequence[str] = PRECISIONS,
     shapes: Sequence[str] = ("b1", "b8"),
-    salt: str = "",
-    reason: str = "first compile",
 ) -> list[Cell]:
     """Every combination, in the order of a manifest."""
     return [
-        Cell(model, target, precision, shape, salt, reason)
+        Cell(model, target, precision, shape)
         for model in models
         for target in targets
         for precision in precisions
@@ -307,8 +305,8 @@ def failed(
     return Outcome.failure(kind, message, detail=detail, log=digest, phases=phases)
 
 
-def backdate(farm: Farm, redis_url: str, seconds: float = 13.3) -> None:
-    """Let the attempts of all jobs have taken so long: pictures should not show milliseconds."""
+def backdate(farm: Farm, redis_url: str) -> None:
+    """Let the attempts of all jobs have taken 13.3 s: pictures should not show milliseconds."""
     import redis
 
     with redis.Redis.from_url(redis_url, decode_responses=True) as connection:
@@ -320,9 +318,9 @@ def backdate(farm: Farm, redis_url: str, seconds: float = 13.3) -> None:
                 document = json.loads(text)
                 if part == "start":
                     start = document["started_at"]
-                    document["started_at"] = int(start) - int(seconds * 1000) * (3 - int(number))
+                    document["started_at"] = int(start) - 13_300 * (3 - int(number))
                 else:
-                    document["at"] = int(document["at"]) - int(seconds * 1000) * (2 - int(number))
+                    document["at"] = int(document["at"]) - 13_300 * (2 - int(number))
                 connection.hset(key, name, json.dumps(document))
 
 

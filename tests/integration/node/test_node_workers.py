@@ -53,7 +53,7 @@ def standin(folder: Path, arch: str, *, cross: bool = False) -> str:
 
 
 @contextmanager
-def farm_worker(settings: Settings, root: Path, node: str = "n1") -> Iterator[subprocess.Popen[bytes]]:
+def farm_worker(settings: Settings, root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`farm worker` as it is, but for the root of the machine that it looks at; no health probe could pass there."""
     code = (
         "import pathlib, sys; from farm.cli import main; from farm.node import health_probe, machine;"
