@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +52,7 @@ def lines(found: Sequence[PastCell]) -> list[str]:
         values, error = past["values"], past["error"]
         rows.append(
             (
-                datetime.fromtimestamp(past["ended"], UTC).strftime("%Y-%m-%d %H:%M"),
+                render.when(past["ended"]),
                 past["build"],
                 "hit" if past["hit"] and not past["kind"] else f"{past['state']} {past['kind']}".rstrip(),
                 render.duration(values.get("latency")) + (" shared" if values.get("shared") else ""),

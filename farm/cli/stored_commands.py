@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,7 +97,7 @@ def show(name: ManifestName, version: OneVersion = None, as_json: output.Json = 
         return
     for each in found["versions"]:
         mark = "*" if each["version"] == found["shown"] else " "
-        output.note(f"{mark} {name}@{each['version']}  {_when(each['pushed'])}  {each['by']}")
+        output.note(f"{mark} {name}@{each['version']}  {render.when(each['pushed'])}  {each['by']}")
     for line in _frozen(found["content"]):
         output.note(f"  {line}")
     output.say(inert(found["content"]["manifest"].rstrip("\n")))
@@ -190,13 +189,15 @@ def triggers(
                 (
                     each["name"],
                     " ".join(filter(None, (trigger["kind"], trigger["text"], trigger["timezone"]))),
-                    _when(trigger["next"]) if trigger["next"] else "",
-                    _when(last["at"]) if last else "",
+                    render.when(trigger["next"]),
+                    render.when(last["at"]) if last else "",
                     last["build"] if last else "",
                 )
             )
             if last and last["error"]:
-                said.append(f"{each['name']}: {trigger['text']}: no build at {_when(last['at'])}: {last['error']}")
+                said.append(
+                    f"{each['name']}: {trigger['text']}: no build at {render.when(last['at'])}: {last['error']}"
+                )
             if trigger["problem"]:
                 said.append(f"{each['name']}: {trigger['text']}: waits: {trigger['problem']}")
     for line in [*render.align(rows), *said] if len(rows) > 1 else ["no trigger: `triggers:` in a manifest has them"]:
@@ -205,11 +206,7 @@ def triggers(
 
 def _pushed(stored: StoredManifest) -> tuple[str, str]:
     newest = stored["versions"][-1]
-    return _when(newest["pushed"]), newest["by"]
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    return render.when(newest["pushed"]), newest["by"]
 
 
 def _lines(content: FrozenDocument) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,7 +68,7 @@ def log(
         return
     rows = [("MESSAGE", "CREATED (UTC)", "EVENT", "STATE", "TRIES", "LAST")]
     rows += [
-        (each["id"], _when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
+        (each["id"], render.when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
         for each in found
     ]
     for line in render.align(rows):
@@ -116,16 +115,12 @@ def rm(name: Name, as_json: output.Json = False) -> None:
 
 def _activity(hook: WebhookView) -> str:
     until = hook.get("old_signs_until")
-    return hook["disabled"] or (f"active, the old secret signs until {_when(until)} UTC" if until else "active")
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    return hook["disabled"] or (f"active, the old secret signs until {render.when(until)} UTC" if until else "active")
 
 
 def _state(delivery: DeliveryView) -> str:
     again = delivery["next"] if delivery["attempts"] else None
-    return f"{delivery['state']} until {_when(again)}" if again else delivery["state"]
+    return f"{delivery['state']} until {render.when(again)}" if again else delivery["state"]
 
 
 def _last(delivery: DeliveryView) -> str:
