@@ -49,6 +49,26 @@ def sidecar_key(namespace: str, key: str) -> str:
     return f"{artifacts_prefix(namespace)}{key[:2]}/{key}.json"
 
 
+def builds_prefix(namespace: str) -> str:
+    """Prefix of what is kept of a namespace's builds."""
+    return f"ns/{namespace}/builds/"
+
+
+def build_key(namespace: str, build_id: str, name: str) -> str:
+    """Object key of one document of a build, such as its `plan.json`."""
+    return f"{builds_prefix(namespace)}{build_id}/{name}"
+
+
+def open_prefix(namespace: str) -> str:
+    """Prefix of the marks of a namespace's builds that have no report yet."""
+    return f"ns/{namespace}/open/"
+
+
+def open_key(namespace: str, build_id: str) -> str:
+    """Object key of the mark of a build that has no report yet."""
+    return f"{open_prefix(namespace)}{build_id}"
+
+
 def statements_key(namespace: str, key: str) -> str:
     """Object key of what is signed about the artifacts of a cache key in a namespace."""
     return f"ns/{namespace}/statements/{key[:2]}/{key}.sigstore.jsonl"

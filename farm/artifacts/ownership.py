@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key
+from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key, build_key, builds_prefix
 from farm.artifacts.refs import SNAPSHOT_LIMIT
 from farm.errors import ArtifactGone
 
@@ -127,7 +127,7 @@ def _since(artifacts: ArtifactStore, seen: set[str]) -> list[str]:
     """Return the documents that may name more than at the first read: new ones, refs, heads, plans of open builds."""
     now = documents(artifacts)
     opened = [key.split("/") for key in now if "/open/" in key]
-    plans = {f"ns/{parts[1]}/builds/{parts[-1]}/plan.json" for parts in opened}
+    plans = {build_key(parts[1], parts[-1], "plan.json") for parts in opened}
     return [key for key in now if key not in seen or key in plans or "/refs/" in key or key.endswith("/head.json")]
 
 
@@ -135,7 +135,7 @@ def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
     """Delete the plans of builds that were reported before a time: their reports stay."""
     plans, old = set[str](), set[str]()
     for namespace in artifacts.list_folders("ns/"):
-        for entry in artifacts.list_entries(f"ns/{namespace}/builds/"):
+        for entry in artifacts.list_entries(builds_prefix(namespace)):
             folder, _, name = entry.key.rpartition("/")
             if name == "plan.json":
                 plans.add(folder)

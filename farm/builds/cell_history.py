@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from farm.artifacts import build_key, builds_prefix
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmFault
 from farm.jobs.facts import TurnsFacts
@@ -138,10 +139,8 @@ class CellHistory:
             found = database.execute("SELECT build FROM reports WHERE namespace = ?", (namespace,))
             known = {str(row["build"]) for row in found}
         count = 0
-        for build in self._artifacts.list_folders(f"ns/{namespace}/builds/"):
-            stored = (
-                None if build in known else self._artifacts.get_object(f"ns/{namespace}/builds/{build}/report.json")
-            )
+        for build in self._artifacts.list_folders(builds_prefix(namespace)):
+            stored = None if build in known else self._artifacts.get_object(build_key(namespace, build, "report.json"))
             if stored is None:
                 continue
             try:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from farm.artifacts import build_key, open_key
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds import large_builds
@@ -88,9 +89,8 @@ class BuildFinisher:
         if report is None:
             return None
         report["build"]["state"] = "reported"
-        folder = f"ns/{namespace}/builds/{build_id}"
-        self._artifacts.put_object(f"{folder}/junit.xml", junit.render(report).encode())
-        self._draw(folder, report)
+        self._artifacts.put_object(build_key(namespace, build_id, "junit.xml"), junit.render(report).encode())
+        self._draw(namespace, report)
         passed = [cell for cell in report["cells"] if has_passed(cell)]
         self._sign(namespace, build_id, passed)
         if report["build"].get("shadows"):
@@ -100,7 +100,7 @@ class BuildFinisher:
         elif passed:
             self._name_latest(namespace, build_id, passed)
         report["build"]["followed_by"] = self._reader.follower(build_id)
-        key, data = f"{folder}/report.json", json.dumps(report).encode()
+        key, data = build_key(namespace, build_id, "report.json"), json.dumps(report).encode()
         try:
             self._artifacts.put_object(key, data, create=True)
         except Conflict:
@@ -150,8 +150,8 @@ class BuildFinisher:
         if self._reader.read_report(namespace, follower):
             return
         try:
-            if not self._artifacts.get_object(f"ns/{namespace}/open/{follower}"):
-                manifest = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+            if not self._artifacts.get_object(open_key(namespace, follower)):
+                manifest = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
                 self._builds.accept(
                     plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b""
                 )
@@ -174,7 +174,7 @@ class BuildFinisher:
         if faster:
             self._refs.replace_cells(namespace, LATEST, faster)
 
-    def _draw(self, folder: str, report: Report) -> None:
+    def _draw(self, namespace: str, report: Report) -> None:
         """Store a picture of the build's sweeps next to its report."""
         if report["sweeps"]:
             try:
@@ -182,7 +182,8 @@ class BuildFinisher:
             except UsageError as error:
                 log.warning("sweep not drawn", build=report["build"]["id"], error=error.message, hint=error.hint)
                 return
-            self._artifacts.put_object(f"{folder}/sweep.svg", picture, content_type="image/svg+xml")
+            key = build_key(namespace, report["build"]["id"], "sweep.svg")
+            self._artifacts.put_object(key, picture, content_type="image/svg+xml")
 
     def snapshot(self, namespace: str, build_id: str) -> list[SnapshotCell]:
         """Return the cells of a finished build that passed, as a ref names them.

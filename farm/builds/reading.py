@@ -12,6 +12,7 @@ from functools import lru_cache
 from time import monotonic
 from typing import cast
 
+from farm.artifacts import build_key, open_key
 from farm.artifacts.s3 import S3Store
 from farm.builds import large_builds
 from farm.builds.follow_up import follow_up_id
@@ -77,7 +78,7 @@ class BuildReader:
         if matches:
             return matches[0]
         if re.fullmatch(r"b-[0-9a-f]{16}", build_id) and self._artifacts.get_object(
-            f"ns/{namespace}/builds/{build_id}/manifest.yaml"
+            build_key(namespace, build_id, "manifest.yaml")
         ):
             return build_id
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
@@ -268,7 +269,7 @@ class BuildReader:
 
     def read_report(self, namespace: str, build_id: str) -> Report | None:
         """Return a finished build's report from object storage, if it is readable."""
-        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
+        found = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
         if found is None:
             return None
         try:
@@ -298,7 +299,7 @@ class BuildReader:
         report = self.read_report(namespace, build_id)
         if report:
             return report
-        if self._artifacts.get_object(f"ns/{namespace}/open/{build_id}"):
+        if self._artifacts.get_object(open_key(namespace, build_id)):
             raise StoreUnavailable(
                 f"the store lost build {build_id}, but object storage has it",
                 hint="the control plane restores it within seconds",
@@ -313,7 +314,7 @@ class BuildReader:
         return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}
 
     def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
-        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
+        found = self._artifacts.get_object(build_key(namespace, build_id, "plan.json"))
         if found is None:
             hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
             raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)

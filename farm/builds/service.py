@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from farm.artifacts import readable
+from farm.artifacts import build_key, open_key, open_prefix, readable
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
@@ -309,7 +309,7 @@ class BuildService:
         Raises NotFound, Conflict for a build that has not ended, UsageError for inputs that are gone, QuotaExceeded.
         """
         manifest = self._artifacts.get_object(
-            f"ns/{namespace}/builds/{self._reader.resolve(namespace, build_id)}/manifest.yaml"
+            build_key(namespace, self._reader.resolve(namespace, build_id), "manifest.yaml")
         )
         text = manifest.data if manifest else b""
         request = digest_of({"retry": True, "failed": failed})
@@ -366,7 +366,7 @@ class BuildService:
 
     def is_accepted(self, namespace: str, build_id: str, manifest: bytes, request: str) -> bool:
         """Whether a build was submitted before. Raises Conflict if another build has its id."""
-        known = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml")
+        known = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
         if known and known.data != manifest:
             raise Conflict(
                 f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
@@ -376,12 +376,11 @@ class BuildService:
     def accept(self, document: PlanDocument, manifest: bytes) -> None:
         """Record a planned build in object storage, then accept it into the store."""
         namespace, build_id = document["build"]["namespace"], document["build"]["id"]
-        folder = f"ns/{namespace}/builds/{build_id}"
-        self._artifacts.put_object(f"{folder}/manifest.yaml", manifest)
-        self._artifacts.put_object(f"{folder}/plan.json", json.dumps(document).encode())
+        self._artifacts.put_object(build_key(namespace, build_id, "manifest.yaml"), manifest)
+        self._artifacts.put_object(build_key(namespace, build_id, "plan.json"), json.dumps(document).encode())
         if len(document["cells"]) >= large_builds.LARGE:
             self._reader.large.add_planned(document)
-        self._artifacts.put_object(f"ns/{namespace}/open/{build_id}", b"{}")
+        self._artifacts.put_object(open_key(namespace, build_id), b"{}")
         for cell in document["cells"]:
             CELLS_PLANNED.labels(cell["state"], miss_reason(cell["reason"]) if cell["state"] == "miss" else "").inc()
         self._create(document)
@@ -433,7 +432,7 @@ class BuildService:
             if report := self._reader.read_report(build["namespace"], build["id"]):
                 self._end_again(build["namespace"], build["id"], report)
         for namespace in self._artifacts.list_folders("ns/"):
-            for mark in self._artifacts.list_objects(f"ns/{namespace}/open/"):
+            for mark in self._artifacts.list_objects(open_prefix(namespace)):
                 build_id = mark.rpartition("/")[2]
                 if self._reader.read_report(namespace, build_id):
                     self._artifacts.delete_object(mark)
@@ -462,7 +461,7 @@ class BuildService:
         cells: list[CellPlan] = [
             {**cell, "facts": known.get(cell["key"]) or cell["facts"]} for cell in document["cells"]
         ]
-        mark = self._artifacts.get_object(f"ns/{namespace}/open/{build_id}")
+        mark = self._artifacts.get_object(open_key(namespace, build_id))
         wish: OpenMark = json.loads(mark.data) if mark else {}
         if wish.get("paused"):
             # Before its cells are added: none of them may start.
@@ -480,7 +479,7 @@ class BuildService:
 
     def let_go(self, namespace: str, build_id: str, report: Report) -> None:
         """Mark a build as reported."""
-        self._artifacts.delete_object(f"ns/{namespace}/open/{build_id}")
+        self._artifacts.delete_object(open_key(namespace, build_id))
         self._store.builds.mark_reported(build_id, report["build"]["verdict"])
 
     def cancel(self, namespace: str, build_id: str) -> CancelledCells:
@@ -499,7 +498,7 @@ class BuildService:
 
     def _mark(self, namespace: str, build_id: str, **wish: bool) -> None:
         """Record a request on a build's open mark, so that it survives a loss of the store."""
-        key = f"ns/{namespace}/open/{build_id}"
+        key = open_key(namespace, build_id)
         if found := self._artifacts.get_object(key):
             self._artifacts.put_object(key, json.dumps({**json.loads(found.data), **wish}).encode())
 

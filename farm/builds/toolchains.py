@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TypedDict
 
-from farm.artifacts import readable
+from farm.artifacts import build_key, readable
 from farm.artifacts.refs import Ref, Refs, SnapshotCell, SnapshotContent, snapshot_cell
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts as facts_of
@@ -139,7 +139,7 @@ class Toolchains:
             for toolchain in newer:
                 name = f"{namespace} {ref} {toolchain}"
                 build_id = f"b-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-                if name in self._tried or self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/manifest.yaml"):
+                if name in self._tried or self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml")):
                     continue
                 self._tried.add(name)
                 wish: ShadowWish = {

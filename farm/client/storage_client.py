@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote
 
-from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, readable, sidecar_key, statements_key
+from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
 from farm.client.conformity import AnswerDocument, conforming
@@ -95,7 +95,7 @@ class _StorageDocuments:
         if len(build_id.removeprefix("b-")) != 16:
             raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
         name = f"b-{build_id.removeprefix('b-')}"
-        key = f"ns/{self._namespace}/builds/{name}/report.json"
+        key = build_key(self._namespace, name, "report.json")
         report: Any = self._document(key, f"no finished build {name} in {self._here}")
         cells = dict(snapshot_cell(self._namespace, cell) for cell in named_cells(report))
         if not cells:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
-from farm.artifacts import BLOBS, artifacts_prefix, sidecar_key
+from farm.artifacts import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
@@ -146,7 +146,7 @@ class Auditor:
                     )
 
     def _builds_of(self, namespace: str) -> Iterator[Finding]:
-        prefix, marks = f"ns/{namespace}/builds/", f"ns/{namespace}/open/"
+        prefix, marks = builds_prefix(namespace), open_prefix(namespace)
         there: dict[str, set[str]] = {}
         for key in self._artifacts.list_objects(prefix):
             build_id, _, name = key.removeprefix(prefix).partition("/")
@@ -171,12 +171,12 @@ class Auditor:
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
         """Whether a build was reported during the audit."""
-        return self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json") is not None
+        return self._artifacts.get_object(build_key(namespace, build_id, "report.json")) is not None
 
     def _report(self, namespace: str, build_id: str) -> Iterator[Finding]:
         """Check the ledger: every accepted cell has ended, and every succeeded cell has its artifact."""
-        found = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/report.json")
-        plan = self._artifacts.get_object(f"ns/{namespace}/builds/{build_id}/plan.json")
+        found = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
+        plan = self._artifacts.get_object(build_key(namespace, build_id, "plan.json"))
         if found is None or plan is None:
             return
         try:
