@@ -29,8 +29,8 @@ from farm.local.servers import Server
 from farm.settings import load_settings
 from farm.store import Store
 from tests.support.api_farm import freeze_manifest
-from tests.support.helpers import wait_until
-from tests.support.jobs import ROOT, Worker, alive, join_pool, running_workers
+from tests.support.helpers import alive, wait_until
+from tests.support.jobs import ROOT, Worker, join_pool, running_workers
 
 LEASE = 3.0
 ENDED = {"succeeded", "failed", "cancelled"}

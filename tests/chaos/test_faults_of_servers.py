@@ -31,8 +31,8 @@ from tests.chaos.pace import Pace
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
 from tests.chaos.rig import ENDED, LEASE, Rig, pause
-from tests.support.helpers import wait_until
-from tests.support.jobs import ROOT, alive, join_pool, new_cell, submit
+from tests.support.helpers import alive, wait_until
+from tests.support.jobs import ROOT, join_pool, new_cell, submit
 from tests.support.scripted_pool import POOL
 
 SUCCESS = Outcome.success({"latency": 0.001})

@@ -21,6 +21,7 @@ from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.targets.compilers import COMPILERS
 from tests.chaos.report import Fault
+from tests.support.compiling import search
 from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs, model
 
 T = TypeVar("T")
@@ -36,14 +37,6 @@ def compilers(fault: str) -> list[Any]:
         pytest.param("onnxruntime", "cpu", marks=pytest.mark.fault(fault)),
         pytest.param("migraphx", "ref", marks=on_migraphx),
     ]
-
-
-def search(compiler: str) -> list[str]:
-    if compiler != "migraphx":
-        return []
-    import migraphx
-
-    return [str(Path(migraphx.__file__).parent)]
 
 
 class Answer(NamedTuple):

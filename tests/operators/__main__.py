@@ -27,6 +27,7 @@ from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
 from farm.targets.compilers import COMPILERS
+from tests.support.compiling import search
 
 SCRIPT = Path(__file__).with_name("child.py")
 TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2}
@@ -163,15 +164,6 @@ def run(
         print(f"\r{len(ends)} of {len(cases)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return ends
-
-
-def search(compiler: str) -> list[str]:
-    """Return the folder of the MIGraphX module that this interpreter finds; a child has no import path of ours."""
-    if compiler != "migraphx":
-        return []
-    import migraphx
-
-    return [str(Path(migraphx.__file__).parent)]
 
 
 def compared(found: dict[str, Any], tolerance: float) -> tuple[str, str]:

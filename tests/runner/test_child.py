@@ -21,7 +21,7 @@ from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, Ended
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
-from tests.support.helpers import wait_until
+from tests.support.helpers import alive, wait_until
 from tests.support.places import ROOT
 from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 from tests.support.undying import undying
@@ -47,13 +47,6 @@ def hostile(tmp_path: Path) -> Run:
         )
 
     return run
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def left_of(pids: Path) -> list[int]:

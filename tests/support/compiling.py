@@ -27,6 +27,15 @@ MAGIKA = package_file("magika", "models/standard_v3_3/model.onnx")
 SWIFT_F0 = package_file("swift_f0", "model.onnx")
 
 
+def search(compiler: str) -> list[str]:
+    """Return the folder of the MIGraphX module that this interpreter finds; a child has no import path of ours."""
+    if compiler != "migraphx":
+        return []
+    import migraphx
+
+    return [str(Path(migraphx.__file__).parent)]
+
+
 def inputs_of(path: Path, **shapes: list[int]) -> dict[str, Any]:
     """Return the inputs of an ONNX model for a request; named shapes win, other open dimensions are 1."""
     from farm.runner.onnx_check import check_onnx

@@ -17,7 +17,7 @@ from farm.control.loops import ControlPlane
 from farm.jobs.state import Outcome
 from farm.settings import Settings
 from farm.store import Claim, Store
-from tests.support.helpers import wait_until
+from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
 from tests.support.scripted_pool import POOL
 
@@ -120,14 +120,8 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         fire=lambda: None,
         deliver=lambda: None,
     )
-    stop = threading.Event()
-    thread = threading.Thread(target=plane.run, args=(stop,))
-    thread.start()
-    try:
+    with in_a_thread(plane.run):
         yield reports
-    finally:
-        stop.set()
-        thread.join()
 
 
 START = (
@@ -218,11 +212,3 @@ def running_workers(
 def children_of(pid: int) -> list[int]:
     """Process ids of the children of a process' main thread."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

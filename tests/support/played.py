@@ -17,6 +17,7 @@ from farm.results.report import Report
 from farm.results.speed import Comparison
 from farm.targets.pools import Pool
 from tests.support.api_farm import POOL
+from tests.support.helpers import in_a_thread
 
 Says = Callable[[Mapping[str, Any]], "Made | FailureKind"]
 """Says of a work order what comes of it."""
@@ -113,9 +114,8 @@ class Player:
 @contextmanager
 def played_to_the_end(player: Player) -> Iterator[None]:
     """Run and finish every build that is submitted while the block runs, as workers and control plane do."""
-    over = threading.Event()
 
-    def go_on() -> None:
+    def go_on(over: threading.Event) -> None:
         while not over.wait(0.02):
             try:
                 player.work()
@@ -126,10 +126,5 @@ def played_to_the_end(player: Player) -> Iterator[None]:
             for row in player.farm.store.builds.unreported():
                 player.farm.build_finisher.finish(row["id"])
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
+    with in_a_thread(go_on):
         yield
-    finally:
-        over.set()
-        thread.join()

@@ -12,6 +12,7 @@ from farm.compiling.attempt import Attempt
 from farm.node.survey import survey, with_other_toolchains
 from farm.settings import Settings
 from farm.targets.pools import Pool
+from tests.support.helpers import in_a_thread
 
 
 def with_toolchains(settings: Settings, pythons: Sequence[str]) -> tuple[Farm, list[Pool]]:
@@ -28,9 +29,8 @@ def with_toolchains(settings: Settings, pythons: Sequence[str]) -> tuple[Farm, l
 @contextmanager
 def at_work(farm: Farm, pools: Sequence[Pool]) -> Iterator[None]:
     """Run and finish every build that is submitted while the block runs."""
-    over = threading.Event()
 
-    def go_on() -> None:
+    def go_on(over: threading.Event) -> None:
         while not over.wait(0.05):
             for pool in pools:
                 for job_id, number in farm.store.jobs.hand_out(pool.name, 1):
@@ -38,13 +38,8 @@ def at_work(farm: Farm, pools: Sequence[Pool]) -> Iterator[None]:
             for row in farm.store.builds.unreported():
                 farm.build_finisher.finish(row["id"])
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
+    with in_a_thread(go_on):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _run(farm: Farm, job_id: str, number: int) -> None:

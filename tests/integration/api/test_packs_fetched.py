@@ -44,18 +44,24 @@ models:
 """
 
 
-@pytest.fixture
-def built(farm: Farm, client: FarmClient, tmp_path: Path) -> list[str]:
-    """A build of one model with packs; return its cells."""
+def build_packs(farm: Farm, client: FarmClient, folder: Path) -> str:
+    """Build one model with packs, on a worker with an AMD card that the test plays; return the build's id."""
     worker = {"id": "w2", "node": "n2", "pid": 2, "host": "n2", "slots": 2, "pools": [CARD.as_dict()]}
     farm.store.workers.register(worker, ttl=600)
-    (tmp_path / "in").mkdir()
-    build_id = str(client.submit(freeze_manifest(tmp_path / "in", MANIFEST, batch="N"))["id"])
+    build_id = str(client.submit(freeze_manifest(folder, MANIFEST, batch="N"))["id"])
     for job_id, attempt in farm.store.jobs.hand_out(CARD.name, 10):
         claim = farm.store.jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w2", node="n2")
         sidecar = publish(farm, dict(claim.order), claim.key)
         assert farm.store.jobs.finish(job_id, claim.token, Outcome.success(facts(sidecar))) == "ok"
     farm.build_finisher.finish(build_id)
+    return build_id
+
+
+@pytest.fixture
+def built(farm: Farm, client: FarmClient, tmp_path: Path) -> list[str]:
+    """A build of one model with packs; return its cells."""
+    (tmp_path / "in").mkdir()
+    build_id = build_packs(farm, client, tmp_path / "in")
     return [str(cell["identifier"]) for cell in client.cells(build_id)]
 
 

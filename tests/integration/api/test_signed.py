@@ -16,19 +16,16 @@ from pydantic import SecretStr
 from farm.app import Farm
 from farm.artifacts import artifacts_prefix, sidecar_key, statements_key
 from farm.artifacts.ownership import documents
-from farm.artifacts.sidecar import facts
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.client.storage_client import StorageClient
 from farm.client.verifying import Trust, verify_file
 from farm.errors import Untrusted, UsageError
-from farm.jobs.state import Outcome
 from farm.settings import Settings
 from farm.signing.revocations import issue, keep
 from farm.signing.signing_keys import load_signer, new_key
 from farm.signing.trust import clock, load_policy, policy_of_keys
-from tests.integration.api.test_packs_fetched import CARD, publish
-from tests.integration.api.test_packs_fetched import MANIFEST as FOR_PACKS
+from tests.integration.api.test_packs_fetched import build_packs
 from tests.support.api_farm import POOL, commands, finished, freeze_manifest
 from tests.support.signed import REVOKING
 
@@ -308,14 +305,7 @@ def test_a_key_is_made_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.fixture
 def packed(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
     """A build whose programs are for packs, by a worker with an AMD card that the test plays."""
-    worker = {"id": "w2", "node": "n2", "pid": 2, "host": "n2", "slots": 2, "pools": [CARD.as_dict()]}
-    farm.store.workers.register(worker, ttl=600)
-    build_id = str(client.submit(freeze_manifest(tmp_path, FOR_PACKS, batch="N"))["id"])
-    for job_id, attempt in farm.store.jobs.hand_out(CARD.name, 10):
-        claim = farm.store.jobs.claim(job_id, attempt, nonce="00", worker="w2", node="n2")
-        sidecar = publish(farm, dict(claim.order), claim.key)
-        assert farm.store.jobs.finish(job_id, claim.token, Outcome.success(facts(sidecar))) == "ok"
-    farm.build_finisher.finish(build_id)
+    build_packs(farm, client, tmp_path)
 
 
 def test_a_pack_is_written_of_signed_files_and_verified_as_a_whole(

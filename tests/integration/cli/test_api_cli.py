@@ -28,7 +28,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.node.survey import Findings
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, commands, freeze_manifest, succeed, work
-from tests.support.helpers import wait_until
+from tests.support.helpers import in_a_thread, wait_until
 
 
 @pytest.fixture
@@ -43,19 +43,15 @@ def manifest(farm: Farm, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def worker(farm: Farm, manifest: str) -> Iterator[list[Outcome]]:
     """A worker in the background, and the control plane's end of builds; fails as the list says."""
     failures: list[Outcome] = []
-    stop = threading.Event()
 
-    def run() -> None:
-        while not stop.wait(0.05):
+    def run(over: threading.Event) -> None:
+        while not over.wait(0.05):
             work(farm, (lambda *_: failures[0]) if failures else None)
             for build_id in farm.store.builds.ended_unreported():
                 farm.build_finisher.finish(build_id)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield failures
-    stop.set()
-    thread.join()
+    with in_a_thread(run):
+        yield failures
 
 
 def test_submit_prints_plan_progress_and_table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from farm.control.loops import ControlPlane
 from farm.errors import StorageUnavailable
 from farm.settings import load_settings
 from farm.store import Store
-from tests.support.helpers import wait_until
+from tests.support.helpers import in_a_thread, wait_until
 from tests.support.jobs import Reports, join_pool, new_cell, submit
 
 
@@ -73,17 +74,11 @@ def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
     monkeypatch.setattr(retention, "collect", noted)
     for switched_on in (False, True):
         one = Farm(farm.settings.model_copy(update={"gc": switched_on}))
-        stop = threading.Event()
-        thread = threading.Thread(target=loops.run_loops, args=(one, stop))
         looked.clear()
-        thread.start()
-        try:
+        with in_a_thread(partial(loops.run_loops, one)):
             wait_until(lambda: len(looked) > 2, message="it has looked")
             if switched_on:
                 wait_until(lambda: not farm.artifacts.has_blob(digest), message="it is deleted")
-        finally:
-            stop.set()
-            thread.join()
         assert farm.artifacts.has_blob(digest) is not switched_on
     assert list(farm.artifacts.list_objects(MARKS)) == []
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +26,7 @@ from farm.node.slot_shares import share_out
 from farm.node.survey import survey
 from farm.settings import Settings
 from tests.support.api_farm import freeze_manifest
-from tests.support.helpers import wait_until
+from tests.support.helpers import in_a_thread, wait_until
 from tests.support.places import TESTS
 from tests.support.recorded import recorded, unpack
 
@@ -76,7 +75,6 @@ def farm_worker(settings: Settings, root: Path) -> Iterator[subprocess.Popen[byt
 @contextmanager
 def control(farm: Farm) -> Iterator[None]:
     """The control plane's loops in a thread."""
-
     app = farm.celery
     plane = ControlPlane(
         farm.settings,
@@ -91,14 +89,8 @@ def control(farm: Farm) -> Iterator[None]:
         fire=lambda: None,
         deliver=lambda: None,
     )
-    stop = threading.Event()
-    thread = threading.Thread(target=plane.run, args=(stop,))
-    thread.start()
-    try:
+    with in_a_thread(plane.run):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def run(farm: Farm, folder: Path, target: str, more: str = "") -> dict[str, Any]:

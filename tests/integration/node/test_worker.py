@@ -27,11 +27,10 @@ from farm.local import servers
 from farm.settings import Settings
 from farm.store import Store
 from tests.chaos.proxy import Proxy
-from tests.support.helpers import wait_until
+from tests.support.helpers import alive, wait_until
 from tests.support.jobs import (
     Reports,
     Worker,
-    alive,
     control_plane,
     join_pool,
     new_cell,

@@ -18,6 +18,7 @@ from farm.client.conversion import convert, kind_of
 from farm.errors import ManifestError
 from farm.manifest import ModelEntry, parse_manifest
 from farm.models.model import UnreadableModel
+from tests.support.helpers import folders_without_end
 from tests.unit.client.test_freezing import write_text
 
 
@@ -111,13 +112,7 @@ def test_what_a_killed_conversion_left_is_removed_however_deep(tmp_path: Path) -
     """Every later command of the user trims the cache."""
     left = tmp_path / "conversions" / "x.part"
     left.mkdir(parents=True)
-    place = os.open(left, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("deep", dir_fd=place)
-        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
-        os.close(place)
-        place = inner
-    os.close(place)
+    folders_without_end(left)
     (left / "large").write_bytes(b"x" * 100)
     os.utime(left, (0, 0))
     trim(tmp_path, 10)

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 from farm.node.work_folder import WorkFolder
+from tests.support.helpers import folders_without_end
 from tests.support.working import at_work_in
 
 
@@ -64,13 +65,7 @@ def test_folders_without_end_of_a_killed_attempt_end_no_worker_at_its_start(tmp_
     left = tmp_path / "host" / "7-0"
     (left / "j-1" / "program").mkdir(parents=True)
     left.with_suffix(".lock").touch()
-    place = os.open(left / "j-1" / "program", os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("deep", dir_fd=place)
-        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
-        os.close(place)
-        place = inner
-    os.close(place)
+    folders_without_end(left / "j-1" / "program")
     (left / "j-1" / "everything").symlink_to("/")
     os.mkfifo(left / "j-1" / "pipe")
     WorkFolder(tmp_path)
