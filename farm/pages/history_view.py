@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
+from farm.pages import quantities
 from farm.pages.comparison import BAND
 from farm.results.lines import Look
 from farm.results.report import PastCell
@@ -23,6 +29,10 @@ NARROWEST = 0.02
 
 STEP = 3
 """Points in a row that make a new level: one alone may be an outlier."""
+
+Moved = Literal["", "slower", "faster"]
+
+_DIGEST = re.compile(r"-[0-9a-f]{8}(?= →|$)")
 
 _LOOKS: dict[str, Look] = {"succeeded": "compiled", "failed": "failed", "cancelled": "cancelled"}
 
@@ -49,18 +59,43 @@ class PastPoint(NamedTuple):
     node: str
     key: str
     band: Band | None
-    moved: Literal["", "slower", "faster"]
+    moved: Moved
     changes: Sequence[str]
     """What is another one than in the program before: toolchain, driver, device."""
 
 
-@dataclass(frozen=True, slots=True)
+class Mark(NamedTuple):
+    """Where toolchain, driver or device changed, or a new level began. Latencies in seconds."""
+
+    ended: float
+    build: str
+    changes: Sequence[str]
+    """Empty for a level that began without a known cause."""
+    before: float | None
+    """The median of the measurements before, since the mark before."""
+    after: float | None
+    """The median of those from here on, until the next mark."""
+    moved: Moved
+
+    @property
+    def change(self) -> float | None:
+        """How much longer it takes than before, as a share; None if that is not known."""
+        return self.after / self.before - 1 if self.after and self.before else None
+
+    @property
+    def label(self) -> str:
+        """What changed, in a few words: `rocm7.1 → rocm7.2`, `driver 6.8 → 6.10`, `+11 %`."""
+        short = [_DIGEST.sub("", each).removeprefix("toolchain ") for each in self.changes]
+        return ", ".join(short) or quantities.percent(self.change or 0.0)
+
+
+@dataclass(frozen=True)
 class CellPast:
     """The past of one cell, oldest first."""
 
     points: Sequence[PastPoint]
 
-    @property
+    @cached_property
     def drawn(self) -> list[PastPoint]:
         """The points that were measured alone."""
         return [point for point in self.points if point.measured and point.latency and not point.shared]
@@ -77,23 +112,45 @@ class CellPast:
         if not self.drawn:
             return "It was never measured alone"
         last = self.drawn[-1]
+        now = quantities.latency(last.latency)
         if last.moved:
-            return f"Its newest program is {last.moved} than the noise of those before explains"
-        within = "Its newest program is within the noise of those before"
-        if step := self.step:
-            return f"{within}; it became {step.moved} on {datetime.fromtimestamp(step.ended, UTC):%Y-%m-%d}"
+            return f"{now}, {last.moved} than the noise of those before explains"
+        within = f"{now}, within the noise of those before"
+        step = next((mark for mark in reversed(self.marks) if mark.moved), None)
+        if step and step.change:
+            day = datetime.fromtimestamp(step.ended, UTC)
+            level = f"{quantities.latency(step.before)} → {quantities.latency(step.after)}"
+            why = f" ({step.label})" if step.changes else ""
+            return f"{within}; {abs(step.change) * 100:.0f} % {step.moved} since {day:%Y-%m-%d}{why}: {level}"
         return within
 
-    @property
-    def step(self) -> PastPoint | None:
-        """The first point of the last new level: `STEP` points in a row that moved one way; None if there is none."""
-        points, found = self.drawn, None
-        for place, point in enumerate(points):
-            run = points[place : place + STEP]
-            begins = not place or points[place - 1].moved != point.moved
-            if point.moved and begins and len(run) == STEP and all(each.moved == point.moved for each in run):
-                found = point
-        return found
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """Where toolchain, driver or device changed, or a new level began, oldest first."""
+        steps = {point.build for point in self._steps()}
+        found = [point for point in self.points if point.changes or point.build in steps]
+        edges = [-math.inf, *(point.ended for point in found), math.inf]
+        return [self._mark(*each) for each in zip(found, edges, edges[2:], strict=False)]
+
+    def _mark(self, point: PastPoint, begin: float, end: float) -> Mark:
+        before = [each.latency or 0.0 for each in self.drawn if begin <= each.ended < point.ended][-LOOKED_AT:]
+        after = [each.latency or 0.0 for each in self.drawn if point.ended <= each.ended < end][:LOOKED_AT]
+        level = median(after) if after else None
+        return Mark(
+            point.ended,
+            point.build,
+            point.changes,
+            median(before) if before else None,
+            level,
+            _moved(level, _band(before)),
+        )
+
+    def _steps(self) -> Iterator[PastPoint]:
+        """Yield the first point of each new level: of `STEP` points in a row that moved one way."""
+        for moved, points in groupby(self.drawn, key=attrgetter("moved")):
+            if moved:
+                run = list(points)
+                yield from run[: len(run) // STEP * STEP : STEP]
 
     @property
     def look(self) -> Look:
@@ -121,6 +178,8 @@ def past_of(rows: Iterable[PastCell]) -> CellPast:
 def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
     before: dict[str, str] = {}
     known: list[float] = []
+    run: list[float] = []  # The last measurements, if all of them moved one way.
+    way: Moved = ""
     for row in rows:
         values = row["values"]
         now = {"toolchain": row["toolchain"], "driver": values.get("driver") or "", "device": row["device"]}
@@ -130,13 +189,15 @@ def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
         measured = row["state"] == "succeeded" and not row["hit"] and latency is not None
         shared = bool(values.get("shared"))
         if changes:
-            known = []  # What another compiler or driver makes has its own level; the mark says why.
+            known, way = [], ""  # What another compiler or driver makes has its own level; the mark says why.
         band = _band(known) if measured else None
-        moved: Literal["", "slower", "faster"] = ""
+        moved: Moved = ""
         if measured and not shared and latency is not None:
-            if band:
-                moved = "slower" if latency > band.high else "faster" if latency < band.low else ""
+            moved = _moved(latency, band)
+            run, way = ([*run, latency] if moved == way else [latency]), moved
             known.append(latency)
+            if moved and len(run) == STEP:
+                known, way = run, ""  # So has what became usual.
         yield PastPoint(
             row["ended"],
             row["build"],
@@ -152,6 +213,12 @@ def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
             moved,
             changes,
         )
+
+
+def _moved(latency: float | None, band: Band | None) -> Moved:
+    if latency is None or band is None:
+        return ""
+    return "slower" if latency > band.high else "faster" if latency < band.low else ""
 
 
 def _band(known: Sequence[float]) -> Band | None:

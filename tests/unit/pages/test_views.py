@@ -335,8 +335,21 @@ def test_after_a_change_of_toolchain_or_driver_the_band_begins_again() -> None:
 def test_a_new_level_is_named_when_it_has_become_usual() -> None:
     found = past(*NOISE, *[1.2 * each for each in NOISE * 2])
     assert not found.points[-1].moved, "by now it is the noise"
-    assert found.headline.endswith("; it became slower on 1970-01-09")
-    assert past(*NOISE, 1.2, *NOISE).step is None, "an outlier is no level"
+    assert found.headline.endswith("noise of those before; 20 % slower since 1970-01-09: 1.00 s → 1.20 s")
+    (mark,) = found.marks
+    assert (mark.build, mark.label, mark.moved) == ("b-8", "+20 %", "slower")
+    assert found.points[11].band == pytest.approx((1.2 * 0.9, 1.2 * 1.1)), "the band begins again, too"
+    assert past(*NOISE, 1.2, *NOISE).marks == [], "an outlier is no level"
+
+
+def test_a_mark_says_what_changed_and_if_it_hurt() -> None:
+    toolchain = dict.fromkeys(range(8, 24), "rocm7.2-5f3a9c01")
+    driver = dict.fromkeys(range(16, 24), "6.10")
+    found = past(*NOISE, *NOISE, *[1.1 * each for each in NOISE], toolchain=toolchain, driver=driver)
+    first, second = found.marks
+    assert (first.label, first.moved, first.change) == ("rocm7.1 → rocm7.2", "", 0.0)
+    assert (second.label, second.moved) == ("driver 6.8 → 6.10", "slower")
+    assert found.headline.endswith("10 % slower since 1970-01-17 (driver 6.8 → 6.10): 1.00 s → 1.10 s")
 
 
 def test_hits_and_crowded_measurements_make_no_band_and_are_not_drawn() -> None:
