@@ -20,7 +20,7 @@ from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import LONGEST, today
 from farm.builds.cell_history import KEPT
 from farm.errors import NotFound
-from farm.jobs.rows import JobView
+from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import FailureKind, State
 from farm.pages import drawing, history_view, job_view, log_view, usage
 from farm.pages.build_view import ShownBuild
@@ -111,9 +111,12 @@ def past(
 
 
 @router.get("/ns/{namespace}/artifacts/{key}")
-def artifact(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName) -> Response:
-    """Show an artifact, and how to use it."""
+def artifact(
+    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName, use: Text = ""
+) -> Response:
+    """Show an artifact, and how to use it: the way that the URL names, else the first."""
     made = known_sidecar(farm, caller, key)
+    ways = usage.ways(made, str(request.base_url).removesuffix("/").removesuffix(BASE))
     return page_of(
         request,
         caller,
@@ -121,7 +124,8 @@ def artifact(request: Request, caller: Visitor, farm: FarmDep, namespace: Namesp
         section="models",
         made=made,
         signed=list(_signed(farm, caller, made)),
-        ways=usage.ways(made, str(request.base_url).removesuffix("/").removesuffix(BASE)),
+        ways=ways,
+        chosen=use if use in {way.slug for way in ways} else ways[0].slug,
         ingredients=job_view.ingredients_of(made.spec),
     )
 
@@ -217,12 +221,13 @@ def _page_of_job(farm: Farm, caller: Caller, job: JobView) -> JobPage:
         message=job["message"],
         detail=job["detail"] if job["state"] == State.FAILED else "",
         advice=FailureKind(job["kind"]).policy.advice if job["kind"] else "",
-        waiting="",
+        waiting=_why_it_waits(farm, caller.namespace, job["cells"][0]) if job["state"] == State.QUEUED else "",
+        phase=job["phase"] or "",
         key=job["key"],
         pool=job["pool"],
         created_at=job["created_at"],
         ended_at=job["ended_at"],
-        attempts=job_view.attempts_of(job),
+        attempts=job_view.attempts_of(job, time.time()),
         cells=[(cell["build"], cell["identifier"]) for cell in job["cells"]],
         ingredients=job_view.ingredients_of(order["spec"]),
         sidecar=sidecar,
@@ -236,6 +241,7 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
     if cell.job:
         with suppress(NotFound):  # The store forgets jobs before reports.
             job = farm.jobs.get(caller.namespace, cell.job)
+    joined: CellOfBuild = {"build": view.build["id"], "identifier": cell.identifier}
     sidecar = sidecar_of(farm, caller, cell.key) if cell.published else None
     spec = job["order"].get("spec") if job else sidecar.spec if sidecar else None
     return JobPage(
@@ -249,17 +255,24 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
         message=cell.message,
         detail=cell.detail if cell.look in ("failed", "expected") else "",
         advice=cell.advice,
-        waiting=cell.waiting,
+        waiting=cell.waiting or (_why_it_waits(farm, caller.namespace, joined) if cell.look == "queued" else ""),
+        phase=cell.phase,
         key=cell.key,
         pool=job["pool"] if job else "",
         created_at=job["created_at"] if job else None,
         ended_at=job["ended_at"] if job else None,
-        attempts=job_view.attempts_of(job) if job else (),
+        attempts=job_view.attempts_of(job, time.time()) if job else (),
         cells=[(each["build"], each["identifier"]) for each in job["cells"]] if job else (),
         ingredients=job_view.ingredients_of(spec or {}),
         sidecar=sidecar,
         reason="" if cell.look == "hit" else cell.reason,
     )
+
+
+def _why_it_waits(farm: Farm, namespace: str, cell: CellOfBuild) -> str:
+    """Return why a cell waits, also of one of thousands: its build's page says it of the first ones."""
+    found = farm.build_reader.some_cells(namespace, cell["build"], [cell["identifier"]])
+    return found[0]["waiting"] if found else ""
 
 
 def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Response:
@@ -277,7 +290,7 @@ def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Res
         section="builds",
         page=page,
         verdict_look=looks.get(page.state, page.state),
-        timeline=drawing.timeline(page.bars(time.time())),
+        timeline=drawing.timeline(page.bars()),
         spreads=drawing.spreads(found) if sidecar and (found := job_view.spreads_of(sidecar)) else "",
         outputs=job_view.outputs_of(sidecar) if sidecar else [],
     )

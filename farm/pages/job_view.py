@@ -29,8 +29,14 @@ class AttemptLine(NamedTuple):
     node: str
     started_at: float | None
     seconds: float | None
+    """So far, while it runs."""
     phases: Mapping[str, float]
     has_log: bool
+
+    @property
+    def rest(self) -> float:
+        """The seconds outside of its phases: preparing, waiting for a device, cleaning up."""
+        return max(0.0, (self.seconds or 0.0) - sum(self.phases.values()))
 
 
 class Ingredient(NamedTuple):
@@ -68,6 +74,8 @@ class JobPage:
     detail: str
     advice: str
     waiting: str
+    phase: str
+    """What a running attempt does now."""
     key: str
     pool: str
     created_at: float | None
@@ -100,8 +108,8 @@ class JobPage:
         """The command that runs its last attempt alone."""
         return f"farm reproduce {self.job or self.key} -o again"
 
-    def bars(self, now: float) -> list[Bar]:
-        """Return the attempts on an axis that begins with the job, or with the first attempt."""
+    def bars(self) -> list[Bar]:
+        """Return the attempts on an axis that begins with the first one."""
         started = [one.started_at for one in self.attempts if one.started_at]
         if not started:
             return []
@@ -110,8 +118,7 @@ class JobPage:
             Bar(
                 f"attempt {one.number}",
                 one.started_at - origin,
-                (one.started_at - origin)
-                + (one.seconds if one.seconds is not None else max(0.0, now - one.started_at)),
+                one.started_at - origin + (one.seconds or 0.0),
                 one.phases,
                 one.end in ("failed", "lost"),
             )
@@ -120,8 +127,8 @@ class JobPage:
         ]
 
 
-def attempts_of(job: JobView) -> list[AttemptLine]:
-    """Return the attempts of a job, oldest first."""
+def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
+    """Return the attempts of a job, oldest first; `now` in Unix seconds."""
     return [
         AttemptLine(
             one["number"],
@@ -131,7 +138,7 @@ def attempts_of(job: JobView) -> list[AttemptLine]:
             one["worker"] or "",
             one["node"] or "",
             one["started_at"],
-            one["ended_at"] - one["started_at"] if one["started_at"] and one["ended_at"] else None,
+            max(0.0, (one["ended_at"] or now) - one["started_at"]) if one["started_at"] else None,
             one["phases"],
             bool(one["log"]),
         )

@@ -68,14 +68,26 @@ def percent(share: float) -> str:
     return f"{'+' if value >= 0 else '−'}{text} %"
 
 
+def part(share: float, places: int = 0) -> str:
+    """Return a share of a whole: `10 %`."""
+    return f"{100 * share:.{places}f} %"
+
+
 def error(value: float) -> str:
     """Return a relative error: `0`, `5.8e-04`."""
     return f"{value:.1e}" if value else "0"
 
 
-def moment(seconds: float | None) -> str:
-    """Return a point in time (Unix seconds) in UTC: `2026-11-22 17:04:31`."""
-    return NOTHING if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+def moment(when: float | str | None) -> str:
+    """Return a point in time (Unix seconds, or ISO 8601) in UTC: `2026-11-22 17:04:31`."""
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when).timestamp() if when else None
+    return NOTHING if when is None else f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def day(seconds: float) -> str:
+    """Return a point in time (Unix seconds) in UTC as people name it: `Fri 20 Nov 17:04`."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%a %-d %b %H:%M}"
 
 
 def machine_moment(seconds: float) -> str:

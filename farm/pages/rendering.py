@@ -75,6 +75,8 @@ def _environment() -> Environment:
             "duration",
             "size",
             "percent",
+            "part",
+            "day",
             "error",
             "moment",
             "machine_moment",

@@ -22,7 +22,7 @@ from farm.api.event_hub import EventHub
 from farm.api.page_reading import BuildPages
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.builds import large_builds
+from farm.builds import large_builds, reading
 from farm.client.client import FarmClient, Frozen
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.lines import CellLine
@@ -188,7 +188,11 @@ def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
     message = shown.automate(farm, "nightly", "b-0123456789abcdef", error=HOSTILE)
     page, path = browser.get("/ui/ns/main/automation"), "/ui/ns/main/automation/replay"
     said = words(page.text)
-    assert "schedule 17 3 * * 1-5 Europe/Berlin" in said and "b-0123456789abcdef of version 2" in said
+    assert (
+        "✗ The last runs of 2 triggers: 1 made no build." in said
+        and "schedule 17 3 * * 1-5 Europe/Berlin" in said
+        and "b-0123456789abcdef of version 2" in said
+    )
     assert "no build: <script>" in said and "<script>alert" not in page.text
     assert "✗ failed build.finished" in said and "it answered 500" in said
 
@@ -315,7 +319,7 @@ def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> 
     assert page.url.path == "/ui/ns/main"
     assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
     assert f"nightly ✗ failed 1 0 0 0 {build_id} just now" in said, "newly failed, slower, fixed, faster"
-    assert "weekly" in said and "1 waiting" in said and "1 for 6 slots of onnxruntime-cpu" in said
+    assert "weekly" in said and "1 waiting" in said and "1 job for 6 slots of onnxruntime-cpu" in said
 
 
 def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> None:
@@ -415,10 +419,11 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert "1 fixed mends/" in said and "1 faster quickens/" in said
     assert page.index("newly failed") < page.index('id="matrix"')
     assert "▲ +50 %" in said, "the matrix marks it too"
+    assert f'href="/ui/ns/main/compare/{before}/{after}#slower"' in browser.get("/ui/ns/main").text
     compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
     assert "1 cell that passed before fails now, 1 got slower" in compared
     assert "salt: none -> new" in compared
-    assert "1 cell with the same program, or within 10%" in compared
+    assert "1 cell with the same program, or within 10 %" in compared
     chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
     assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
     again = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
@@ -443,7 +448,7 @@ def test_a_build_says_why_it_waits(farm: Farm, browser: httpx.Client) -> None:
     build_id = accept(farm, "nightly", [Cell("net", "migraphx/gfx942"), Cell("other", "migraphx/gfx942")])
     farm.store.workers.leave("n2-gpu")
     said = words(build_page(browser, build_id))
-    assert f"2 no live worker serves {shown.GPU.name}" in said
+    assert f"2 cells: no live worker serves {shown.GPU.name}" in said
     workers = words(browser.get("/ui/ns/main/workers").text)
     assert f"2 jobs of {shown.GPU.name} wait: no live worker serves it" in workers
     assert "nobody serves it" in workers
@@ -606,10 +611,15 @@ def test_a_job_shows_attempts_ingredients_and_how_to_run_it_alone(farm: Farm, br
     assert f"net/onnxruntime-cpu/fp32/b1 of {build_id}" in words(page)
 
 
-def test_a_cell_that_waits_has_a_page_too(farm: Farm, browser: httpx.Client) -> None:
-    build_id = accept(farm, "nightly", [Cell("net")])
+def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "EXPLAINED", 1)
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("last")])
     page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1")
     assert page.status_code == 200 and "· queued" in words(page.text)
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/last/onnxruntime-cpu/fp32/b1")
+    assert "1 job ahead for 6 slots of onnxruntime-cpu" in words(page.text), (
+        "also what the page of the build does not explain"
+    )
     assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
 
 
