@@ -42,6 +42,8 @@ MODELS = 100
 """Models on one page."""
 NARROWING = ("text", "look", "precision")
 """Filters that stay when a model and a target are chosen."""
+EARLIER = 8
+"""Builds of the same name before, to compare with."""
 STREAMS = 256
 """Builds that one token may look at live at once."""
 
@@ -157,7 +159,7 @@ def build(
         view=view,
         verdict_look=_verdict_look(view),
         changes=changed,
-        earlier="" if changed else reading.before(caller.namespace, view),
+        earlier=reading.earlier(caller.namespace, view)[:EARLIER],
         band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs},
         wanted=wanted,

@@ -18,6 +18,7 @@ from farm.pages.across import Across, BuildColumns, across
 from farm.pages.build_view import ShownBuild
 from farm.pages.comparison import ComparedBuilds, compare
 from farm.results.lines import CellColumns, CellLine
+from farm.results.report import BuildView
 
 KEPT_CELLS = 400_000
 """Cells of the builds that are kept in memory, a few hundred bytes each."""
@@ -127,29 +128,26 @@ class BuildPages:
         # An unknown id is answered with the place to go on from.
         return str(self._farm.build_reader.events(namespace, build_id, "newest", 0)["items"][-1]["id"])
 
-    def before(self, namespace: str, after: ShownBuild) -> str:
-        """Return the id of the build of the same name before that ended; empty if there is none."""
+    def earlier(self, namespace: str, after: ShownBuild) -> list[BuildView]:
+        """Return the builds of the same name before that ended, newest first."""
         build = after.build
         if is_aside(build):
-            return ""
-        return next(
-            (
-                row["id"]
-                for row in self._farm.build_reader.list(namespace, 1000)
-                if row["name"] == build["name"]
-                and row["state"] == "reported"
-                and not is_aside(row)
-                and row["created_at"] < build["created_at"]
-            ),
-            "",
-        )
+            return []
+        return [
+            row
+            for row in self._farm.build_reader.list(namespace, 1000)
+            if row["name"] == build["name"]
+            and row["state"] == "reported"
+            and not is_aside(row)
+            and row["created_at"] < build["created_at"]
+        ]
 
     def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
         """Return how a build differs from the one of its name before it that ended; None if that is not known."""
-        before = self.before(namespace, after) if after.judged else ""
-        if before:
-            with suppress(FarmError):  # Its report may be gone, or take long to read.
-                return self.compared(self.view(namespace, before, IMPATIENCE), after)
+        before = self.earlier(namespace, after)[:1] if after.judged else []
+        with suppress(FarmError):  # Its report may be gone, or take long to read.
+            for build in before:
+                return self.compared(self.view(namespace, build["id"], IMPATIENCE), after)
         return None
 
     def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:

@@ -202,6 +202,12 @@ class ShownBuild:
         unexplained = self.looks.get("queued", 0) - explained
         return [*known, Reason(unexplained, "behind them")] if known and unexplained else known
 
+    @cached_property
+    def causes(self) -> list[Reason]:
+        """What made cells be compiled, by how many; of hits it says nothing."""
+        found = Counter(cell.reason for cell in self.cells if cell.reason and cell.look != "hit")
+        return [Reason(count, text) for text, count in found.most_common()]
+
     def headline(self) -> str:
         """Return the single most important thing about the build, in one sentence."""
         build, looks = self.build, self.looks
