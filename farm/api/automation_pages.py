@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -9,11 +11,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from farm.api import schemas
-from farm.api.auth import FarmDep
+from farm.api.auth import Caller, FarmDep
 from farm.api.browser_sessions import OwnForm, Visitor
 from farm.api.page_answers import BASE, Form, Namespace, page_of
+from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import NotAllowed
+from farm.errors import FarmError, NotAllowed
+from farm.matrix.stored import TriggerRun
+from farm.results.report import BuildView
 
 router = APIRouter()
 
@@ -33,17 +38,30 @@ def automation(
     is_admin = caller.role >= Role.ADMIN
     hooks = farm.webhooks.list(caller.namespace) if is_admin else []
     chosen = webhook or (hooks[0]["name"] if hooks else "")
+    manifests = farm.stored_manifests.list(caller.namespace)
+    runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
+    builds = dict(_builds(farm, caller, runs))
     return page_of(
         request,
         caller,
         "automation",
         section="automation",
-        manifests=farm.stored_manifests.list(caller.namespace),
+        manifests=manifests,
+        runs=runs,
+        builds=builds,
+        failed=[name for name, build in builds.items() if build["verdict"] and build["verdict"]["exit_code"]],
         is_admin=is_admin,
         hooks=hooks,
         chosen=chosen if is_admin else "",
         deliveries=farm.webhooks.deliveries(caller.namespace, chosen, MESSAGES) if is_admin and chosen else [],
     )
+
+
+def _builds(farm: Farm, caller: Caller, runs: Sequence[TriggerRun]) -> Iterator[tuple[str, BuildView]]:
+    for run in runs:
+        with suppress(FarmError):  # Its report may be gone.
+            if run["build"]:
+                yield run["build"], farm.build_reader.get(caller.namespace, run["build"])
 
 
 @router.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])

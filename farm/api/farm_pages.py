@@ -36,6 +36,7 @@ CHANGES_SHOWN = 50
 class NamedProgram(NamedTuple):
     """A program that a ref names."""
 
+    identifier: str
     model: str
     target: str
     precision: str
@@ -44,6 +45,8 @@ class NamedProgram(NamedTuple):
     toolchain: str
     key: str
     size: int
+    latency: float | None
+    """Median, in seconds; None if the index does not know it."""
 
 
 class ModelLine(NamedTuple):
@@ -103,7 +106,12 @@ def one_model(
     programs = [program for program in _programs(farm, caller, ref) if program.model == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
-    return _models_page(request, caller, farm, ref, model, "", programs)
+    facts = farm.store.index.get_many(caller.namespace, [program.key for program in programs])
+    measured = [
+        program._replace(latency=known["latency"] if (known := facts.get(program.key)) else None)
+        for program in programs
+    ]
+    return _models_page(request, caller, farm, ref, model, "", measured)
 
 
 @router.get("/ns/{namespace}/workers")
@@ -170,6 +178,7 @@ def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
     snapshot = Refs(farm.artifacts).read(caller.namespace, tag)
     return [
         NamedProgram(
+            cell["identifier"],
             cell["model"],
             cell["target"],
             cell["precision"],
@@ -178,6 +187,7 @@ def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
             cell["toolchain"],
             cell["key"],
             cell["program"]["size"],
+            None,
         )
         for cell in (snapshot["cells"].values() if snapshot else ())
     ]
@@ -216,7 +226,7 @@ def _models_page(
         moved=found.moved if found else "",
         model=model,
         text=text,
-        rows=sorted(rows)[:MODELS],
+        rows=sorted(rows, key=lambda row: row[:5])[:MODELS],
         more=max(0, len(rows) - MODELS),
     )
 
