@@ -313,11 +313,13 @@ def _exit_code(build: BuildView) -> int:
 
 
 def _why_other_key(farm: Farm, caller: Caller, before: CellLine, after: CellLine) -> str:
-    """Return which parts of the cache key changed between two programs; empty if that is not known."""
+    """Return which parts of the cache key, and which driver, changed between two programs; empty if not known."""
     if before.key == after.key:
         return "the same cache key"
     old, new = (sidecar_of(farm, caller, line.key) if line.published else None for line in (before, after))
     if old is None or new is None:
         return ""
     before_spec, after_spec = (cast("SpecDocument", each.spec) for each in (old, new))
-    return "; ".join(changes(before_spec, CompileSpec.from_dict(after_spec)))
+    drivers = [each.device.driver for each in (old, new)]
+    driver = [f"driver: {drivers[0]} -> {drivers[1]}"] if all(drivers) and drivers[0] != drivers[1] else []
+    return "; ".join([*changes(before_spec, CompileSpec.from_dict(after_spec)), *driver])

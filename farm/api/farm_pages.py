@@ -23,6 +23,7 @@ from farm.builds.acknowledged import today
 from farm.errors import ArtifactGone, NotFound
 from farm.jobs.rows import PoolView, WorkerView
 from farm.pages.build_view import ShownBuild
+from farm.pages.quantities import plural
 from farm.results.report import BuildView
 from farm.tuning.database import databases
 
@@ -131,8 +132,8 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
         pools=pools,
         waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
         worst=_worst(live, pools),
-        fine=f"{len(takers)} of {len(live)} workers take jobs; "
-        f"{sum(pool['running'] for pool in pools):,} jobs run, {sum(pool['waiting'] for pool in pools):,} wait",
+        fine=f"{len(takers)} of {plural(len(live), 'worker')} take{'s' * (len(live) == 1)} jobs; "
+        f"{sum(pool['running'] for pool in pools):,} running, {sum(pool['waiting'] for pool in pools):,} waiting",
     )
 
 
@@ -237,7 +238,7 @@ def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
     if stuck:
         pool = max(stuck, key=lambda each: int(each["waiting"]))
         why = "its workers take no jobs now" if pool["live_workers"] else "no live worker serves it"
-        return f"{pool['waiting']:,} jobs of {pool['name']} wait: {why}"
+        return f"{plural(pool['waiting'], 'job')} of {pool['name']} wait{'s' * (pool['waiting'] == 1)}: {why}"
     fenced = sorted({str(worker["node"]) for worker in workers if worker["fenced"]})
     if fenced:
         return f"fenced: {', '.join(fenced[:5])}; `farm unfence NODE` when it is mended"

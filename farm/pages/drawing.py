@@ -77,9 +77,7 @@ def timeline(bars: Sequence[Bar]) -> Markup:
             at += seconds
         if bar.failed:
             parts.append(
-                Markup('<text class="failed" x="{:.2f}%" dx="-14" y="{}">✗</text>').format(
-                    100 * bar.end / total, y + 15
-                )
+                Markup('<text class="wrong" x="{:.2f}%" dx="2" y="{}">✗</text>').format(100 * bar.end / total, y + 15)
             )
     return _picture("Attempts and their phases over time", len(bars) * ROW + 26, parts)
 

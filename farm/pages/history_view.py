@@ -70,7 +70,7 @@ class Mark(NamedTuple):
     ended: float
     build: str
     changes: Sequence[str]
-    """Empty for a level that began without a known cause."""
+    """Empty for a level that began with the same toolchain, driver and device."""
     before: float | None
     """The median of the measurements before, since the mark before."""
     after: float | None

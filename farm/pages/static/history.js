@@ -19,6 +19,14 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colourOf = (moved) => colour(moved === "slower" ? "--bad" : moved === "faster" ? "--good" : "--warn");
   const milliseconds = (_, value) => (value === null ? "–" : `${value.toPrecision(3)} ms`);
+  // Per distance of the ticks: what each says, and what the first one of a year or a day adds.
+  const times = [
+    [365 * 86400, "{YYYY}", null, null, null, null, null, null, 1],
+    [28 * 86400, "{MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [86400, "{D} {MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", "\n{D} {MMM} {YYYY}", null, "\n{D} {MMM}", null, null, null, 1],
+    [1, "{HH}:{mm}:{ss}", "\n{D} {MMM} {YYYY}", null, "\n{D} {MMM}", null, null, null, 1],
+  ];
   const axis = () => ({
     stroke: () => colour("--quiet"),
     grid: { stroke: () => colour("--line"), width: 1 },
@@ -94,7 +102,7 @@
         { label: "median", value: milliseconds, stroke: () => colour("--p4"), width: 1.5, points: { size: 6 } },
       ],
       bands: [{ series: [2, 1], fill: () => `${colour("--p4")}33` }],
-      axes: [axis(), { ...axis(), size: 72, values: (_, ticks) => ticks.map((tick) => `${tick} ms`) }],
+      axes: [{ ...axis(), space: 64, values: times }, { ...axis(), size: 72, values: (_, ticks) => ticks.map((tick) => `${tick} ms`) }],
       hooks: { draw: [draw], ready: [idle], setCursor: [idle] },
     },
     data,
