@@ -118,8 +118,9 @@ def fetch(
     folder. With --layout it writes a pack: the files that ONNX Runtime or Triton loads, and what starts it.
     """
     from farm.client.fetching import split_name
+    from farm.client.paths import split_ref
 
-    cell, _, named = name.partition("@")
+    cell, named = split_ref(name)
     model, *rest = split_name(cell)
     target, precision, shape = target or rest[0], precision or rest[1], shape or rest[2] or None
     for option, value in (("--target", target), ("--precision", precision)):
@@ -288,12 +289,10 @@ def ls(
     elif items and listing is Listing.BUILDS:
         for line in render.builds(items, output.width()):
             output.say(line)
-    elif items:
-        rows = [_HEADERS[listing], *(_ROWS[listing](item) for item in items)]
-        for line in render.align(rows, columns=output.width()):
-            output.say(line)
+    elif listing is Listing.BUILDS:
+        output.note("no builds yet: farm submit MANIFEST")
     else:
-        output.note(f"no {listing} yet")
+        output.table([_HEADERS[listing], *(_ROWS[listing](item) for item in items)], f"no {listing} yet")
 
 
 def tag(
@@ -386,7 +385,9 @@ def key_of(client: FarmClient, what: str) -> str:
     """Return the cache key for a key, the start of a key, or a cell of a ref."""
     if re.fullmatch(r"[0-9a-f]{64}", what):
         return what
-    name, _, ref = what.partition("@")
+    from farm.client.paths import split_ref
+
+    name, ref = split_ref(what)
     cells = client.ls(ref or "latest") if "/" in name or re.fullmatch(r"[0-9a-f]{4,63}", name) else []
     keys = sorted(
         {str(cell["key"]) for cell in cells if cell["identifier"] == name or str(cell["key"]).startswith(name)}
@@ -655,8 +656,8 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
 _HEADERS: dict[Listing, tuple[str, ...]] = {
     Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
     Listing.REFS: ("REF", "MOVES", "MOVED (UTC)", "NAMESPACE"),
-    Listing.WORKERS: ("WORKER", "SLOTS", "JOBS", "POOLS", ""),
-    Listing.POOLS: ("POOL", "WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
+    Listing.WORKERS: ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
+    Listing.POOLS: ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
 }
 
 _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
@@ -669,23 +670,23 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     ),
     Listing.REFS: lambda ref: (
         str(ref["tag"]),
-        render.plural(int(ref["generation"]), "move"),
+        str(ref["generation"]),
         str(ref["moved"])[:16].replace("T", " "),
         str(ref["namespace"]),
     ),
     Listing.WORKERS: lambda worker: (
         str(worker["id"]),
-        render.plural(int(worker["slots"]), "slot"),
-        f"{len(worker['running']) + worker.get('running_others', 0)} running",
+        str(worker["slots"]),
+        str(len(worker["running"]) + worker.get("running_others", 0)),
         ", ".join(worker["pools"]),
         "draining" if worker["draining"] else f"fenced: {worker['fenced']}" if worker["fenced"] else worker["resting"],
     ),
     Listing.POOLS: lambda pool: (
         str(pool["name"]),
-        render.plural(int(pool["live_workers"]), "live worker"),
-        render.plural(int(pool["slots"]), "slot"),
-        f"{pool['running']} running",
-        f"{pool['waiting']} waiting",
+        str(pool["live_workers"]),
+        str(pool["slots"]),
+        str(pool["running"]),
+        str(pool["waiting"]),
         "paused" if pool["paused"] else "",
     ),
 }

@@ -135,8 +135,9 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
         raise NotFound(f"{text} is neither a file nor the name of an artifact", hint=hint)
     from farm.cli.connection import connect
+    from farm.client.paths import split_ref
 
-    identifier, _, ref = text.partition("@")
+    identifier, ref = split_ref(text)
     with connect(settings) as client:
         there = client.ls(ref or "latest")
         cells = [cell for cell in there if identifier in (cell["identifier"], cell["identifier"].rpartition("/")[0])]

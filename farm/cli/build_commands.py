@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 20
 """Open builds of which `run` asks whether the same manifest made them."""
+
+JOB = r"j-[0-9a-f]{16}"
+"""A job's id."""
 
 SECOND_THOUGHT = 1.0
 """Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
@@ -304,7 +308,9 @@ def diff(
     """
     with connect_or_start() as client:
         found = client.diff(client.find_build(left), client.find_build(right))
-    output.emit(found) if as_json else _say_all(render.differences(found))
+    if found["left"]["id"] == found["right"]["id"]:
+        output.note(f"{left} and {right} are the same build: name two")
+    output.emit(found) if as_json else _say_all(render.differences(found, output.width()))
 
 
 def logs(
@@ -326,10 +332,10 @@ def logs(
     if follow and as_json:
         raise UsageError("--follow prints lines as they come: leave out --json")
     with connect_or_start() as client:
-        if not (what.startswith("b-") or what == "@latest" or cell):
+        if re.fullmatch(JOB, what):
             _say_log(client, what, what, follow=follow, as_json=as_json)
             return
-        row = _one_cell(client.cells(what), cell)
+        row = _one_cell(client.cells(client.find_build(what)), cell)
         identifier = str(row["identifier"])
         if job := row.get("job"):
             _say_log(client, job, identifier, follow=follow, as_json=as_json)
@@ -379,8 +385,8 @@ def reproduce(
 
     settings = load_settings()
     with connect_or_start() as client:
-        if what.startswith("b-") or what == "@latest" or cell:
-            what = str(client.build(what)["id"])  # `@latest` may be another build a moment later.
+        if not re.fullmatch(f"{JOB}|[0-9a-f]{{64}}", what):
+            what = client.find_build(what)
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.jobs.reproduce(what, folder, settings, cell)
@@ -656,18 +662,18 @@ def check_folder(file: Path | None) -> None:
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
-    from farm.client.paths import BUILD
-
     with connect() as client:
         pools = [pool["name"] for pool in client.pools.all()]
         if what in pools:
             client.pools.pause(what) if paused else client.pools.resume(what)
             name = what
-        elif not BUILD.fullmatch(what):
-            known = f"pools are {', '.join(pools)}" if pools else "there is no pool yet"
-            raise UsageError(f"{what!r} is neither a build nor a pool", hint=f"builds are b- and hex digits; {known}")
         else:
-            name = str((client.pause(what) if paused else client.resume(what))["id"])
+            try:
+                name = client.find_build(what)
+            except (NotFound, UsageError) as error:
+                known = f"the pools are {', '.join(pools)}" if pools else "there is no pool yet"
+                raise type(error)(f"{what!r} is neither a build nor a pool", hint=f"{error.hint}; {known}") from None
+            client.pause(name) if paused else client.resume(name)
     output.emit({"name": name, "paused": paused}) if as_json else output.say(
         f"{name} {'is paused' if paused else 'goes on'}"
     )

@@ -71,6 +71,15 @@ GROUPS = {
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 
+class CommandGroup(TyperGroup):
+    """Commands under one name; its help has the whole first sentence about each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with the first sentence about it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
+
+
 class Commands(TyperGroup):
     """All commands; each is made from its function, or its group of functions, when it is asked for."""
 
@@ -106,8 +115,11 @@ class Commands(TyperGroup):
 
     def _about(self, ctx: Any, name: str) -> str:
         function = getattr(import_module(f"farm.cli.{MODULES[name]}"), name, None) if name in MODULES else None
-        text = function.__doc__ if function else self.get_command(ctx, name).help
-        return str(text or "").strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+        return _first_sentence(function.__doc__ if function else self.get_command(ctx, name).help)
+
+
+def _first_sentence(text: str | None) -> str:
+    return str(text or "").strip().partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def _made(name: str) -> Any:
@@ -116,6 +128,7 @@ def _made(name: str) -> Any:
         single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
         single.command(name)(function)
         return typer.main.get_command(single)
+    module.commands.info.cls = CommandGroup
     group = typer.main.get_command(module.commands)
     group.name = name
     return group
@@ -185,6 +198,8 @@ def _help_of(topic: str) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
+        if "" in arguments:
+            raise UsageError("an argument is empty", hint="is a variable of your script unset?")
         code = app(list(arguments), prog_name="farm", standalone_mode=False)
     except FarmError as error:
         output.complain(error, as_json="--json" in arguments)
@@ -230,7 +245,7 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bo
     show = getattr(error, "show", None)
     show(shown) if show else shown.write(error.format_message())
     output.note(re.sub(r"^Error: ", "error: ", shown.getvalue().rstrip(), flags=re.M).replace(VALUE_ERROR, ""))
-    if arguments[0] == "optimize" and "-o" in arguments and "extra argument" in error.format_message():
+    if arguments[:1] == ["optimize"] and "-o" in arguments and "extra argument" in error.format_message():
         output.note("  here -o is --offload-copy-off, as in migraphx-driver; --output-path (-p) names the file")
     if as_json:
         output.emit({"error": output.document(UsageError(error.format_message().replace(VALUE_ERROR, "")))})
@@ -243,4 +258,4 @@ VALUE_ERROR = "Value error, "
 
 
 def _extra(arguments: Sequence[str]) -> str:
-    return {"serve": "server", "worker": "worker"}.get(arguments[0], "embedded")
+    return {"serve": "server", "worker": "worker"}.get(arguments[0] if arguments else "", "embedded")

@@ -30,7 +30,8 @@ def builds(incomplete: str) -> Names:
 def cells(ctx: Any, incomplete: str) -> Names:
     """Return the cells of the build that is named before."""
     build = str(ctx.params.get("what") or "@latest")
-    return _fitting(_asked(lambda client: (cell["identifier"] for cell in client.cells(build))), incomplete)
+    found = _asked(lambda client: client.cells(client.find_build(build)))
+    return _fitting([cell["identifier"] for cell in found], incomplete)
 
 
 def refs(incomplete: str) -> Names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import completion, output, render
 from farm.cli.connection import connect_or_start
 from farm.errors import NotFound, UsageError
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def history(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.")] = "",
+    cell: Annotated[
+        str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="Builds to show.")] = 20,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Make the server's history again from all reports (administrators).")
@@ -36,16 +38,12 @@ def history(
             output.emit({"reports": count}) if as_json else output.say(f"made of {render.plural(count, 'report')}")
             return
         found = client.history(cell, limit)
-    if as_json:
-        output.emit({"items": found})
-        return
     if not found:
         raise NotFound(f"no build had a cell {cell}", hint="`farm status BUILD` lists a build's cells")
-    for line in lines(found):
-        output.say(line)
+    output.emit({"items": found}) if as_json else output.table(rows(found), "")
 
 
-def lines(found: Sequence[PastCell]) -> list[str]:
+def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
     """Return a table of what a cell did, the newest build first."""
     rows = [("ended (UTC)", "build", "state", "latency", "size", "error", "compile", "node", "toolchain")]
     for past in found:
@@ -63,4 +61,4 @@ def lines(found: Sequence[PastCell]) -> list[str]:
                 past["toolchain"],
             )
         )
-    return render.align(rows)
+    return rows

@@ -31,7 +31,7 @@ MOST_SHOWN = 50
 
 
 def lint(
-    manifest: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="Manifests, YAML files; - is stdin.")],
+    manifest: Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="Manifests, YAML files; - is stdin.")],
     form: Annotated[Format, typer.Option("--format", "-f", help="The output format.")] = Format.TEXT,
     models: Annotated[bool, typer.Option("--models/--no-models", help="Also read the models and data.")] = True,
     as_json: output.Json = False,

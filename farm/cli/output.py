@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO, TypedDict
@@ -31,6 +31,20 @@ def say(text: str = "", *, command: bool = False) -> None:
 def note(text: str = "", *, command: bool = False) -> None:
     """Print a remark on standard error; `command` as in `say`."""
     typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stderr), err=True, color=colourful())
+
+
+def table(rows: Sequence[Sequence[str]], nothing: str) -> None:
+    """Print a list that fits the terminal on standard output; the first row is its header.
+
+    Without any other row, says on standard error that there is `nothing`, and how that changes.
+    """
+    from farm.cli.render import align
+
+    if len(rows) < 2:
+        note(nothing)
+        return
+    for line in align(rows, columns=width()):
+        say(line)
 
 
 def width(stream: TextIO | None = None) -> int:

@@ -37,6 +37,9 @@ STYLES = {
 }
 """Colours of state words."""
 
+COLOUR = re.compile(r"\x1b\[\d+m")
+"""What a terminal obeys and does not show."""
+
 ROWS = 40
 FAILURES = 20
 DETAIL_LINES = 2
@@ -63,12 +66,12 @@ def plural(count: int, word: str, words: str = "") -> str:
 def align(rows: Sequence[Sequence[str]], indent: str = "", columns: int = 0) -> list[str]:
     """Return rows as lines with aligned columns; state words get their colour.
 
-    If that is wider than so many `columns` (0: any number), each row takes two lines; then the first row has to be the
-    header, and says what the values of the second line are.
+    If that is wider than so many `columns` (0: any number), the last columns go below each row; then the first row has
+    to be the header, and names their values.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     if columns and len(indent) + sum(widths) + 2 * (len(widths) - 1) > columns:
-        return _in_two_lines(rows, indent, columns)
+        return _narrow(rows, widths, indent, columns)
     lines = []
     for row in rows:
         padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
@@ -78,8 +81,8 @@ def align(rows: Sequence[Sequence[str]], indent: str = "", columns: int = 0) -> 
 
 
 def wrap(line: str, columns: int) -> str:
-    """Return a line in pieces that fit, if it has spaces to break at."""
-    if len(line) <= columns:
+    """Return a line in pieces that fit, if it has spaces to break at. Colours take no room."""
+    if len(COLOUR.sub("", line)) <= columns:
         return line
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(
@@ -88,14 +91,25 @@ def wrap(line: str, columns: int) -> str:
     )  # fmt: skip
 
 
-def _in_two_lines(rows: Sequence[Sequence[str]], indent: str, columns: int) -> list[str]:
-    """Return for each row its first two values, and below them the others with the names of their columns."""
-    header, lines = rows[0], []
-    for row in rows[1:]:
-        lines.append((indent + "  ".join([row[0], _styled(row[1])])).rstrip())
-        others = [f"{name} {value}".strip() for name, value in zip(header[2:], row[2:], strict=True) if value]
-        if others:
-            lines += wrap(f"{indent}    {', '.join(others)}", columns).splitlines()
+def _narrow(rows: Sequence[Sequence[str]], widths: Sequence[int], indent: str, columns: int) -> list[str]:
+    """Return the first columns, as many as fit, and below each row its other values with the names of their columns."""
+    fit = 1
+    while len(indent) + sum(widths[: fit + 1]) + 2 * fit <= columns:
+        fit += 1
+    header, *tops = align([row[:fit] for row in rows], indent)
+    lines = [header]
+    for row, top in zip(rows[1:], tops, strict=True):
+        lines.append(top)
+        others = [f"{name} {value}".strip() for name, value in zip(rows[0][fit:], row[fit:], strict=True) if value]
+        below = ""
+        for other in others:
+            if below and len(f"{indent}    {below}, {other}") >= columns:
+                lines.append(f"{indent}    {below},")
+                below = other
+            else:
+                below = f"{below}, {other}" if below else other
+        if below:
+            lines.append(f"{indent}    {below}")
     return lines
 
 
@@ -286,13 +300,13 @@ def builds(found: Sequence[BuildView], columns: int = 0) -> list[str]:
     return align(rows, columns=columns)
 
 
-def differences(found: Differences) -> list[str]:
+def differences(found: Differences, columns: int = 0) -> list[str]:
     """Return how two builds differ, as `FarmClient.diff` found it."""
     left, right = found["left"]["id"], found["right"]["id"]
     both = [(cell, cell["left"], cell["right"]) for cell in found["cells"] if cell["left"] and cell["right"]]
     total = found["same"] + len(both)
     lines = [f"{left} -> {right}: {len(both)} of {plural(total, 'cell')} that both have differ"]
-    rows = []
+    rows = [("cell", "state", "size", "latency", "change")]
     for cell, before, after in both:
         facts = [before["facts"], after["facts"]]
         rows.append(
@@ -304,7 +318,7 @@ def differences(found: Differences) -> list[str]:
                 "; ".join(cell["changes"]),
             )
         )
-    lines += align(rows, "  ")
+    lines += align(rows, "  ", columns) if both else []
     for build, side in ((left, "left"), (right, "right")):
         if names := [cell["identifier"] for cell in found["cells"] if not cell["left" if side == "right" else "right"]]:
             lines += [f"left out, only in {build}: {plural(len(names), 'cell')}", *_first([(name,) for name in names])]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from farm.settings import Settings
     from farm.signing.judging import TrustCheck
 
-commands = typer.Typer(help="Make and revoke signing keys.", no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(
+    help="Make and revoke signing keys.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 def verify(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import output
 from farm.cli.build_commands import (
     BaselineTag,
     Detach,
@@ -83,8 +83,7 @@ def ls(as_json: output.Json = False) -> None:
         return
     rows = [("NAME", "VERSION", "PUSHED (UTC)", "BY")]
     rows += [(each["name"], str(each["version"]), *_pushed(each)) for each in found]
-    for line in render.align(rows) if found else ["no manifest is stored yet: farm manifest push FILE"]:
-        output.say(line)
+    output.table(rows, "no manifest is stored yet: farm manifest push FILE")
 
 
 @commands.command()
@@ -200,7 +199,8 @@ def triggers(
                 )
             if trigger["problem"]:
                 said.append(f"{each['name']}: {trigger['text']}: waits: {trigger['problem']}")
-    for line in [*render.align(rows), *said] if len(rows) > 1 else ["no trigger: `triggers:` in a manifest has them"]:
+    output.table(rows, "no trigger: `triggers:` in a manifest has them")
+    for line in said:
         output.say(inert(line))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import output
 from farm.cli.connection import connect
 
 commands = typer.Typer(
@@ -53,13 +53,18 @@ def ls(as_json: output.Json = False) -> None:
     if as_json:
         output.emit({"items": tokens})
         return
-    rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED")]
+    rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED (UTC)")]
     rows += [
-        (token["name"], token["role"], token["namespace"], str(token["max_cells"] or "none"), token["created"])
+        (
+            token["name"],
+            token["role"],
+            token["namespace"],
+            str(token["max_cells"] or "none"),
+            token["created"][:16].replace("T", " "),
+        )
         for token in tokens
     ]
-    for line in render.align(rows):
-        output.say(line)
+    output.table(rows, "no tokens yet: farm token create NAME --namespace NS")
 
 
 @commands.command()

@@ -55,7 +55,7 @@ def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
         )
         for line in found
     ]
-    _say_all(render.align(rows))
+    output.table(rows, "no toolchain yet: workers bring them")
 
 
 @commands.command()
@@ -137,7 +137,7 @@ def rollback(
 
 
 def bisect(
-    cell: Annotated[list[str], typer.Argument(metavar="CELL...", help="Cells of the ref, by their whole names.")],
+    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="Cells of the ref, by their whole names.")],
     ref: Reference = "prod",
     good: Annotated[
         str, typer.Option("--good", metavar="TOOLCHAIN", help="One that is known to be good; default: the ref's own.")

@@ -44,19 +44,16 @@ def ls(as_json: output.Json = False) -> None:
     if as_json:
         output.emit({"items": items})
         return
-    rows = []
+    rows = [("DATABASE", "RECORDS", "MERGED (UTC)", "NOT MERGED")]
     for item in items:
-        waiting = f"{render.plural(item['waiting'], 'delta')} not merged" if item["waiting"] else ""
+        waiting = render.plural(item["waiting"], "delta") if item["waiting"] else ""
         held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
-        merged = f"merged {item['moved'][:16].replace('T', ' ')} UTC" if item["moved"] else ""
+        merged = item["moved"][:16].replace("T", " ") if item["moved"] else ""
         rows.append((item["name"], held, merged, waiting))
-    for line in render.align(rows):
-        output.say(line)
+    output.table(rows, "no tuning databases yet: a pool gets them when a worker serves it")
     for item in items:
         if item.get("damaged"):
             output.note(f"{item['name']} is damaged: {item['damaged']}")
-    if not items:
-        output.note("no tuning databases yet: a pool gets them when a worker serves it")
 
 
 @commands.command()

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import output
 from farm.cli.connection import connect
 from farm.errors import UsageError
-from farm.inert import inert
 from farm.units import parse_duration
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 commands = typer.Typer(
     help="Tell other servers what happens: make, list and remove webhooks, and see their messages.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 
@@ -50,8 +50,7 @@ def ls(as_json: output.Json = False) -> None:
         return
     rows = [("NAME", "URL", "EVENTS", "STATE")]
     rows += [(each["name"], each["url"], ", ".join(each["events"]), _activity(each)) for each in found]
-    for line in render.align(rows):
-        output.say(inert(line))
+    output.table(rows, "no webhooks yet: farm webhook add NAME URL")
 
 
 @commands.command()
@@ -71,8 +70,7 @@ def log(
         (each["id"], render.when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
         for each in found
     ]
-    for line in render.align(rows):
-        output.say(inert(line))
+    output.table(rows, "nothing was sent yet")
 
 
 @commands.command()

@@ -302,7 +302,7 @@ class FarmClient:
         return self.transport.items("/v1/builds", BuildView, limit=limit, **having)
 
     def find_build(self, named: str) -> str:
-        """Return the id of a build: by id, unique start of an id, `@latest`, a label (KEY=VALUE) or a git commit.
+        """Return the id of a build: by id, unique start, `@latest`, manifest's name, label (KEY=VALUE) or git commit.
 
         A commit is the label `commit`, by its whole name or the first 17 digits or more; commands in a pipeline set it.
         Of several builds it is the newest. Raises NotFound.
@@ -321,7 +321,8 @@ class FarmClient:
     def _find_by_name(self, name: str) -> str:
         """Return the id of the newest build of a manifest's name. Raises UsageError for what is no name, NotFound."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
-            build_named(name)
+            known = "an id or its unique start, @latest, a manifest's name, a label K=V, or a git commit"
+            raise errors.UsageError(f"{name!r} is not a build id, and names no build", hint=known)
         found = next((build["id"] for build in self.builds(1000) if build["name"] == name), None)
         if not found:
             raise NotFound(f"no build is named {name}", hint="`farm status` lists the newest builds")

@@ -16,6 +16,7 @@ from farm.client.client import FarmClient
 from farm.client.fetching import require_one
 from farm.client.fitting import Fits, best_fit, may_run, nothing_fits, why_not
 from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
+from farm.client.paths import split_ref
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.settings import load_settings
 
@@ -97,7 +98,7 @@ def load(
     """
     own = client or FarmClient.from_settings(load_settings())
     try:
-        model, _, ref = name.partition("@")
+        model, ref = split_ref(name)
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
         signed = own.artifacts.signed(fits.best.cell["key"], tag=ref or "latest")

@@ -19,6 +19,14 @@ def build_named(build_id: str) -> str:
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
 
 
+def split_ref(name: str) -> tuple[str, str]:
+    """Return the two parts of NAME[@REF]. Raises UsageError if nothing follows the @: a variable may be unset."""
+    artifact, at, ref = name.partition("@")
+    if at and not ref:
+        raise UsageError(f"{name}: no ref after the @", hint="name a tag or a build, or leave out the @")
+    return artifact, ref
+
+
 def named(what: str, name: str) -> str:
     """Return a name as part of a path. Raises NotFound for what cannot be one; `what` says of what it is the name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):

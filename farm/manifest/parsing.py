@@ -194,7 +194,7 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             message, hint = f"unknown field `{where}`", suggestion(name, _fields_at(path[:-1]))
         case "missing":
             message = f"`{where}` is missing"
-            hint = WHOLE if where == "models" else ""
+            hint = {"models": WHOLE, "version": "write `version: 1`, the version of the format"}.get(where, "")
         case "string_pattern_mismatch" if context["pattern"] == NAME:
             message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
             hint = _as_name(str(given))

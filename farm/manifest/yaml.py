@@ -150,8 +150,8 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
 
 
 def _is_binary(start: bytes) -> bool:
-    """Whether a file that starts like this is no text. One NUL in a text is a mistake that has a place."""
-    return start.count(0) > 1 and not start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    """Whether a file that starts like this is no text. One control character in a text is a mistake with a place."""
+    return len(re.findall(rb"[\x00-\x08\x0e-\x1f]", start)) > 1 and not start.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
 def read_document(content: str | bytes, file: str) -> YamlDocument:

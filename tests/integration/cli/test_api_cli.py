@@ -252,13 +252,15 @@ def test_two_builds_are_held_against_each_other(
     assert main(["submit", "again.yaml"]) == 0
     capsys.readouterr()
     assert main(["diff", old, "@latest"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+    head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(": 2 of 2 cells that both have differ")
     assert [row.split()[0] for row in rows] == [f"net/onnxruntime-cpu/{name}/static" for name in ("fp32", "fp16")]
     assert all(row.endswith("salt: none -> again") for row in rows)
     assert main(["diff", old, old, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
     assert (found["same"], found["cells"]) == (2, [])
+    assert "the same build" in shown.err
 
 
 def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,9 +332,11 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
         "net/onnxruntime-cpu/fp16/static",
         "net/onnxruntime-cpu/fp32/static",
     ]
-    for what in ("refs", "builds", "workers", "pools"):
+    for what in ("artifacts", "refs", "builds", "workers", "pools"):
         assert main(["ls", what]) == 0
         assert capsys.readouterr().out
+        assert main(["ls", what, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["items"]
 
     assert main(["fetch", "net@latest", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
     assert "checked" in capsys.readouterr().out
@@ -489,7 +493,7 @@ def test_completion_knows_ids_refs_artifacts_and_targets(
     build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
     assert completed("farm status b-") == [build]
     assert completed("farm watch ") == ["@latest", build, "demo", "run=7"]
-    assert completed(f"farm logs {build} net/onnxruntime-cpu/fp3") == ["net/onnxruntime-cpu/fp32/static"]
+    assert completed("farm logs demo net/onnxruntime-cpu/fp3") == ["net/onnxruntime-cpu/fp32/static"]
     assert completed("farm fetch n") == ["net"]
     assert completed("farm fetch net/") == ["net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp32/static"]
     assert completed("farm fetch net@la") == ["net@latest"]
@@ -567,6 +571,10 @@ def test_cancel_asks_a_person_first(
 def test_lists_as_json_are_objects(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "ls", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"items": []}
+    assert main(["token", "ls"]) == 0
+    assert capsys.readouterr() == ("", "no tokens yet: farm token create NAME --namespace NS\n")
+    assert main(["history", "no/such/cell", "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "NotFound"
 
 
 def test_a_log_is_followed_to_its_end(worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -574,6 +582,13 @@ def test_a_log_is_followed_to_its_end(worker: list[Outcome], manifest: str, caps
     build = capsys.readouterr().out.strip()
     assert main(["logs", build, "fp16", "--follow"]) == 0
     assert capsys.readouterr().out == "compiled\n"
+    for named in ("demo", "run=8"):
+        assert main(["logs", named, "fp16"]) == 0
+        assert capsys.readouterr().out == "compiled\n"
+        assert main(["pause", named]) == 2
+        assert f"build {build} has ended" in capsys.readouterr().err
+    assert main(["pause", "demos"]) == 4
+    assert "the pools are onnxruntime-cpu." in capsys.readouterr().err
     assert main(["logs", build, "fp16", "--follow", "--json"]) == 2
     assert main(["status", "--label", "run=8"]) == 0
     assert "run=8" in capsys.readouterr().out

@@ -125,6 +125,16 @@ def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None
     assert "..." not in commands
     assert all(f"\n  {command.split()[0]} " in commands for command in COMMANDS)
     assert re.findall(r"^(\w.*):$", commands, re.M) == ["Programs", "Manifests", "Without a farm", "The farm", "Help"]
+    for group in sorted({command.split()[0] for command in COMMANDS if " " in command}):
+        assert main([group, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "..." not in text.partition("Commands:")[2] and "--install-completion" not in text
+
+
+def test_farm_alone_shows_its_help_and_exits_as_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("Usage: farm ") and "Traceback" not in err
 
 
 def test_exit_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +178,14 @@ def test_wrong_usage_is_a_document_too(arguments: list[str], capsys: pytest.Capt
     assert error["message"] in err
 
 
+@pytest.mark.parametrize("arguments", [["watch", ""], ["tag", "prod", ""], ["fetch", "net@", "-t=a", "-p=b"]])
+def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert re.search("an argument is empty|no ref after the @", capsys.readouterr().err)
+
+
 def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -199,9 +217,7 @@ def test_what_is_no_address_is_a_usage_error(
     assert "is not the address of a farm" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["logs", "../../x"], ["ls", "--ref", "a b"], ["fetch", "m@../x", "-t=a", "-p=b"]]
-)
+@pytest.mark.parametrize("arguments", [["ls", "--ref", "a b"], ["fetch", "m@../x", "-t=a", "-p=b"]])
 def test_what_cannot_be_a_name_is_not_there(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,8 +270,9 @@ def test_a_build_id_is_checked_before_anybody_is_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
-    assert main(["cancel", "../../workers"]) == 2
-    assert "is not a build id" in capsys.readouterr().err
+    for command in ("cancel", "logs"):
+        assert main([command, "../../workers"]) == 2
+        assert "is not a build id" in capsys.readouterr().err
 
 
 # --- lint, schema ---------------------------------------------------------------------------------------------------
@@ -304,6 +321,7 @@ def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytes
         ("version: 1\nname: x\nmodels: null\n", "must be a list, not null"),
         (GOOD.replace("[fp32]", "[half]"), "\n    did you mean `fp16`?"),
         (GOOD.replace("[fp32]", "[fp99, other]"), "\n    known: bf16, fp16, "),
+        (GOOD.replace("version: 1", ""), "write `version: 1`"),
         (GOOD + "    batches: [0, -1, 1.5, '8', 1]\n", "from 1 on, such as [1, 8], not 0, -1, 1.5, '8'\n"),
         (GOOD + "    dims: {seq: [0, -1, 1.5, 8]}\n", "-1, 1.5 are not sizes: write whole numbers"),
     ],
@@ -317,8 +335,9 @@ def test_lint_says_what_to_write_instead(
 
 def test_a_model_given_as_manifest_gets_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "net.onnx"
-    for size in (100, 400_000):
-        file.write_bytes(b"\x08\x09\x12\x00" * size)
+    start = b"\x08\x08\x3a\xb7\xa1\x01\x0a\x13\x0a\x01x\x0a\x02w0\x12\x02m0"  # Without a zero, as of onnx.helper.
+    for content in (b"\x08\x09\x12\x00" * 100, b"\x08\x09\x12\x00" * 400_000, start):
+        file.write_bytes(content)
         assert main(["lint", str(file)]) == 2
         assert f"`farm init {file}` writes a manifest" in capsys.readouterr().out
 
