@@ -40,11 +40,11 @@ class _Compile(NamedTuple):
 
 
 def outlook(
-    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: bool = False, parallel: int = 0
+    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: str = "", parallel: int = 0
 ) -> OutlookDocument:
     """Return when a build's live cells will be done, what they will cost, and what was spent so far.
 
-    `parallel` is how many of the build's jobs may run at once (0: no bound).
+    `paused` is the build's id if it is paused, `parallel` how many of its jobs may run at once (0: no bound).
     """
     # Cells that share a job wait for it once.
     once = {cell.get("job") or cell.get("key") or position: cell for position, cell in enumerate(cells)}.values()
@@ -53,14 +53,14 @@ def outlook(
     to_come.sort(key=lambda each: (not each.runs, -each.seconds))  # What runs has its slot already.
     on_gpu = [each.seconds for each in to_come if _on_gpu(each.pool)]
     known_pools = {pool["name"]: pool for pool in pools}
-    slots = {name: _slots(known_pools.get(name), parallel) for name in {each.pool for each in to_come}}
+    slots = {name: _slots(known_pools.get(name), parallel) for name in {cell["pool"] for cell in live}}
     unserved = sorted(name for name, count in slots.items() if not count)
     ends = [0.0]
     if to_come and not unserved and not paused:
         there = Counter(cell["pool"] for cell in live if cell["state"] != "miss")  # A planned job does not wait yet.
-        for name, count in slots.items():
+        for name in {each.pool for each in to_come}:
             others = known_pools[name]["waiting"] + known_pools[name]["running"] - there[name]
-            ends.append(_end([each.seconds for each in to_come if each.pool == name], count, others))
+            ends.append(_end([each.seconds for each in to_come if each.pool == name], slots[name], others))
         if parallel:  # The bound is the build's, over all of its pools.
             ends.append(_end([each.seconds for each in to_come], parallel))
     return {
@@ -71,7 +71,10 @@ def outlook(
         "spent_gpu_hours": round(sum(_seconds(cell, "spent") for cell in once if _on_gpu(cell["pool"])) / 3600, 4),
         "unknown": len(live) - len(to_come),
         "unserved": unserved,
-        "paused": [name for name in unserved if name in known_pools and known_pools[name].get("paused")],
+        "paused": [
+            *filter(None, [paused]),
+            *(name for name in unserved if name in known_pools and known_pools[name].get("paused")),
+        ],
     }
 
 

@@ -173,7 +173,7 @@ class BuildReader:
         verdict = verdict_of(cells)
         build = _build_document(row, self.follower(build_id))
         build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
-        build["outlook"] = self.outlook(cells, row["max_parallel"], paused=bool(row["paused"]))
+        build["outlook"] = self.outlook(cells, row["max_parallel"], paused=build_id if row["paused"] else "")
         report: Report = {
             "schema": 1,
             "build": build,
@@ -230,7 +230,7 @@ class BuildReader:
                 cells[planned.place[cell["identifier"]]] = CellLine.of(cell)
                 times[cell["identifier"]] = (cell["state"], cell["elapsed"], cell["spent"])
         work = _work(planned, cells, times)
-        build["outlook"] = self.outlook(work, row["max_parallel"], paused=bool(row["paused"]))
+        build["outlook"] = self.outlook(work, row["max_parallel"], paused=build_id if row["paused"] else "")
         return EndedCells(build, cells)
 
     def ended_columns(self, namespace: str, build_id: str) -> tuple[BuildView, CellColumns] | None:
@@ -267,6 +267,11 @@ class BuildReader:
         report = self.live_report(namespace, build_id)
         return report["build"].get("outlook") if report else None
 
+    def pauses(self, build_id: str) -> frozenset[str]:
+        """Return what is paused now: pools, and the build itself."""
+        row = self._store.builds.get(build_id)
+        return frozenset({*self._store.workers.paused_pools(), *([build_id] if row and row["paused"] else [])})
+
     def read_report(self, namespace: str, build_id: str) -> Report | None:
         """Return a finished build's report from object storage, if it is readable."""
         found = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
@@ -281,8 +286,8 @@ class BuildReader:
             return None
         return report
 
-    def outlook(self, cells: Iterable[EstimatedCell], parallel: int | None, *, paused: bool = False) -> OutlookDocument:
-        """Return when the current workers are expected to finish these cells."""
+    def outlook(self, cells: Iterable[EstimatedCell], parallel: int | None, *, paused: str = "") -> OutlookDocument:
+        """Return when the current workers are expected to finish these cells; `paused` is the build's id if it is."""
         return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
 
     def follower(self, build_id: str) -> str | None:
@@ -435,6 +440,7 @@ class BuildChanges:
         """How far each running cell was when it was last sent."""
         self._looked = False
         self._estimated = monotonic()
+        self._pauses: frozenset[str] = frozenset()
 
     def after(self, seconds: float) -> Iterator[BuildChange]:
         """Yield the next changes; wait up to `seconds` for the first event."""
@@ -452,10 +458,12 @@ class BuildChanges:
                     yield {"type": "build", "id": last["id"], "state": "reported"}
             self._position = last["id"]
         yield from self._progress()
+        yield from self._paused()
 
     def _look(self) -> None:
         """Find the running cells of a reader who may know them already."""
         self._running = dict.fromkeys(self._reader.running(self._namespace, self._build_id), ())
+        self._pauses = self._reader.pauses(self._build_id)
         self._looked = True
 
     def _changed(self, events: Sequence[BuildEvent]) -> Iterator[BuildChange]:
@@ -485,6 +493,12 @@ class BuildChanges:
         cells = [cell for cell in self._cells(list(before)) if _progress_of(cell) != before[cell["identifier"]]]
         for lot in lots(cells, AT_ONCE):
             yield {"type": "cells", "cells": lot}
+
+    def _paused(self) -> Iterator[BuildChange]:
+        """Yield when the build ends by now if something was paused or resumed: nothing else may happen for long."""
+        before, self._pauses = self._pauses, self._reader.pauses(self._build_id)
+        if self._pauses != before and (estimate := self._reader.current_outlook(self._namespace, self._build_id)):
+            yield {"type": "cells", "cells": [], "outlook": estimate}
 
     def _cells(self, names: Sequence[str]) -> list[JudgedCell]:
         cells = self._reader.some_cells(self._namespace, self._build_id, names)

@@ -87,11 +87,12 @@ class Screen:
         # Where there is little room the name is cut, never the state, the phase or the time; the worker is left out.
         wide = options.max_width >= WIDE
         rows = [render.activity(cell)[: 5 if wide else 4] for cell in cells[:room]]
-        fixed = [max((len(row[column]) for row in rows), default=0) for column in (1, 2, 3)]
-        name = max(8, options.max_width - sum(fixed) - (8 + WORKER if wide else 8))
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=3 if wide else None, max_width=None if wide else name)
-        for column in range(1, 5 if wide else 4):
-            grid.add_column(no_wrap=True, overflow="ellipsis", min_width=fixed[column - 1] if column < 4 else None)
+        needed = [max((len(row[column]) for row in rows), default=0) for column in range(5 if wide else 4)]
+        others = sum(needed[1:4]) + 2 * len(needed)
+        name = max(8, min(needed[0], options.max_width - others - (min(WORKER, needed[4]) if wide else 0)))
+        worker = max(1, options.max_width - others - name)
+        for width in (name, *needed[1:4], *([worker] if wide else [])):
+            grid.add_column(no_wrap=True, overflow="ellipsis", width=max(1, width))
         for identifier, state, *rest in rows:
             texts = [Text(one_line(text)) for text in rest]
             grid.add_row(
@@ -103,11 +104,13 @@ class Screen:
 
 
 def _cut(name: str, room: int) -> str:
-    """Return a name that fits: cells of one model differ at the end, so the middle is left out."""
-    if len(name) <= room:
-        return name
-    start = (room - 1) // 3
-    return f"{name[:start]}…{name[start + 1 - room :]}"
+    """Return a cell's name that fits: the middle of its longest parts is left out, for cells differ in each part."""
+    parts = name.split("/")
+    longest = max(map(len, parts))
+    while longest > 3 and sum(min(len(part), longest) for part in parts) + len(parts) - 1 > room:
+        longest -= 1
+    start, end = longest // 2, longest // 2 + 1 - longest
+    return "/".join(part if len(part) <= longest else f"{part[:start]}…{part[end:]}" for part in parts)
 
 
 @contextmanager

@@ -139,6 +139,10 @@ class WorkerRecords:
             )
         return sorted(pools, key=lambda pool: pool["name"])
 
+    def paused_pools(self) -> Names:
+        """Return the names of the pools that are paused."""
+        return list(self._link.ask("SMEMBERS", key("paused")))
+
     def queue_ages(self) -> dict[str, float]:
         """Return for how many seconds the oldest job of each pool waits; one in the broker since it was sent there."""
         names = self.pool_names()

@@ -157,3 +157,16 @@ def test_progress_within_a_phase_is_sent_without_an_event(farm: Farm, client: Fa
         farm.store.jobs.renew(claim.token, job_id, phase="tuning", progress=progress_made, detail="slice")
         change = next(change for change in changes if change["cells"][0]["progress"] == progress_made)
         assert [cell["state"] for cell in change["cells"]] == ["running"]
+
+
+def test_a_pause_is_sent_though_nothing_happens(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    build_id = client.submit(freeze_manifest(tmp_path, many(2), batch="batch"))["id"]
+    (pool,) = (pool["name"] for pool in client.pools.all())
+    changes = client.changes(build_id)
+    assert next(changes)["type"] == "reset"
+    client.pools.pause(pool)
+    assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == [pool]
+    client.pools.resume(pool)
+    assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == []
+    client.pause(build_id)
+    assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == [build_id]

@@ -410,7 +410,7 @@ def test_a_ref_is_promoted_rolled_back_and_forgotten(
     assert (listed["items"], [ref["namespace"] for ref in listed["refs"]]) == (["latest"], ["main"])
     moved = listed["refs"][0]["moved"]
     assert main(["ls", "refs"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["latest", "2", "moves", *moved[:16].split("T"), "main"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["latest", "2", *moved[:16].split("T"), "main"]
     assert main(["tag", "prod", "latest", "--delete"]) == 2
 
 

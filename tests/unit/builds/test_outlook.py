@@ -126,7 +126,9 @@ def test_what_nobody_knows_is_said() -> None:
     assert found["slot_seconds"]["expected"] == 10, "what it costs does not depend on when"
     found = outlook([cell(10.0)], [pool(1, paused=True)])
     assert (found["eta"], found["unserved"], found["paused"]) == (None, ["cpu"], ["cpu"])
-    assert outlook([cell(10.0)], [pool(1)], paused=True)["eta"] is None
+    assert outlook([cell()], [pool(1, paused=True)])["paused"] == ["cpu"], "also if nothing like it was compiled yet"
+    found = outlook([cell(10.0)], [pool(1)], paused="b-1")
+    assert (found["eta"], found["paused"]) == (None, ["b-1"])
     assert outlook([], []) == {
         "eta": None, "slot_seconds": None, "gpu_hours": None, "spent_seconds": 0, "spent_gpu_hours": 0, "unknown": 0,
         "unserved": [], "paused": [],

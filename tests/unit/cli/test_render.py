@@ -486,14 +486,15 @@ def test_the_live_display_cuts_long_names_where_cells_are_alike() -> None:
     from rich.console import Console
 
     screen = Screen()
-    name = "a-model-with-quite-a-long-name/onnxruntime-cpu"
-    cells = [cell("fp16", "queued", facts=None) for _ in range(2)]
-    screen.show([{**each, "identifier": f"{name}/fp16/b{n}"} for n, each in enumerate(cells)])
-    for columns in (45, 60):
+    name = "a-model-with-quite-a-long-name-"
+    cells = [cell("fp16", "running", facts=None, phase="measuring", worker="vm-cpu-23831-ca1cdf") for _ in range(2)]
+    screen.show([{**each, "identifier": f"{name}{n}/onnxruntime-cpu/fp16/b{n}"} for n, each in enumerate(cells)])
+    for columns in (60, 80, 100):
         console = Console(width=columns, height=10, file=io.StringIO(), force_terminal=True, color_system=None)
         console.print(screen)
         shown = console.file.getvalue()
-        assert "fp16/b0 " in shown and "fp16/b1 " in shown and "a-model" in shown
+        assert re.findall(r"e-(\d)/on\S*/fp16/b(\d) +running", shown) == [("0", "0"), ("1", "1")]
+        assert ("vm-cpu-" in shown) == (columns >= 80)
 
 
 def test_a_worker_that_starts_is_no_missing_worker() -> None:
