@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -119,9 +119,6 @@ def run(
         # Its pages go with the farm, so the result names none.
         reports = WantedReports(junit, summary, manifest)
         code = _watch(client, build_id, gone_on, reports, as_json=as_json, pages=False)
-        if code == ExitCode.INTERRUPTED:
-            # So that the farm stops now, even if other processes use it.
-            raise KeyboardInterrupt
         _bring_programs(client, build_id, folder)
     raise typer.Exit(code)
 
@@ -562,14 +559,14 @@ def _watch(
 ) -> int:
     """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it.
 
-    With `pages` the text names the page of each failed cell.
+    Then it raises KeyboardInterrupt. With `pages` the text names the page of each failed cell.
     """
     from farm.cli.progress import follow
 
     try:
         report = follow(client, build_id)
     except KeyboardInterrupt:
-        return _leave(client, build_id, gone_on)
+        _leave(client, build_id, gone_on)
     except FarmFault:
         if pages:  # Else it is a farm of this command's own.
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
@@ -584,15 +581,21 @@ def _watch(
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
 
-def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> int:
-    for line in gone_on:
-        output.note(line)
-    output.note("press Ctrl-C again now to cancel it")
+def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> NoReturn:
+    """Say how a build goes on, and cancel it if Ctrl-C is pressed again. Raises KeyboardInterrupt, to end the command.
+
+    An embedded farm then stops at once, even if other processes use it.
+    """
     try:
+        for line in gone_on:
+            output.note(line)
+        output.note("press Ctrl-C again now to cancel it")
         threading.Event().wait(SECOND_THOUGHT)
     except KeyboardInterrupt:
-        output.note(f"{build_id}: {render.plural(client.cancel(build_id), 'cell')} cancelled")
-    return int(ExitCode.INTERRUPTED)
+        cancelled = f"{build_id}: {render.plural(client.cancel(build_id), 'cell')} cancelled"
+        output.note(cancelled)
+        raise KeyboardInterrupt(cancelled) from None
+    raise KeyboardInterrupt(*map(str.strip, gone_on))
 
 
 def _goes_on(build_id: str) -> list[str]:
@@ -627,7 +630,8 @@ def _freeze(
 
     gates = read_gates(limits or (), budgets or (), baseline)
     known = {**ci_labels(os.environ), **read_labels(labels)}
-    return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
+    with output.if_interrupted("nothing was submitted"):
+        return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
 
 def show_plan(planned: ShownPlan, *, as_json: bool) -> None:

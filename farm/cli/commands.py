@@ -105,6 +105,13 @@ class Commands(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Raises Abort on Ctrl-C, with what it has said: the framework would keep only a code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise typer.Abort(*interrupt.args) from None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each with the first sentence about it."""
         others = {"help": ""} | dict.fromkeys(self.commands.keys() - MODULES.keys(), "")
@@ -211,8 +218,8 @@ def run(arguments: Sequence[str]) -> int:
         missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{extra}]'")
         output.complain(missing, as_json="--json" in arguments)
         code = missing.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        code = ExitCode.INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt) as interrupt:
+        code = _interrupted([str(said) for said in interrupt.args], as_json="--json" in arguments)
     except SystemExit as end:
         # The framework's answer to a reader that went away, as `head` does, would say that a cell failed.
         code = ExitCode.INTERRUPTED if isinstance(end.__context__, OSError) else end.code
@@ -226,6 +233,17 @@ def run(arguments: Sequence[str]) -> int:
         return _own_fault()
     # The framework exits with 130 on Ctrl-C; the farm has its own code for it.
     return int(ExitCode.INTERRUPTED if code == 130 else code or ExitCode.OK)
+
+
+def _interrupted(said: Sequence[str], *, as_json: bool) -> ExitCode:
+    """End a command after Ctrl-C, which has `said` what exists; with --json, also print it as a document."""
+    if not said:
+        output.note("stopped")
+    if as_json:
+        code = ExitCode.INTERRUPTED
+        found = {"kind": "Interrupted", "message": "; ".join(said) or "stopped", "hint": "", "exit_code": int(code)}
+        output.emit({"error": found})
+    return ExitCode.INTERRUPTED
 
 
 def _own_fault() -> int:

@@ -18,6 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(GARBAGE)
         # At the end of a process Python looks through all that was imported once more; the kernel frees it anyway.
         atexit.register(gc.freeze)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # While the first modules are imported.
+        return 8
+
+
+def _run(arguments: Sequence[str]) -> int:
     if arguments in (["--version"], ["-V"]):
         from farm import __version__
 

@@ -71,9 +71,9 @@ def if_interrupted(said: str) -> Iterator[None]:
     """On Ctrl-C in the block, say what exists, and go on to the end of the command."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         note(f"stopped: {said}")
-        raise
+        raise KeyboardInterrupt(*interrupt.args, said) from None
 
 
 def emit(document: Any) -> None:

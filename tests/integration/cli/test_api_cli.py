@@ -308,11 +308,12 @@ def test_ctrl_c_detaches_and_says_how_to_return(
 
     monkeypatch.setattr("farm.cli.build_commands.SECOND_THOUGHT", 0.01)
     monkeypatch.setattr("farm.cli.progress._next", interrupted)
-    assert main(["submit", manifest]) == 8
-    err = capsys.readouterr().err
+    assert main(["submit", manifest, "--json"]) == 8
+    out, err = capsys.readouterr()
     (build,) = farm.build_reader.list("main")
     assert f"return:  farm watch {build['id']}" in err
     assert f"cancel:  farm cancel {build['id']}" in err
+    assert f"build {build['id']} goes on" in json.loads(out)["error"]["message"]
     assert build["counts"]["queued"] == 2
 
 

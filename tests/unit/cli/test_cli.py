@@ -186,12 +186,18 @@ def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
     assert re.search("an argument is empty|no ref after the @", capsys.readouterr().err)
 
 
-def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("farm.client.authoring.lint", interrupted)
     assert main(["lint", "farm.yaml"]) == 8
+    assert capsys.readouterr() == ("", "stopped\n")
+    assert main(["lint", "farm.yaml", "--json"]) == 8
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("Interrupted", 8)
+    monkeypatch.setattr("farm.cli.quick_start.compile_less", interrupted)
+    assert main(["lint", "farm.yaml"]) == 8, "while it is imported"
 
 
 def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
