@@ -224,7 +224,7 @@ def _sources(environ: Mapping[str, str]) -> list[_Source]:
 
 def _read(path: Path, *, trusted: bool = True) -> _Source:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         return _Source(tomllib.loads(text), path, text, trusted)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None

@@ -133,7 +133,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         return _local(Path(text).resolve())
     if text.count("/") not in (2, 3):
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
-        raise NotFound(f"{text} is neither a file nor the name of an artifact", hint=hint)
+        raise NotFound(f"{text!r} is neither a file nor the name of an artifact", hint=hint)
     from farm.cli.connection import connect
     from farm.client.paths import split_ref
 

@@ -346,8 +346,9 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
     if follow:
         from farm.cli.log_following import follow_log
 
-        for added in follow_log(client, job):
-            output.say(inert(added))
+        with output.if_interrupted("the job goes on"):
+            for added in follow_log(client, job):
+                output.say(inert(added))
         return
     text = client.jobs.log(job)
     if not text and (found := client.jobs.get(job))["state"] == "queued":

@@ -6,6 +6,7 @@ import atexit
 import gc
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 GARBAGE = 100_000
 """So many new objects are made before Python looks for garbage: more than any start makes, for a look takes 10 ms."""
@@ -16,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         gc.set_threshold(GARBAGE)
+        if isinstance(sys.stdout, TextIOWrapper):  # A terminal may lack characters that we or users write.
+            sys.stdout.reconfigure(errors="replace")
         # At the end of a process Python looks through all that was imported once more; the kernel frees it anyway.
         atexit.register(gc.freeze)
     try:
@@ -28,7 +31,11 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments in (["--version"], ["-V"]):
         from farm import __version__
 
-        sys.stdout.write(f"farm {__version__}\n")
+        try:
+            print(f"farm {__version__}", flush=True)  # noqa: T201
+        except OSError as error:
+            print(f"error: cannot write: {error.strerror}\n  is the disk full?", file=sys.stderr)  # noqa: T201
+            return 2
         return 0
     from farm.cli.quick_start import compile_less
 

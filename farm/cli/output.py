@@ -78,7 +78,8 @@ def if_interrupted(said: str) -> Iterator[None]:
 
 def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
-    typer.echo(inert_json(json.dumps(document, indent=2, ensure_ascii=False)))
+    every = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    typer.echo(inert_json(json.dumps(document, indent=2, ensure_ascii=not every)))
 
 
 @contextmanager

@@ -81,12 +81,20 @@ def align(rows: Sequence[Sequence[str]], indent: str = "", columns: int = 0) -> 
 
 
 def wrap(line: str, columns: int) -> str:
-    """Return a line in pieces that fit, if it has spaces to break at. Colours take no room."""
-    if len(COLOUR.sub("", line)) <= columns:
+    """Return a line in pieces that fit, if it has spaces to break at. Colours take no room.
+
+    The pieces of `name  value` stand below the value, if its words fit there.
+    """
+    plain = COLOUR.sub("", line)
+    if len(plain) <= columns:
         return line
     indent = line[: len(line) - len(line.lstrip())]
+    name = re.match(r"\s*\S.*?\s{2,}(?=\S)", plain)
+    below = len(name[0]) if name else 0
+    if not 0 < below <= columns // 3 or max(map(len, plain[below:].split())) > columns - below:
+        below = len(indent) + 2
     return textwrap.fill(
-        line.strip(), max(columns, 20), initial_indent=indent, subsequent_indent=f"{indent}  ",
+        line.strip(), max(columns, 20), initial_indent=indent, subsequent_indent=" " * below,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

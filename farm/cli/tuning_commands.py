@@ -138,7 +138,7 @@ def export(
         (folder / ENVIRONMENT).write_text(
             "".join(f"export {variable}={_quoted(value)}\n" for variable, value in variables.items())
         )
-        (folder / README).write_text(_readme(name, snapshot, cache))
+        (folder / README).write_text(_readme(name, snapshot, cache), encoding="utf-8")
     if as_json:
         output.emit({"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables})
     else:

@@ -73,7 +73,11 @@ def load_scripts(constants: str) -> dict[str, Script]:
 @cache
 def _sources() -> dict[str, str]:
     folder = files("farm.store") / "lua"
-    return {path.name.removesuffix(".lua"): path.read_text() for path in folder.iterdir() if path.name.endswith(".lua")}
+    return {
+        path.name.removesuffix(".lua"): path.read_text(encoding="utf-8")
+        for path in folder.iterdir()
+        if path.name.endswith(".lua")
+    }
 
 
 PREFIX = "{farm}"

@@ -24,7 +24,7 @@ class Profile:
 @cache
 def profiles() -> Mapping[str, Profile]:
     """Return the shipped device profiles by name: whole cards, and each way in which one can be split."""
-    document = tomllib.loads((configs_folder() / "devices.toml").read_text())
+    document = tomllib.loads((configs_folder() / "devices.toml").read_text(encoding="utf-8"))
     ways = [
         (f"{name}-{mode}" if mode else name, row, parts)
         for name, row in document.items()

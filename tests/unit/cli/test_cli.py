@@ -356,7 +356,9 @@ def test_lint_shows_people_a_bounded_number_of_problems(tmp_path: Path, capsys: 
     assert out.endswith(f"and 30 more: --json lists all\n{file}: 80 errors\n")
 
 
-@pytest.mark.parametrize("command", ["farm schema > /dev/full", "set -o pipefail; farm schema | head -1"])
+@pytest.mark.parametrize(
+    "command", ["farm schema > /dev/full", "farm -V > /dev/full", "set -o pipefail; farm schema | head -1"]
+)
 def test_a_reader_that_goes_away_is_no_mistake_of_the_farm_and_no_failed_cell(command: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = command.replace("farm", f"{sys.executable} -m farm", 1)
@@ -365,6 +367,17 @@ def test_a_reader_that_goes_away_is_no_mistake_of_the_farm_and_no_failed_cell(co
     assert done.returncode in ((2,) if "full" in command else (0, 8))
     if "full" in command:
         assert done.stderr == "error: cannot write: No space left on device\n  is the disk full?\n"
+
+
+def test_a_terminal_without_a_character_gets_another_one(tmp_path: Path) -> None:
+    file = manifest(tmp_path, GOOD + "łódź: 1\n")
+    command = [sys.executable, "-m", "farm", "lint", file, "--no-models"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(farm.__file__).parents[1]), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (2, b"")
+    assert "unknown field `?ód?`".encode("latin-1") in done.stdout
+    done = subprocess.run([*command, "--json"], capture_output=True, env=environment, check=False)
+    assert json.loads(done.stdout)["problems"][0]["message"] == "unknown field `łódź`"
 
 
 def test_dash_o_of_optimize_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

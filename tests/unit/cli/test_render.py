@@ -456,6 +456,11 @@ def test_builds_are_listed_with_time_and_labels(columns: int) -> None:
     assert len(lines) == 2 or columns < 200
 
 
+def test_a_long_value_goes_on_below_its_beginning() -> None:
+    lines = render.wrap("  first 10   519 µs, 79.5 µs, 80.1 µs, 71.9 µs, 90.4 µs", 40).splitlines()
+    assert lines == ["  first 10   519 µs, 79.5 µs, 80.1 µs,", "             71.9 µs, 90.4 µs"]
+
+
 def test_prose_ends_at_words() -> None:
     text = "  shared: another attempt ran on the node, or others used the GPU, so the speed is rough"
     lines = render.wrap(text, 40).splitlines()
