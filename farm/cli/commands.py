@@ -226,7 +226,8 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             return _own_fault()
-        full = UsageError(f"cannot write: {error.strerror}", hint="is the disk full?")
+        place = f" {error.filename}" if isinstance(error.filename, str) else ""
+        full = UsageError(f"cannot write{place}: {error.strerror}", hint="is the disk full?")
         output.complain(full, as_json=False)
         code = full.exit_code
     except Exception:

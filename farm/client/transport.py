@@ -348,7 +348,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
         detail = str(document["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
         detail = f"{response.url} answers {response.status_code} {response.reason_phrase}"
-        if response.status_code in (404, 405):
+        if response.status_code in (404, 405, 501):
             raise UsageError(detail, hint="no farm answers there: FARM_API_URL sets its address") from None
         document = {}
     if response.status_code in (404, 405) and document.get("type") == "about:blank":

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 import sys
 import threading
@@ -38,8 +39,12 @@ from farm.local.servers import (
 )
 from farm.logging import get_logger
 from farm.settings import Settings, worker_environment
+from farm.units import size
 
 log = get_logger(__name__)
+
+SCARCE = 2 * 10**9
+"""With fewer free bytes of disk people are warned."""
 
 BUCKET = "farm"
 CREDENTIALS = "credentials.json"
@@ -101,7 +106,9 @@ class EmbeddedFarm:
         self._look_for_parts()
         folder = own_data_folder(self.settings.data_dir)
         self.settings = self.settings.model_copy(update={"data_dir": folder})
-        deadline = time.monotonic() + START_SECONDS
+        if (free := shutil.disk_usage(folder).free) < SCARCE:
+            self._say(f"only {size(free)} are free at {folder}: servers stop when a disk is full")
+        deadline, waits = time.monotonic() + START_SECONDS, False
         while not self._take("lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
             # Somebody runs the parts of this folder, or is about to, or is about to stop.
             if self._join():
@@ -111,7 +118,9 @@ class EmbeddedFarm:
                     f"the farm in {folder} belongs to another process and does not answer",
                     hint=f"end that process, or choose another data_dir; its logs are in {folder}/logs",
                 )
-            self._say("waiting for the farm that already runs in this folder")
+            if not waits:
+                self._say("waiting for the farm that already runs in this folder")
+            waits = True
             time.sleep(0.1)
         try:
             self._start_parts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import secrets
@@ -19,7 +20,7 @@ from structlog.testing import capture_logs
 from farm.artifacts.s3 import S3Store
 from farm.cli import main
 from farm.client.client import FarmClient
-from farm.errors import NotAllowed, StoreUnavailable, UsageError
+from farm.errors import FarmFault, NotAllowed, StoreUnavailable, UsageError
 from farm.local.embedded import EmbeddedFarm, _credentials
 from farm.local.servers import own_data_folder, write_private
 from farm.settings import Settings, load_settings
@@ -218,6 +219,21 @@ def test_where_a_farm_is_named_nothing_is_started(tmp_path: Path) -> None:
     with EmbeddedFarm(settings) as same:
         assert same == settings
     assert not (tmp_path / "none").exists()
+
+
+def test_waiting_for_another_process_and_a_full_disk_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_data_folder(tmp_path)
+    monkeypatch.setattr("farm.local.embedded.START_SECONDS", 0.35)
+    monkeypatch.setattr("farm.local.embedded.SCARCE", 1 << 60)
+    said: list[str] = []
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(FarmFault, match="does not answer"):
+            EmbeddedFarm(settings_for(tmp_path), say=said.append).start()
+    assert said[1:] == ["waiting for the farm that already runs in this folder"]
+    assert said[0].endswith(f"are free at {tmp_path}: servers stop when a disk is full")
 
 
 def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:

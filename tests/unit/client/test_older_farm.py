@@ -39,11 +39,12 @@ def test_a_farm_that_knows_no_statements_has_none() -> None:
         assert client.artifacts.signed("0" * 64) is None
 
 
-def test_another_web_server_is_no_farm() -> None:
-    page = httpx.MockTransport(lambda _: httpx.Response(404, text="<h1>File not found</h1>"))
+@pytest.mark.parametrize("status", [404, 501])
+def test_another_web_server_is_no_farm(status: int) -> None:
+    page = httpx.MockTransport(lambda _: httpx.Response(status, text="<h1>File not found</h1>"))
     with (
         FarmClient("http://farm.example:8080", transport=page) as client,
-        pytest.raises(UsageError, match="answers 404") as caught,
+        pytest.raises(UsageError, match=f"answers {status}") as caught,
     ):
         client.builds()
     assert "no farm answers there" in caught.value.hint
