@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.cli import output
+from farm.cli import output, render
 from farm.cli.build_commands import (
     BaselineTag,
     Detach,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output
+from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import UsageError
 from farm.units import parse_duration

@@ -39,7 +39,6 @@ from farm.local.servers import (
 )
 from farm.logging import get_logger
 from farm.settings import Settings, worker_environment
-from farm.units import size
 
 log = get_logger(__name__)
 
@@ -107,7 +106,7 @@ class EmbeddedFarm:
         folder = own_data_folder(self.settings.data_dir)
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         if (free := shutil.disk_usage(folder).free) < SCARCE:
-            self._say(f"only {size(free)} are free at {folder}: servers stop when a disk is full")
+            self._say(f"only {free / 1e9:.1f} GB are free at {folder}: servers stop when a disk is full")
         deadline, waits = time.monotonic() + START_SECONDS, False
         while not self._take("lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
             # Somebody runs the parts of this folder, or is about to, or is about to stop.
