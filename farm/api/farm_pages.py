@@ -129,6 +129,7 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
         "workers",
         section="workers",
         workers=live,
+        cells={cell.job: cell.identifier for view in views for cell in view.running},
         pools=pools,
         waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
         worst=_worst(live, pools),

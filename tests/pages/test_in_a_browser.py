@@ -188,10 +188,13 @@ def test_pages_print_without_their_controls(new_page: NewPage, shown: Shown) -> 
 def test_a_year_of_a_cell_is_a_chart_and_without_a_script_a_drawing(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["history"])
     expect(page.locator("#chart canvas")).to_be_visible()
-    expect(page.locator("#chart svg")).to_have_count(0)
+    expect(page.locator("#chart .drawing")).to_be_hidden()
     expect(page.locator("#chart .u-legend"), "the newest value, where nothing is pointed at").not_to_contain_text("--")
     page.locator("#chart .u-over").hover()
     expect(page.locator("#chart .u-legend")).to_contain_text("ms")
+    page.emulate_media(media="print", color_scheme="dark")
+    expect(page.locator("#chart .drawing"), "lines on paper, in ink").to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).backgroundColor") == "rgb(230, 243, 233)"
     page = new_page(shown.paths["history"], java_script_enabled=False)
     expect(page.locator("#chart svg .point").first).to_be_visible()
     marks = ["rocm7.1 → rocm7.2", "driver 6.12.12 → 6.14.0", "+11 %"]

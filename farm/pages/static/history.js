@@ -78,7 +78,7 @@
     });
     const x = plot.valToPos(data[0][newest], "x", true);
     if (inside(x)) {
-      dot(newest, colour("--ink"));
+      dot(newest, rows[newest].dataset.moved ? colourOf(rows[newest].dataset.moved) : colour("--ink"));
       const y = plot.valToPos(data[3][newest], "y", true) + 4 * ratio;
       write(milliseconds(plot, data[3][newest]), x + 8 * ratio, y, colour("--ink"), "left");
     }
@@ -110,7 +110,7 @@
   );
   chart.root.setAttribute("role", "img");
   chart.root.setAttribute("aria-label", "Median latency over time; drag to zoom, the tables below have the numbers");
-  place.querySelector("svg").replaceWith(chart.root);
+  place.prepend(chart.root); // The drawing is for paper.
   addEventListener("resize", () => chart.setSize(size()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
 })();
