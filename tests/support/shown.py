@@ -210,10 +210,18 @@ def _play(farm: Farm, pool: Pool, decide: Decide) -> int:
 
 
 def passed(
-    farm: Farm, order: Mapping[str, Any], key: str, *, job: str = "", latency: float = 0.002, error: float = 3e-4
+    farm: Farm,
+    order: Mapping[str, Any],
+    key: str,
+    *,
+    job: str = "",
+    latency: float = 0.002,
+    error: float = 3e-4,
+    driver: str | None = None,
 ) -> Outcome:
     """Publish a program, and succeed."""
     sidecar = sidecar_of(farm, order, key, job=job, latency=latency, error=error)
+    sidecar["device"]["driver"] = driver
     farm.artifacts.publish("main", sidecar)
     farm.store.index.put("main", key, facts(sidecar))
     return Outcome.success(facts(sidecar), log=sidecar["blobs"]["log"]["digest"], phases=PHASES)

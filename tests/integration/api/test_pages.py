@@ -397,7 +397,7 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
         lambda job, order, key, number: (
             failed(farm, order)
             if "mends" in order["identifier"]
-            else passed(farm, order, key, latency=0.004 if "quickens" in order["identifier"] else 0.002)
+            else passed(farm, order, key, latency=0.004 if "quickens" in order["identifier"] else 0.002, driver="6.12")
         ),
     )
     farm.build_finisher.finish(before)
@@ -407,7 +407,7 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
         lambda job, order, key, number: (
             failed(farm, order)
             if "breaks" in order["identifier"]
-            else passed(farm, order, key, latency=0.003 if "slows" in order["identifier"] else 0.00201)
+            else passed(farm, order, key, latency=0.003 if "slows" in order["identifier"] else 0.00201, driver="6.14")
         ),
     )
     farm.build_finisher.finish(after)
@@ -422,7 +422,8 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert f'href="/ui/ns/main/compare/{before}/{after}#slower"' in browser.get("/ui/ns/main").text
     compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
     assert "1 cell that passed before fails now, 1 got slower" in compared
-    assert "salt: none -> new" in compared
+    assert "slows/onnxruntime-cpu/fp32/b1 ▲ +50 % 2.00 ms 3.00 ms History of slows" in compared
+    assert "salt: none -> new; driver: 6.12 -> 6.14" in compared
     assert "1 cell with the same program, or within 10 %" in compared
     chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
     assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
@@ -620,6 +621,10 @@ def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypat
     assert "1 job ahead for 6 slots of onnxruntime-cpu" in words(page.text), (
         "also what the page of the build does not explain"
     )
+    ((job, claimed),) = shown.claim(farm, shown.POOL, 1)
+    farm.store.jobs.renew(claimed.token, job, phase="compiling")
+    page = browser.get(f"/ui/ns/main/jobs/{job}")
+    assert re.search(r"▸ running compiling, for [\d.]+ m?s on n1-cpu", words(page.text))
     assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
 
 
@@ -650,7 +655,11 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert "--layout onnxruntime-cache" in page
     models = browser.get("/ui/ns/main/models").text
     assert "net" in words(models) and "2 1" not in models
-    assert onnx["key"] in browser.get("/ui/ns/main/models/net").text
+    model = browser.get("/ui/ns/main/models/net").text
+    assert onnx["key"] in model and "onnxruntime/cpu fp32 b1 2.00 ms" in words(model)
+    again = accept(farm, "nightly", [Cell("net")])
+    hit = words(browser.get(f"/ui/ns/main/builds/{again}/cells/net/onnxruntime-cpu/fp32/b1").text)
+    assert "≡ hit 2.00 ms median" in hit and "Compiled 2026-11-21 00:00:00 UTC" in hit, "its times are of then"
     assert "latest" in browser.get("/ui/ns/main/storage").text
 
 
