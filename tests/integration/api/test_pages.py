@@ -655,6 +655,9 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert "--layout onnxruntime-cache" in page
     models = browser.get("/ui/ns/main/models").text
     assert "net" in words(models) and "2 1" not in models
+    compiled = words(browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/migraphx-gfx942/fp32/b1").text)
+    assert "coverage 96 % of 54 operations" in compiled and "Conv 53 nodes quantized" in compiled
+    assert compiled.index("compile_ops 5.31 s") < compiled.index("fuse_mlir 1.20 s"), "the longest pass first"
     model = browser.get("/ui/ns/main/models/net").text
     assert onnx["key"] in model and "onnxruntime/cpu fp32 b1 2.00 ms" in words(model)
     again = accept(farm, "nightly", [Cell("net")])
