@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -168,9 +169,10 @@ def _asked_by_builds() -> dict[str, list[str]]:
         store.history.builds.return_value = []
 
         def in_farm(artifacts: Any) -> None:
-            farm = Farm(load_settings({}))
-            farm.store, farm.artifacts = store, artifacts
-            do(farm)
+            with TemporaryDirectory() as folder:
+                farm = Farm(load_settings({}, data_dir=Path(folder)))
+                farm.store, farm.artifacts = store, artifacts
+                do(farm)
 
         return _asked_by(in_farm, **there)
 

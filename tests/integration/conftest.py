@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from farm.settings import Settings, load_settings
@@ -9,10 +11,13 @@ from farm.store import Store
 
 
 @pytest.fixture
-def farm_settings(redis_url: str) -> Settings:
+def farm_settings(redis_url: str, tmp_path: Path) -> Settings:
     """Settings for the session's Valkey alone, with short pauses, and leases short enough to wait for."""
+    data = tmp_path / "data"
+    data.mkdir()
     return load_settings(
         {},
+        data_dir=data,
         redis_url=redis_url,
         lease_seconds=3.0,
         renew_seconds=0.25,
