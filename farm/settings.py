@@ -158,8 +158,8 @@ class Settings(BaseModel):
 def worker_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of these settings and of an environment that a worker process gets: it runs untrusted compilers.
 
-    No token of the API, which only clients show, whatever file has one, and no secret of a proxy; and none of the keys
-    that boto3 would look for, where the settings name some.
+    It gets no token of the API, which only clients show, and no secret of a proxy. If the settings name keys of object
+    storage, it gets none of those that boto3 would look for.
     """
     named = bool(settings.s3_access_key.get_secret_value())
     kept = {name: value for name, value in environ.items() if not (named and name in _AWS_KEYS)}

@@ -133,8 +133,8 @@ class SpecDocument(TypedDict):
 class Device:
     """The device of a program, as far as it changes the program.
 
-    `arch` is the full name with its feature bits (`gfx942:sramecc+:xnack-`), `gfx942:any` where only the
-    arch is keyed, or `cpu`. `cpu_family` is set where a CPU result only runs on the same CPU family.
+    `arch` is the full name with its feature bits (`gfx942:sramecc+:xnack-`), `gfx942:any` if only the
+    arch is keyed, or `cpu`. `cpu_family` is set if a CPU result only runs on the same CPU family.
     """
 
     arch: str

@@ -99,9 +99,9 @@ def make_plan(
 ) -> Plan:
     """Plan every cell.
 
-    `known` maps what cells have as `job` to the facts of whole artifacts, `running` are those of unfinished jobs,
-    `last` maps identifiers to the last cell that passed, `read_spec` returns the spec behind a key, `live_workers`
-    counts workers by pool, `estimates` has, by identifier, how long the compiles of cells take that are not known.
+    `known` are the facts of whole artifacts, by the `job` of a cell; `running` are the jobs that have not ended. `last`
+    is the last cell that passed, by identifier; `read_spec` returns the spec behind a key. `live_workers` are numbers
+    by pool; `estimates` say, by identifier, how long the compiles take of cells that are not known.
     """
     unfinished = set(running)
     explained = 0

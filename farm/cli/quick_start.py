@@ -13,7 +13,7 @@ def compile_less() -> None:
     """Compile neither annotations nor, for each frozen dataclass, what refuses changes. To be called before imports.
 
     Every field of a TypedDict and every annotation that is a text makes a `ForwardRef`, which compiles the text: 1,500
-    times at a start, of which few are evaluated, and `eval` takes texts too. Python 3.14 no longer compiles them.
+    times at a start. Few of them are evaluated, and `eval` takes texts too. Python 3.14 no longer compiles them.
 
     A frozen dataclass gets a `__setattr__` and a `__delattr__` from texts: 140 at a start, half of them for pydantic.
     Python 3.13 compiles all methods of a class at once.

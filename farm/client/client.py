@@ -449,7 +449,7 @@ class FarmClient:
     ) -> Fetched:
         """Write a compiled program and its sidecar (`<program>.artifact.json`) into `folder`, checked byte by byte.
 
-        Models and shapes may share a folder. `shape` may be left out where the model has one. `toolchain` is the start
+        Models and shapes may share a folder. `shape` may be left out if the model has one. `toolchain` is the start
         of its id; without it the artifact that was made last is taken. `with_kernels` places MIOpen's kernel binaries
         in `<program>.kernels`, `sample` one input with its expected outputs next to the program. Only with `force` it
         overwrites files that no fetch has written. Another `layout` (`farm.packs.layouts.Layout`) writes what a serving

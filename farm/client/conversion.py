@@ -75,7 +75,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
     """Convert a model, or find what was converted before; return the converted file and the record of the conversion.
 
     `cache` is a folder for converted models; `pythons` names interpreters that have a converter, by the extra that
-    installs it (this interpreter where there is none).
+    installs it (this interpreter if there is none).
 
     Raises UnreadableModel for a model that cannot be converted, UsageError if the converter is not installed.
     """

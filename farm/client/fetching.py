@@ -296,7 +296,7 @@ def require_model(order: WorkOrder, sidecar: Sidecar) -> None:
 
 
 def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
-    """Write the model of a work order into a folder, with its external data where it names it; return its path."""
+    """Write the model of a work order into a folder, with its external data if it names any; return its path."""
     model, *others = order["model"]["files"]
     for file in others:
         parts = PurePosixPath(file["path"]).parts

@@ -1,7 +1,7 @@
 """Samples that a user's own function yields, named `module:function` in the manifest.
 
-It runs in the submitting client alone, from the user's own manifest, with the user's own rights, like the rest of what
-he runs in that folder; the farm gets the arrays as a blob and never sees the code.
+Only the submitting client runs it, with the user's own rights, as all else that the user runs in that folder. The farm
+gets the arrays as a blob and never sees the code.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Place = tuple[str | int, ...]
 def refused(manifest: Manifest, folder: Path) -> list[Problem]:
     """Return what keeps a stranger's manifest from being submitted: code, conversions, buckets, hubs, files elsewhere.
 
-    A generator is a function that would run here, a conversion loads the model in the libraries that made it, a bucket
-    is the operator's, and a path (or a link) out of `folder` could name any file of the submitter. Triggers, and groups
+    A generator is a function that would run here. A conversion loads the model in the libraries that made it. A bucket
+    is the operator's. A path (or a link) out of `folder` could name any file of the submitter. Triggers, and groups
     that cancel, reach beyond the manifest's own build: all strangers submit into one namespace.
     """
     root = folder.resolve()

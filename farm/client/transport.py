@@ -1,7 +1,7 @@
 """Transport: HTTP as the client speaks it, with the farm and with the object storage that it points to.
 
-What fails by the farm's fault is tried again; what the farm refuses is raised as the error of `farm.errors` that it
-answered with; what is downloaded is checked byte by byte before it has its name.
+If a request fails by the farm's fault, it is tried again. If the farm refuses it, the error of `farm.errors` that the
+farm answered is raised. A download is checked byte by byte before it gets its name.
 """
 
 from __future__ import annotations

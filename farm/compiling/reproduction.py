@@ -144,7 +144,7 @@ def _put(path: Path, document: Any) -> None:
 
 _RUN = """\
 #!/bin/sh
-# Reruns the attempt. PYTHON is a Python (3.11 or newer) with numpy, onnx and the compiler, python3 where it is unset.
+# Reruns the attempt. PYTHON is a Python (3.11 or newer) with numpy, onnx and the compiler, python3 if it is unset.
 cd "$(dirname "$0")" || exit 2
 python=${PYTHON:-python3}
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -170,7 +170,7 @@ program was made and measured; 1: it failed; 2: an input differs from the attemp
 | `spec.json` | everything that can change the output; its SHA-256 is the cache key (`docs/cache-key.md` of the farm) |
 | `reproduction.json` | the work order, the limits, and how the attempt ended |
 | `machine.json` | threads, time to measure, where the compiler is: of the machine that this was written on |
-| `inputs/` | model, calibration data, samples, and the reference outputs where they were made before |
+| `inputs/` | model, calibration data, samples, and the reference outputs if they were made before |
 | `farm/` | the modules of the farm that take the steps, and `farm/runner/`, which runs in the children |
 
 Without `inputs/reference.npz` the reference outputs are made again. A GPU program is tuned from an empty database.

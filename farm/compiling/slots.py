@@ -20,11 +20,21 @@ from farm.targets.compilers import Maker
 LOOK_SECONDS = 0.5
 """Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
 
-CONSUME, PAUSE, CONSUMING, RELEASE, AWAY, MISMATCH, FAULT = b"g", b"p", b"c", b"r", b"a", b"m", b"f"
-"""Messages between a supervisor and its Celery process: take jobs; take none for now, while attempts continue; jobs are
-being taken; give the attempts back; object storage is away; an attempt found the wrong toolchain; a GPU failed under
-one, and no job is taken until the supervisor says so again.
-"""
+# Messages between a supervisor and its Celery process, of one byte.
+CONSUME = b"g"
+"""Take jobs."""
+PAUSE = b"p"
+"""Take no jobs for now; attempts continue."""
+CONSUMING = b"c"
+"""Jobs are being taken."""
+RELEASE = b"r"
+"""Give the attempts back."""
+AWAY = b"a"
+"""Object storage is away."""
+MISMATCH = b"m"
+"""An attempt found the wrong toolchain."""
+FAULT = b"f"
+"""A GPU failed under an attempt; no job is taken until `CONSUME` comes again."""
 
 
 class GpuFields(TypedDict, total=False):

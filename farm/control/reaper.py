@@ -12,8 +12,8 @@ log = get_logger(__name__)
 def reap(store: Store, reaper: str) -> None:
     """Expire leases and promote delayed jobs.
 
-    Call it several times per lease: a reaper that was silent for half a lease expires nothing for a whole
-    lease, so that workers that could not reach the store either have time to renew.
+    Call it several times per lease. A reaper that was silent for half a lease expires nothing for a whole lease:
+    workers that could not reach the store either then have time to renew.
     """
     for job_id in store.jobs.expire_leases(reaper):
         LEASES_EXPIRED.inc()

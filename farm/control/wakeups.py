@@ -1,9 +1,9 @@
 """What the store wakes the control plane up for: jobs to hand out, builds that ended or have to be stopped.
 
 Jobs go to the broker as soon as there are jobs and room for them. Order: the highest priority first; then one job of
-each build in turn, where a build's first turn comes before those of other builds; within a build the longest first,
-else the manifest's order. The store keeps this order (`lua/_lanes.lua`, `lua/hand_out.lua`), because only there a
-choice and its record can be one step.
+each build in turn, first turns before others; within a build the longest job first, else the manifest's order. The
+store keeps this order (`lua/_lanes.lua`, `lua/hand_out.lua`), because only there a choice and its record can be one
+step.
 """
 
 from __future__ import annotations

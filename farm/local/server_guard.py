@@ -2,12 +2,11 @@
 
     python farm/local/server_guard.py PATIENCE PROGRAM [ARGUMENT…]
 
-The guard runs PROGRAM in a session of its own, so that Ctrl-C at a terminal reaches neither, and waits for
-one of two facts: the program ended, or standard input closed. The starter holds the other end of that pipe,
-so it closes on purpose to stop the program, and the kernel closes it when the starter dies, also by kill -9
-and whichever of its threads did the starting (a parent-death signal follows the *thread* that forked). Then
-the program gets SIGTERM, after PATIENCE seconds SIGKILL, and so does all that it left behind. Exits as the
-program did.
+The guard runs PROGRAM in a session of its own, so that Ctrl-C at a terminal reaches neither. It waits until the program
+has ended or standard input is closed. The starter holds the other end of that pipe: it closes it to stop the program,
+and the kernel closes it when the starter dies, also by kill -9. (A parent-death signal would not do: it follows the
+*thread* that forked.) Then the program gets SIGTERM, after PATIENCE seconds SIGKILL, and so does all that it left
+behind. The guard exits as the program did.
 
 Run by path with `python -I -S`: it needs nothing but the standard library and starts in 15 ms.
 """

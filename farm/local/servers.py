@@ -195,8 +195,8 @@ def start_weed(
 
     It makes `bucket` if it is missing. `users` are its other identities and policies, which may
     do everything. Returns the server with its URL (`http://127.0.0.1:port`) once it answers S3
-    requests. S3 is its only open door: its parts answer each other alone, with keys and a certificate that are made
-    for this start, so no other user of this machine and no web page can reach past S3's own signatures.
+    requests. S3 is its only open door. Its parts answer each other alone, with keys and a certificate that are made
+    for this start: no other user of this machine and no web page gets past S3's own signatures.
 
     Raises UsageError if none is installed, StorageUnavailable when it does not start.
     """

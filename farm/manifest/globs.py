@@ -1,7 +1,7 @@
 """`source: {glob: …}`: the submitting side writes the files that a pattern matches into the manifest itself.
 
-The pattern's text is replaced where it stands, by `{"models/*.onnx": ["models/a.onnx", …]}` on the same line: what the
-farm stores names every file, and the lines of later messages are those of the file that the user has.
+`{"models/*.onnx": ["models/a.onnx", …]}` takes the place of the pattern's text, on the same line. So the farm stores
+the name of every file, and the lines in later messages are those of the user's own file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
     text = document.text
     for (start, end), files_text in sorted(changes.items(), reverse=True):
         anchor = re.match(r"&\S+\s+", text[start:end])
-        # As many lines as before, also where the pattern was written over several.
+        # As many lines as before, also if the pattern was written over several.
         lines = "\n" * text.count("\n", start, end)
         text = text[:start] + (anchor[0] if anchor else "") + files_text + lines + text[end:]
     return text

@@ -32,8 +32,8 @@ MAX_OPTIMALS = 16
 
 SCHEMA_ID = "https://migraphx-farm.dev/manifest.schema.json"
 
-# How long a text may be says `max_length` where a part of it may have any character: pydantic compiles `[^/]{0,200}` to
-# 200 copies of a class of all of Unicode, at each start of a command that takes a manifest.
+# If a part of a text may have any character, `max_length` bounds it: pydantic compiles `[^/]{0,200}` to 200 copies of a
+# class of all of Unicode, at each start of a command that takes a manifest.
 NAME = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 _DIM_NAME = r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$"
 _LABEL_KEY = r"^[a-z0-9][a-z0-9._/-]{0,62}$"

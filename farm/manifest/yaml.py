@@ -157,8 +157,8 @@ def _is_binary(start: bytes) -> bool:
 def read_document(content: str | bytes, file: str) -> YamlDocument:
     """Read one YAML document.
 
-    Raises ManifestError with each problem that can be found: a document that is too large, too deep or not
-    YAML ends the reading, repeated keys, tags and numbers that are not finite do not.
+    Raises ManifestError with each problem that can be found. The reading ends at a document that is too large, too deep
+    or not YAML; it goes on after repeated keys, tags and numbers that are not finite.
     """
     if isinstance(content, bytes) and _is_binary(content[:1000]):
         hint = f"`farm init {file}` writes a manifest for an ONNX model"

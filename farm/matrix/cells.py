@@ -88,11 +88,10 @@ def expand(
 ) -> list[Cell]:
     """Return a manifest's cells, in the order written.
 
-    `models` are the frozen models by name; `data` the frozen data by dataset, or by `data_key`; `files` those that
-    environment variables name, by path: `{"digest", "size"}`. `pools` are the pools to plan for, and `known` all that
-    there are, of which `toolchains` may choose; cells that several pools serve with the same key are spread over them
-    by their `slots` (pool name: number); `limits` those of cells for which the manifest sets none. `file` overrides the
-    manifest's name in messages.
+    `models` are the frozen models by name, `data` the frozen data by dataset or by `data_key`, and `files` those that
+    environment variables name, by path. `pools` are the pools to plan for, `known` all that there are: `toolchains` may
+    choose of them. Cells that several pools serve with the same key are spread over them by `slots`, a number by pool.
+    `limits` are for cells for which the manifest sets none. `file` overrides the manifest's name in messages.
 
     Raises ManifestError with every problem found, each with its place.
     """

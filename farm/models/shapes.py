@@ -30,7 +30,7 @@ class Span:
         return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
 
     def optimal(self, index: int) -> int:
-        """Return the optimal of that number; the largest size where there are fewer."""
+        """Return the optimal of that number; the largest size if there are fewer."""
         return self.optimals[index] if index < len(self.optimals) else self.high
 
 
@@ -70,7 +70,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input with its shape in numbers. Samples stack on `batch_axis`, or on a new first axis where it is None."""
+    """An input with its shape in numbers. Samples stack on `batch_axis`, or on a new first axis if it is None."""
 
     name: str
     dtype: str
@@ -202,7 +202,7 @@ PACK = ".pack"
 
 
 def shape_label(sizes: Mapping[str, Extent], name: str = "") -> str:
-    """Return the label of a shape: `b8`, `b1to8-seq128`, `decode`, `decode-b8`; `static` where nothing is named.
+    """Return the label of a shape: `b8`, `b1to8-seq128`, `decode`, `decode-b8`; `static` if nothing is named.
 
     `name` is a named shape's, `sizes` are those that are not its own. The batch comes first, the others by name. A
     dimension whose name ends in a digit is parted from its size by `_`.

@@ -59,7 +59,7 @@ def compare_with(
     `theirs` are the steps of the cell under the other program's toolchain, `steps` under its own.
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
-    loaded in the other order, and only that counts: where a program lies in memory makes some percent. A `tuner` says
+    loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
     with which databases a tuned program is measured.
 
     None if the other program does not run here (its toolchain is not installed, other inputs): the job's log says why.

@@ -445,11 +445,11 @@ class Worker:
         self._resting = self._deliveries.resting or full or self._doubt or unproven
 
     def _see_to_doubts(self) -> None:
-        """Take no jobs after an attempt found the wrong toolchain, until a probe finds the registered one, nor after a
-        GPU failed, until a probe has passed on it.
+        """Take no jobs after an attempt found the wrong toolchain or a GPU failed.
 
-        The node is not fenced for it: a new installation is no fault of the node, and its other workers continue; a GPU
-        may be well again, and if it is not, the probe fences the node.
+        It ends when a probe finds the registered toolchain, or passes on the GPU. The node is not fenced for it: a new
+        installation is no fault of the node, and its other workers continue. A GPU may be well again; if it is not, the
+        probe fences the node.
         """
         wrong = self._probes.answer
         if wrong and FailureKind.TOOLCHAIN_MISMATCH in wrong:

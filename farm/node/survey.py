@@ -31,8 +31,11 @@ __all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
 PROBE_SECONDS = 120.0
 
 CROSS = "-cross"
-"""Ends the label of a toolchain that compiles for GPUs which are not there: without the libraries' kernels (MIOpen,
-rocBLAS, hipBLASLt) and without tuning, so what comes out is another program than the same MIGraphX makes on the GPU."""
+"""Ends the label of a toolchain that compiles for GPUs which are not there.
+
+It has neither the libraries' kernels (MIOpen, rocBLAS, hipBLASLt) nor tuning, so the same MIGraphX makes another
+program on the GPU.
+"""
 
 
 @dataclass(frozen=True, slots=True)

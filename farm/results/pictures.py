@@ -28,7 +28,7 @@ _STYLE = {
 
 
 def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[PicturePoint]]) -> bytes:
-    """Draw one line with marked points for each series, and return the SVG; also write it where a path is given.
+    """Draw one line with marked points for each series, and return the SVG; also write it if a path is given.
 
     `x` and `y` are the names of the axes with their units. Series without points are left out.
 

@@ -68,7 +68,7 @@ def title(sweep: SweepResult) -> str:
 
 
 def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
-    """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency where that is all they ask for.
+    """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency if that is all they ask for.
 
     Raises UsageError if matplotlib is not installed.
     """

@@ -141,7 +141,7 @@ class SealPaths(TypedDict):
 
 
 class ControlGroup(TypedDict, total=False):
-    """Files of the control group that holds a child's limits; empty where there is none."""
+    """Files of the control group that holds a child's limits; empty if there is none."""
 
     join: str
     events: str
@@ -432,7 +432,7 @@ class ProgramPort(TypedDict):
 
 
 class SessionChoice(TypedDict):
-    """How ONNX Runtime runs a program best, where that was tuned; on CUDA also options of its provider."""
+    """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider."""
 
     level: str
     threads: int

@@ -31,8 +31,8 @@ _COMPRESSED_BUNDLE = b"CCOB"
 def gpu_arches(head: bytes) -> list[str]:
     """Return the architectures that a code object holds kernels for, from its first bytes: `gfx90a:sramecc+:xnack-`.
 
-    A code object is an ELF file, or an offload bundle of several. Empty where it is neither, `compressed` where it is
-    a compressed bundle, whose list can only be read by unpacking it.
+    A code object is an ELF file, or an offload bundle of several. Empty if it is neither, `compressed` if it is a
+    compressed bundle: to read its list is to unpack it.
     """
     if head.startswith(_COMPRESSED_BUNDLE):
         return ["compressed"]

@@ -23,7 +23,7 @@ _MAX_FILE_BYTES = 2**31 - 1
 def pack_weights(request: Request, messages: Messages) -> PackAnswer:
     """Write the request's model with packed weights to `packed`; say how many operators have them.
 
-    Raises RequestFailed `nothing_quantized` where no weight can be packed.
+    Raises RequestFailed `nothing_quantized` if no weight can be packed.
     """
     import onnx
 

@@ -1,7 +1,7 @@
 """Check of an ONNX file before any compiler opens it. Self-contained: client and child run the same rules.
 
-MIGraphX segfaults on an empty file, follows absolute and `../` external data, and does not compare the size
-of raw data with the shape; so what a backend would do with a hostile file is not something to find out.
+MIGraphX segfaults on an empty file, follows absolute and `../` external data, and does not compare the size of raw data
+with the shape. So no compiler gets a file that breaks a rule.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> CheckAns
     `external_files` (relative paths). No external file is opened; sizes and kinds of files come from the folder.
     With `alone` the external files are not there yet: where they would be is checked, they themselves are not.
 
-    Raises BadModel with one sentence that names the tensor or node; OSError where the file cannot be read.
+    Raises BadModel with one sentence that names the tensor or node; OSError if the file cannot be read.
     """
     path = Path(path)
     check_file(path, "; keep its weights in external data")

@@ -139,7 +139,7 @@ def time_candidates(
 
 
 def read_records(folder: Path) -> dict[str, dict[str, float]]:
-    """Return what is known; nothing where no slice was measured yet."""
+    """Return what is known; nothing if no slice was measured yet."""
     try:
         records: dict[str, dict[str, float]] = json.loads((folder / RECORDS).read_text())
     except FileNotFoundError:

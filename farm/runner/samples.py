@@ -68,8 +68,8 @@ class Samples:
 def points_of(inputs: Mapping[str, InputSpec], batch: Size | None) -> list[tuple[dict[str, InputSpec], int | None]]:
     """Return the inputs and batches at which a program is verified and measured: one point if all sizes are static.
 
-    Of dynamic ones (`{"min", "max", "optimals"}`) these are the smallest sizes, the first optimals, the second and so
-    on (a dimension without one has its largest there), and the largest sizes, which come last.
+    Dynamic sizes (`{"min", "max", "optimals"}`) have a point for the smallest, one for the first optimals, one for the
+    second and so on, and at last one for the largest. A dimension with fewer optimals has its largest in their place.
     """
     sizes = [batch, *(size for spec in inputs.values() for size in spec["shape"])]
     optimals = max((len(size["optimals"]) for size in sizes if isinstance(size, Mapping)), default=0)
@@ -239,7 +239,7 @@ def _expected(
 
 
 def _read(path: str, what: str) -> Arrays:
-    """Return an archive's arrays, mapped from the file where they are stored as they are."""
+    """Return an archive's arrays, mapped from the file if they are stored as they are."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {

@@ -96,13 +96,13 @@ def unsealable() -> list[str]:
 def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
     """Take away from this process, and from all that it will start, what it does not need.
 
-    `read` and `write` are files or folders, added to those of system and interpreter, by their real paths: what
-    does not exist is passed over, and a path with a link in it is refused, since a child before this one may have made
-    it. The devices of a GPU's `maker` stay (empty: none). CUDA also gets a local socket, since it listens on one;
-    nothing can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.
+    `read` and `write` are the real paths of files or folders, in addition to those of system and interpreter. A path
+    that does not exist is passed over. A path with a link in it is refused: an earlier child may have made the link.
+    The devices of a GPU's `maker` stay (empty: none). CUDA also gets a local socket, since it listens on one; nothing
+    can be sent or reached by that. What the kernel cannot do (`unsealable`) is not done.
 
-    Raises OSError for such a path, and where the kernel refuses what it says it can do. Threads that already run are
-    not sealed.
+    Raises OSError for a path with a link, and if the kernel refuses what it says it can do. Threads that already run
+    are not sealed.
     """
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities()

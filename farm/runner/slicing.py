@@ -27,7 +27,7 @@ TUNABLE = frozenset(
 )  # fmt: skip
 """Operators that become convolutions and dots."""
 PER_SLICE = 4
-"""Tunable operations that a slice has at most, where it can be cut; what a death loses is one slice."""
+"""Tunable operations that a slice has at most, if it can be cut: a child that dies loses one slice."""
 MAX_FOLDED = 65_536
 """Elements of a constant that are computed here, to learn shapes from; weights are left alone."""
 MAX_ONE_FILE = 2**31 - 1
@@ -142,7 +142,7 @@ def _fold(model: Any) -> bool:
 
 
 def _result(node: Any, known: Mapping[str, Any], types: Mapping[str, Type], model: Any) -> dict[str, Any] | None:
-    """Return the tensors that a node makes of constants, or None where it has to be run."""
+    """Return the tensors that a node makes of constants, or None if it has to be run."""
     import onnx
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator

@@ -45,7 +45,7 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> Check
     Inputs are the placeholders; outputs are the nodes named in `outputs`, else those that no other node uses.
     `opset` is the graph's producer version. A 4-D input has the layout of the model (mostly NHWC).
 
-    Raises BadModel with one sentence that names the node; OSError where the file cannot be read.
+    Raises BadModel with one sentence that names the node; OSError if the file cannot be read.
     """
     path = Path(path)
     check_file(path)

@@ -525,7 +525,7 @@ _QUICK = {
     # With it MIGraphX (ROCm 7.0 and newer) writes its cache after every operation, else when a program is done.
     "MIGRAPHX_TRACE_BENCHMARKING": "1",
 }
-# Enforcement 3 skips what the system database holds, so that is put where nothing is but what was tuned here.
+# Enforcement 3 skips what the system database holds, so its path leads to nothing but what was tuned here.
 _EXHAUSTIVE = {**_QUICK, "MIOPEN_SYSTEM_DB_PATH": "{database}"}
 _MIGRAPHX_TUNING = {
     "quick": TuningMode(_STORES, _QUICK),

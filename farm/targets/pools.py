@@ -225,7 +225,7 @@ def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> 
 
     Pools stay known after their last worker left, so a target that was upgraded has several toolchains. Of those, the
     operator's choice counts (`preferred`: starts of toolchain ids), else those that have live workers, else all. A pool
-    that compiles for a GPU which it does not have counts only where no other is known for it.
+    that compiles for a GPU which it does not have counts only if no other is known for it.
     """
     groups: dict[tuple[Target, Device], list[tuple[Pool, int]]] = {}
     for pool, live in pools:

@@ -41,10 +41,10 @@ def difference(before: Snapshot, folder: Path, source: RecordSource) -> tuple[Sn
 class Collector:
     """Takes what is new in one attempt's private folders to the database, and what is new there into them.
 
-    Each slot that tunes for the attempt has a folder of its own. Before a child begins in one, `follow` asks the
-    database for news and `prepare` writes them; every minute while it runs and when it has ended, however it ended,
-    `look` finds what it learnt and `commit` sends that. Where the database is away nothing is lost: the next call does
-    the same again. To be called by one thread at a time.
+    Each slot that tunes for the attempt has a folder of its own. Before a child begins in it, `follow` asks the
+    database for news and `prepare` writes them into the folder. Every minute while the child runs, and when it has
+    ended in any way, `look` finds what it learnt and `commit` sends that. If the database is away nothing is lost: the
+    next call does the same again. To be called by one thread at a time.
     """
 
     def __init__(
@@ -103,8 +103,9 @@ class Collector:
             self._write(folder)
 
     def tidy(self, folder: Path) -> None:
-        """Write a folder again if a child left broken or undecided records, which the next child would trip over, or
-        lost some: a child that is killed while it rewrites a file leaves a part of it, or no file.
+        """Write a folder again if a child left broken or undecided records in it, or lost some.
+
+        The next child would trip over them. A child that is killed while it writes a file leaves a part of it, or none.
         """
         found = read_folder(folder, self._source)
         if found.dropped.nulls or found.dropped.broken or self._folders[folder].minus(found.snapshot):

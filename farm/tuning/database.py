@@ -123,7 +123,7 @@ class Learning(Protocol):
 
 
 class ForOneRun:
-    """Stands for a database where one model is tuned by itself: it knows nothing before, and keeps nothing."""
+    """Stands for a database if one model is tuned by itself: it knows nothing before, and keeps nothing."""
 
     def restore(self, folder: Path) -> Restored:
         """Make the folder; there is nothing to write into it."""

@@ -57,9 +57,12 @@ Table = Mapping[str, Measured]
 """Records of one file by key."""
 
 Place = tuple[RecordStore, str]
-"""A table's place. The second part is the file's name for MIOpen (it carries device and version, so what another
-version measured is never mixed in) and for TensorRT (it carries the compute capability), and for the problem cache the
-device in canonical JSON, or nothing in the form of ROCm 7.2 and older, which names none."""
+"""A table's place. Its second part says for which device the records are.
+
+For MIOpen it is the file's name, which carries device and version: nothing that another version measured is mixed in.
+For TensorRT it is the file's name too, which carries the compute capability. For the problem cache it is the device in
+canonical JSON, or empty: ROCm 7.2 and older name none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class TuningWork:
     """What tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
 
     `known` operations came from the database, `tuned` were tuned now, `untunable` left nothing to keep. `saved` is
-    what the known ones took when they were tuned, where that is not known one by one on average.
+    what the known ones took when they were tuned; it is an average if that is not known of each.
     """
 
     known: int = 0

@@ -1,8 +1,8 @@
 """Seeds: what tuning learnt under the toolchain before, as candidates that are measured again under a new one.
 
-Nothing of it is believed. For ONNX Runtime, whose rows are times of whole option sets, it shortens the search: of the
-sets that were the fastest for a model's slices, each is timed under the new toolchain, and the others are not. The rows
-of such a search have keys of their own, so that they never end a full one.
+Nothing of it is believed, but it shortens the search for ONNX Runtime, whose rows are times of whole option sets. Only
+the sets that were the fastest for a model's slices are timed under the new toolchain. The rows of such a search have
+keys of their own, so that they never end a full one.
 
 MIGraphX takes a known solution without measuring it, whatever its release, and MIOpen ignores databases of another
 version. So for them nothing is carried over.

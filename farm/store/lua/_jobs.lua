@@ -87,7 +87,7 @@ local function place(job, where, cells)
   job.where = where
 end
 
--- Put a job back to waiting, until `delay` has passed where there is one.
+-- Put a job back to waiting, until `delay` has passed if there is one.
 local function put_back(job, cells, delay)
   place(job, "waiting", cells)
   call("HSET", key("job", job.id), "where", "waiting")

@@ -38,8 +38,8 @@ local function live_slots(pool)
   return slots, nodes
 end
 
--- Why no worker of a pool takes jobs; nil where one does, or rests because object storage is away: that is the whole
--- farm's trouble, and costs no job.
+-- Why no worker of a pool takes jobs; nil if one does. It is nil too if one rests because object storage is away: that
+-- is the whole farm's trouble, and costs no job.
 local function unserved_because(pool)
   local why = "none is live"
   for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
@@ -86,8 +86,8 @@ local function note_failure(job, kind)
   call("PEXPIRE", record, KEEP)
 end
 
--- A job was made on its node: it counts against the nodes where it had failed, unless this one had the same trouble
--- then (what failed everywhere for a while, such as object storage, was no node's doing).
+-- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the same
+-- trouble then: what failed everywhere for a while, such as object storage, was no node's doing.
 local function note_success(job)
   local record = key("node", job.node)
   call("HDEL", record, "row")
