@@ -181,7 +181,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
     try:
         return Settings(**values)
     except ValidationError as error:
-        lines = [f"{origin.get(str(e['loc'][0]), '')}: {e['loc'][0]}: {e['msg']}" for e in error.errors()]
+        lines = [f"{origin.get(str(each['loc'][0]), '')}: {each['loc'][0]}: {each['msg']}" for each in error.errors()]
         raise UsageError("\n".join(lines), hint="configs/farm.toml lists every setting with its default") from None
 
 

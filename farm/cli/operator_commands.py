@@ -169,10 +169,9 @@ def worker(
         output.emit({"kinds": [kind.as_dict() for kind in kinds], **found.as_dict()})
     else:
         for kind in kinds:
-            slots_ = f"{len(kind.slots)} slots" if len(kind.slots) > 1 else "1 slot"
-            output.note(
-                f"{kind.name}: {slots_} of {kind.threads} threads serve {', '.join(p.name for p in kind.pools)}"
-            )
+            count = f"{len(kind.slots)} slots" if len(kind.slots) > 1 else "1 slot"
+            pools = ", ".join(pool.name for pool in kind.pools)
+            output.note(f"{kind.name}: {count} of {kind.threads} threads serve {pools}")
     settings = settings.model_copy(update={"migraphx_path": found.migraphx_path})
     environment = {"ROCM_PATH": found.rocm.root} if found.rocm else {}
     raise typer.Exit(run_worker(settings, kinds, versions=found.versions, environment=environment))

@@ -238,7 +238,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
         "weight_dtypes": _weight_dtypes(instructions),
         "compute_dtypes": _compute_dtypes(instructions),
         "quantized": quantized,
-        "operators": dict(sorted(Counter(i.operator for i in instructions if i.operator[0] != "@").items())),
+        "operators": dict(sorted(Counter(each.operator for each in instructions if each.operator[0] != "@").items())),
         "offload_copy": options["offload_copy"],
         "migraphx_version": str(getattr(migraphx, "__version__", "unknown")),
     }
@@ -425,7 +425,7 @@ def _quantize(
             getattr(migraphx, f"quantize_{part}")(program, list(options[f"{part}_operators"]))
         if _of_type(program, part) == before:
             raise RequestFailed("nothing_quantized", f"{part} left every operator of the model as it was")
-    if eight and not any(i.operator == "quantizelinear" for i in _instructions(program)):
+    if eight and not any(each.operator == "quantizelinear" for each in _instructions(program)):
         raise RequestFailed("nothing_quantized", f"{half[0]} undid the quantization to {eight[0]}")
     return counts
 
@@ -433,8 +433,8 @@ def _quantize(
 def _packed_weights(program: Any) -> int:
     """Count the weights that are unpacked from 4 bits; zero points are not weights."""
     instructions = list(_instructions(program))
-    unpacked = {i.name for i in instructions if i.operator == "unpack_int4"}
-    return sum(i.operator == "dequantizelinear" and i.arguments[0] in unpacked for i in instructions)
+    unpacked = {each.name for each in instructions if each.operator == "unpack_int4"}
+    return sum(each.operator == "dequantizelinear" and each.arguments[0] in unpacked for each in instructions)
 
 
 def _of_type(program: Any, precision: str) -> int:
@@ -549,12 +549,12 @@ def _instructions(program: Any) -> Iterator[_Instruction]:
 def _quantized_operators(program: Any) -> dict[str, int]:
     """Count the operators whose every argument was quantized."""
     instructions = list(_instructions(program))
-    dequantized = {i.name for i in instructions if i.operator == "dequantizelinear"}
+    dequantized = {each.name for each in instructions if each.operator == "dequantizelinear"}
     return dict(
         Counter(
-            i.operator
-            for i in instructions
-            if i.operator in ("dot", "convolution") and dequantized.issuperset(i.arguments)
+            each.operator
+            for each in instructions
+            if each.operator in ("dot", "convolution") and dequantized.issuperset(each.arguments)
         )
     )
 
@@ -580,7 +580,7 @@ _MOVERS = re.compile(
 
 
 def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
-    counts = Counter(dtype_name(i.type) for i in instructions if not _MOVERS.match(i.operator))
+    counts = Counter(dtype_name(each.type) for each in instructions if not _MOVERS.match(each.operator))
     return dict(counts.most_common())
 
 

@@ -692,7 +692,7 @@ def _compute_dtypes(model: Any) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for node in model.graph.node:
         # Not every type is in the file; what computes mostly makes what it is fed with.
-        made = next((a.i for a in node.attribute if a.name == "to"), 0) or next(
+        made = next((each.i for each in node.attribute if each.name == "to"), 0) or next(
             (types[name] for name in node.input if name in types), 0
         )
         for name in node.output:

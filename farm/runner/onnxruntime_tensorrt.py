@@ -191,4 +191,4 @@ def to_bf16(model: Any) -> Any:
 
 
 def _constants(graph: Any) -> list[Any]:
-    return [a.t for node in graph.node for a in node.attribute if a.HasField("t")]
+    return [each.t for node in graph.node for each in node.attribute if each.HasField("t")]

@@ -350,7 +350,8 @@ def _reads(node: Any) -> set[str]:
 
 def _operations(node: Any) -> int:
     """Count the tunable operations of a node, also of graphs inside it."""
-    inner = [a.g for a in node.attribute if a.HasField("g")] + [g for a in node.attribute for g in a.graphs]
+    inner = [each.g for each in node.attribute if each.HasField("g")]
+    inner += [graph for each in node.attribute for graph in each.graphs]
     return (node.op_type in TUNABLE) + sum(
         nested.op_type in TUNABLE for graph in inner for each in graphs_of(graph) for nested in each.node
     )
