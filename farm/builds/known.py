@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from farm.artifacts import readable
 from farm.artifacts.index import rebuild, without_program
 from farm.artifacts.s3 import S3Store
+from farm.builds.plan import needed_blobs
+from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts
+from farm.matrix.planned import CellPlan
 from farm.spec import SpecDocument
 from farm.store import Store
 
@@ -43,6 +46,18 @@ class KnownArtifacts:
         for name in without_program(self._artifacts, found):
             del found[name]  # The index follows within ten minutes.
         return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
+
+    def require_inputs(self, cells: Sequence[CellPlan], of: str, remedy: str = "") -> None:
+        """Check that object storage has what the planned cells of a build or a ref need. Raises UsageError.
+
+        An earlier plan names these blobs, so marked ones need not be uploaded again. `remedy` says what else helps.
+        """
+        needed = needed_blobs((cell["state"], cell["order"]) for cell in cells)
+        if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
+            raise UsageError(
+                f"{len(absent)} inputs of {of} are gone from object storage, the first is {absent[0]}",
+                hint=f"submit the manifest again, which uploads them{remedy}",
+            )
 
     def read_spec(self, namespace: str, key: str) -> SpecDocument | None:
         """Return what the sidecar of an artifact says was compiled."""

@@ -19,7 +19,7 @@ from farm.builds.cell_history import CellHistory
 from farm.builds.expansions import Expansions
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST, PROD
-from farm.builds.plan import Plan, PlannedCell, is_measured, is_unfinished, make_plan, needed_blobs
+from farm.builds.plan import Plan, PlannedCell, is_measured, is_unfinished, make_plan
 from farm.builds.reading import BuildReader
 from farm.builds.retry import plan_retry, unsuccessful
 from farm.errors import (
@@ -344,13 +344,7 @@ class BuildService:
             live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
             build_id=new_id,
         )
-        needed = needed_blobs((cell["state"], cell["order"]) for cell in document["cells"])
-        # Its plan names them, so marked blobs need not be uploaded again.
-        if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
-            raise UsageError(
-                f"{len(absent)} inputs of build {build_id} are gone from object storage, the first is {absent[0]}",
-                hint="submit the manifest again, which uploads them",
-            )
+        self._known.require_inputs(document["cells"], f"build {build_id}")
         return document
 
     def is_known(self, namespace: str, build_id: str, request: str) -> bool:

@@ -20,11 +20,11 @@ from farm.artifacts.sidecar import facts as facts_of
 from farm.builds.baselines import Baselines
 from farm.builds.finishing import BuildFinisher
 from farm.builds.known import KnownArtifacts
-from farm.builds.plan import is_unfinished, needed_blobs, plan_digest
+from farm.builds.plan import is_unfinished, plan_digest
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
 from farm.builds.shadow import KnownWork, lacking, newest, pool_for, shadow_cell
-from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound
 from farm.jobs.order import ChosenGates, job_key, keys_of
 from farm.jobs.rows import PoolView, ToolchainLine
 from farm.logging import get_logger
@@ -184,12 +184,7 @@ class Toolchains:
             cell["state"] = "hit" if name in facts else "joined" if shared[name] in running else "miss"
             if name in facts:
                 cell["reason"] = ""
-        missing = needed_blobs((cell["state"], cell["order"]) for cell in cells)
-        if absent := [digest for digest, size in missing.items() if not self._artifacts.has_blob(digest, size)]:
-            raise UsageError(
-                f"{len(absent)} inputs of {wish['ref']} are gone from object storage, the first is {absent[0]}",
-                hint="submit the manifest again, which uploads them; or leave their cells out",
-            )
+        self._known.require_inputs(cells, wish["ref"], "; or leave their cells out")
         instead = self._ended(namespace, wish["against"]) if wish["against"] else None
         misses = [order for cell in cells if cell["state"] == "miss" and (order := cell["order"])]
         warnings = announced(self._artifacts, namespace, misses)

@@ -18,6 +18,7 @@ import redis
 from onnx import TensorProto, helper
 
 from farm.app import Farm
+from farm.artifacts import blob_key
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
@@ -26,7 +27,7 @@ from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import retention
 from farm.control.wakeups import settle_left
-from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable
+from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable, UsageError
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.results.speed import Comparison
@@ -314,6 +315,17 @@ def test_a_build_whose_plan_is_gone_is_still_there_and_says_why_it_cannot_be_ret
     with pytest.raises(NotFound, match="no plan") as refused:
         other.builds.retry("main", build["id"], new_build_id(), failed=False, by="test")
     assert "submit the manifest again" in refused.value.hint
+
+
+def test_a_build_whose_inputs_are_gone_is_not_retried(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    farm.build_finisher.finish(build["id"])
+    for digest in frozen.files:
+        farm.artifacts.delete_object(blob_key(digest))
+    with pytest.raises(UsageError, match=f"inputs of build {build['id']} are gone") as refused:
+        farm.builds.retry("main", build["id"], new_build_id(), failed=False, by="test")
+    assert refused.value.hint == "submit the manifest again, which uploads them"
 
 
 def newer(farm: Farm, folder: Path, salt: str) -> str:
