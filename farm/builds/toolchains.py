@@ -93,9 +93,12 @@ class Toolchains:
         """Return the toolchains of each target, the oldest first, with what a ref names of them."""
         cells = list(self._refs.read_or_empty(namespace, ref)["cells"].values())
         live: dict[tuple[str, str], int] = {(cell["target"], cell["toolchain"]): 0 for cell in cells}
-        for pool, workers in _with_workers(self._store.workers.pools()):
-            place = str(pool.target), pool.toolchain
-            live[place] = live.get(place, 0) + workers
+        places = {pool["name"]: _place(Pool.from_dict(pool["pool"])) for pool in self._store.workers.pools()}
+        live |= dict.fromkeys(places.values(), 0)
+        for worker in self._store.workers.list():
+            # One worker may serve several pools of a toolchain.
+            for place in {places[name] for name in worker["pools"] if name in places}:
+                live[place] += 1
         return [
             {
                 "target": target,
@@ -424,6 +427,10 @@ def _on(wish: ShadowWish) -> ChosenGates:
     """Return the gates of a shadow build: those of the request, against the ref."""
     chosen = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
     return {**chosen, "baseline": wish["ref"]}
+
+
+def _place(pool: Pool) -> tuple[str, str]:
+    return str(pool.target), pool.toolchain
 
 
 def _with_workers(pools: Iterable[PoolView]) -> list[tuple[Pool, int]]:

@@ -69,7 +69,9 @@ def bench(
         Path | None,
         typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime or torch."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Seconds for each program's runs.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, metavar="S", help="Seconds for each program's runs.")
+    ] = 5.0,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw the measurements.")
     ] = None,

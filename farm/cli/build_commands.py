@@ -57,7 +57,9 @@ CellName = Annotated[
         metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
     ),
 ]
-Labels = Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build.")]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not follow it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
@@ -255,7 +257,7 @@ def status(
         ),
     ] = "",
     label: Annotated[str, typer.Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Builds to list.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, metavar="N", help="Builds to list.")] = 50,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
     ] = None,

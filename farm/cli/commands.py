@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from farm.cli import output
@@ -69,6 +69,51 @@ GROUPS = {
 """The commands as `farm --help` lists them, and the module of each: a command line imports only the one it names."""
 
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
+
+
+EXAMPLES = {
+    "run": ("farm run farm.yaml -o built",),
+    "submit": (
+        "farm submit farm.yaml --label run=7 --junit report.xml",
+        "farm submit farm.yaml --baseline prod --gate latency=5%",
+        'id=$(farm submit farm.yaml --detach) && farm watch "$id"',
+    ),
+    "retry": ("farm retry @latest --failed",),
+    "status": ("farm status", "farm status @latest", "farm status --label run=7"),
+    "diff": ("farm diff run=6 run=7",),
+    "history": ("farm history resnet50/migraphx-gfx942/fp16/b8",),
+    "logs": ("farm logs @latest resnet50/migraphx-gfx942/fp16/b8 --follow",),
+    "reproduce": ("farm reproduce @latest fp16/b8 -o again && sh again/run.sh",),
+    "fetch": (
+        "farm fetch resnet50/migraphx-gfx942/fp16/b8 -o out",
+        "farm fetch resnet50@prod --target auto --precision fp16 -o out",
+        "farm fetch resnet50@run=7 --target gfx942 --precision fp16 --family -o out",
+    ),
+    "ls": ("farm ls", "farm ls resnet50", "farm ls --ref prod", "farm ls pools"),
+    "tag": ("farm tag prod @latest", "farm tag prod --previous"),
+    "init": ("farm init model.onnx -o farm.yaml",),
+    "lint": ("farm lint farm.yaml", "farm lint manifests/*.yaml --format github"),
+    "optimize": (
+        "farm optimize model.onnx --fp16",
+        "farm optimize model.onnx --int8 --calibration data.npz --output-path out/",
+    ),
+    "bench": (
+        "farm bench saved_models/model.mxr --against onnxruntime --model model.onnx",
+        "farm bench resnet50/migraphx-gfx942/fp16/b8 --against @prod",
+    ),
+}
+"""Command lines that the help of a command shows."""
+
+
+class ExplainedCommand(TyperCommand):
+    """A command whose help ends with examples."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples as they are typed."""
+        if examples := EXAMPLES.get(str(self.name)):
+            with formatter.section("Examples"):
+                for line in examples:
+                    formatter.write(f"  {line}\n")
 
 
 class CommandGroup(TyperGroup):
@@ -133,7 +178,7 @@ def _made(name: str) -> Any:
     module = import_module(f"farm.cli.{MODULES[name]}")
     if function := getattr(module, name, None):
         single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-        single.command(name)(function)
+        single.command(name, cls=ExplainedCommand)(function)
         return typer.main.get_command(single)
     module.commands.info.cls = CommandGroup
     group = typer.main.get_command(module.commands)

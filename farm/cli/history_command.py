@@ -19,7 +19,7 @@ def history(
     cell: Annotated[
         str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="Builds to show.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Make the server's history again from all reports (administrators).")
     ] = False,

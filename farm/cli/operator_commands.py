@@ -128,7 +128,9 @@ def unfence(
 
 
 def worker(
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Attempts at once on CPU targets.")] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, metavar="N", help="Attempts at once on CPU targets.")
+    ] = None,
     only: Annotated[
         str, typer.Option("--only", metavar="gpu|cpu", help="Serve only the GPUs, or only the CPU targets.")
     ] = "",
@@ -182,7 +184,7 @@ def serve(
         str,
         typer.Option("--host", help="The address to serve on; beyond loopback only with a token, and TLS or a proxy."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 means any free port.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0 means any free port.")] = 8000,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", help="PEM file of the certificate with its chain.")
     ] = None,

@@ -54,13 +54,16 @@ InputFiles = Annotated[
         "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
     ),
 ]
-BatchSize = Annotated[int | None, typer.Option("--batch", min=1, help="Size of the open batch; default: 1.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch", min=1, metavar="N", help="Size of the open batch; default: 1.")
+]
 SamplePath = Annotated[
     Path | None,
     typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
 ]
 Tolerance = Annotated[
-    float | None, typer.Option("--tolerance", help="Largest accepted relative error; default: the precision's.")
+    float | None,
+    typer.Option("--tolerance", metavar="E", help="Largest accepted relative error; default: the precision's."),
 ]
 MemoryLimit = Annotated[
     str,

@@ -151,8 +151,8 @@ def bisect(
 ) -> None:
     """Find the first toolchain under which a cell fails.
 
-    Or misses a gate. Tries toolchains that have a worker, halving what is left: 6 compiles for 64 of them, and the two
-    ends if they are not known. What cannot be judged is passed over.
+    A missed gate is a failure, too. Tries toolchains that have a worker, halving what is left: 6 compiles for 64 of
+    them, and the two ends if they are not known. What cannot be judged is passed over.
     """
     from farm.client.bisecting import bisect as search
     from farm.manifest.choice import read_gates

@@ -56,7 +56,7 @@ def ls(as_json: output.Json = False) -> None:
 @commands.command()
 def log(
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Messages to show.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, metavar="N", help="Messages to show.")] = 20,
     as_json: output.Json = False,
 ) -> None:
     """Show what was sent to a webhook, the newest first, and what came of the last attempt."""

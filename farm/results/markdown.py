@@ -77,7 +77,7 @@ def _row(cell: JudgedCell) -> str:
         f"{state} as expected" if cell["as_expected"] else state,
         size(facts["program"]["size"]) if facts else "",
         duration(facts["latency"]) + shared if facts else "",
-        f"{max(errors):.1e}" if errors else "",
+        "" if not errors else f"{worst:.1e}" if (worst := max(errors)) else "0",
         "hit" if cell["hit"] else duration(cell["elapsed"]),
         f"`{facts['program']['digest'][:12]}`" if facts else "",
     )

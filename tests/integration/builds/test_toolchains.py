@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
     player.join(NEW)
     names = [line["toolchain"] for line in client.toolchains.all() if line["live_workers"]]
     assert names == [OLD.toolchain, NEW.toolchain]
+    pools = [NEW.as_dict(), replace(NEW, features=("avx512f",)).as_dict()]
+    farm.store.workers.register({"id": "w2", "node": "n2", "pid": 2, "host": "n2", "slots": 1, "pools": pools}, ttl=600)
+    assert [line["live_workers"] for line in client.toolchains.all()][:2] == [1, 2], "not one for each pool"
+    farm.store.workers.leave("w2")
     before = client.refs.get("prod"), client.refs.get("latest")
 
     player.says = lambda order: Made(error=5e-7 if order["identifier"] == FP16 else 0.0, ratio=1.2, size=50)

@@ -17,6 +17,7 @@ import structlog
 
 import farm
 from farm.cli import main
+from farm.cli.commands import EXAMPLES
 from farm.errors import EXIT_CODES
 from farm.node.survey import Findings, Note
 from tests.support.compiling import RNET
@@ -103,6 +104,16 @@ def test_every_command_explains_itself_and_speaks_json(command: str, capsys: pyt
     # A long option has its help on the next line; one without any help has another option there.
     following = {line: options[options.index(line) + 1].lstrip() for line in lonely}
     assert not [line for line, after in following.items() if after.startswith("-") or not after]
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_in_the_help_are_command_lines_of_today(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for example in EXAMPLES[command]:
+        assert f"\n  {example}\n" in text and len(example) < 78
+        assert f"farm {command} " in f"{example} "
+        assert set(re.findall(r"(?<!\S)--?[a-z]+", example)) <= set(re.findall(r"(?<!\S)--?[a-z]+", text))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
