@@ -258,7 +258,12 @@ def _say_fetched(found: Fetched, *, as_json: bool) -> None:
 
 def ls(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT|TEXT", help="artifacts, refs, builds, workers or pools; or part of a name.")
+        str,
+        typer.Argument(
+            metavar="WHAT|TEXT",
+            help="artifacts, refs, builds, workers or pools; or part of a name.",
+            autocompletion=completion.listings,
+        ),
     ] = "artifacts",
     ref: Annotated[
         str, typer.Option("--ref", help="List the artifacts of this ref.", autocompletion=completion.refs)
@@ -345,7 +350,12 @@ def _ref(client: FarmClient, named: str) -> str:
 
 def inspect(
     what: Annotated[
-        str, typer.Argument(metavar="FILE|KEY|CELL", help="A program, an artifact.json, or a stored artifact.")
+        str,
+        typer.Argument(
+            metavar="FILE|KEY|CELL",
+            help="A program, an artifact.json, or a stored artifact.",
+            autocompletion=completion.stored,
+        ),
     ],
     program: Annotated[
         bool, typer.Option("--program", help="Download the program of a stored artifact, and show its content.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import completion, output, render
 from farm.cli.on_this_machine import compared, here, latency, say_all
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.speed import ComparisonDocument, MeasuredDocument
@@ -60,7 +60,11 @@ class BenchedProgram(NamedTuple):
 def bench(
     artifact: Annotated[
         str,
-        typer.Argument(metavar="ARTIFACT", help="A program, a folder of fetched programs, or MODEL/TARGET/…[@REF]."),
+        typer.Argument(
+            metavar="ARTIFACT",
+            help="A program, a folder of fetched programs, or MODEL/TARGET/…[@REF].",
+            autocompletion=completion.stored,
+        ),
     ],
     against: Annotated[
         str, typer.Option("--against", metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")

@@ -48,6 +48,16 @@ def artifacts(incomplete: str) -> Names:
     return _fitting([cell["identifier" if "/" in incomplete else "model"] for cell in found], incomplete)
 
 
+def stored(incomplete: str) -> Names:
+    """Return whole names of artifacts once a model is named; else the shell offers files, which count as well."""
+    return artifacts(incomplete) if "/" in incomplete else []
+
+
+def listings(incomplete: str) -> Names:
+    """Return what can be listed."""
+    return _fitting(("artifacts", "refs", "builds", "workers", "pools"), incomplete)
+
+
 def targets(ctx: Any, incomplete: str) -> Names:
     """Return the targets for which the model that is named before was compiled."""
     return _fitting(["auto", *(cell["target"] for cell in _of_model(ctx))], incomplete)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output, render
+from farm.cli import completion, output, render
 from farm.cli.artifact_commands import key_of
 from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
@@ -32,6 +32,7 @@ def verify(
         typer.Argument(
             metavar="FILE|REF",
             help="A fetched program, a folder of them, a pack; or a cell, a key, a tag, a build.",
+            autocompletion=completion.stored,
         ),
     ],
     keys: Annotated[

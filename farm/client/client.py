@@ -438,7 +438,7 @@ class FarmClient:
         shape: str | None = None,
         *,
         ref: str = "latest",
-        folder: Path,
+        folder: Path | str,
         toolchain: str = "",
         log: bool = False,
         with_kernels: bool = False,
@@ -465,9 +465,9 @@ class FarmClient:
         require_one(cells, "shape", "--shape")
         found = self.artifacts.newest(cells)
         if packed:
-            return self.artifacts.fetch_pack(found, folder, layout, ref=ref, python=python, force=force)
+            return self.artifacts.fetch_pack(found, Path(folder), layout, ref=ref, python=python, force=force)
         return self.artifacts.fetch(
-            found, folder, ref=ref, log=log, with_kernels=with_kernels, sample=sample, force=force
+            found, Path(folder), ref=ref, log=log, with_kernels=with_kernels, sample=sample, force=force
         )
 
     def fetch_family(
@@ -477,7 +477,7 @@ class FarmClient:
         precision: str,
         *,
         ref: str = "latest",
-        folder: Path,
+        folder: Path | str,
         toolchain: str = "",
         log: bool = False,
         force: bool = False,
@@ -490,7 +490,7 @@ class FarmClient:
         from farm.client.fetching import choose
 
         cells = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
-        return self.artifacts.fetch_family(cells, folder, ref=ref, log=log, force=force)
+        return self.artifacts.fetch_family(cells, Path(folder), ref=ref, log=log, force=force)
 
 
 def _path(build_id: str) -> str:

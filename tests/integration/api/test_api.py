@@ -419,7 +419,7 @@ def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Fr
     assert client.refs.all() == ["latest"]
     assert [cell["precision"] for cell in client.ls()] == ["fp16", "fp32"]
 
-    fetched = client.fetch("net", "onnxruntime/cpu", "fp16", folder=tmp_path / "out", log=True)
+    fetched = client.fetch("net", "onnxruntime/cpu", "fp16", folder=str(tmp_path / "out"), log=True)
     assert fetched.program.read_bytes() == f"program {cells[1]['key']}".encode()
     assert json.loads(fetched.sidecar.read_text()) == client.artifacts.get(cells[1]["key"])
     assert fetched.log is not None

@@ -498,6 +498,9 @@ def test_completion_knows_ids_refs_artifacts_and_targets(
     assert completed("farm fetch n") == ["net"]
     assert completed("farm fetch net/") == ["net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp32/static"]
     assert completed("farm fetch net@la") == ["net@latest"]
+    assert completed("farm inspect net/onnxruntime-cpu/fp16") == ["net/onnxruntime-cpu/fp16/static"]
+    assert completed("farm inspect n") == [], "so the shell offers files"
+    assert completed("farm ls w") == ["workers"]
     assert completed("farm fetch net -t onnx") == ["onnxruntime/cpu"]
     assert completed("farm fetch net -t onnxruntime/cpu -p ") == ["fp16", "fp32"]
     assert completed("farm drain ") == ["w1"]
