@@ -104,6 +104,8 @@ def run(
     """
     check_folder(junit)
     check_folder(summary)
+    if folder and not (there := next(path for path in (folder, *folder.absolute().parents) if path.exists())).is_dir():
+        raise UsageError(f"cannot write into {folder}: {there} is a file", hint="choose another folder")
     frozen = _freeze(manifest, label, gate, budget, baseline)
     with (
         output.if_interrupted("the farm is down again, nothing runs"),
@@ -116,7 +118,7 @@ def run(
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
             f"  resume:  farm run {manifest}",
-            f"  cancel:  farm up, then farm cancel {build_id}",
+            f"  cancel:  farm cancel {build_id}",
         ]
         # Its pages go with the farm, so the result names none.
         reports = WantedReports(junit, summary, manifest)
@@ -482,7 +484,7 @@ def _stopped_before(client: FarmClient, frozen: Frozen) -> str:
         with suppress(Conflict):  # Something else made it.
             client.submit(again)
             output.note(f"going on with {build['id']}, which was stopped before its end")
-            output.note(f"  a new one instead:  farm up, then farm cancel {build['id']}")
+            output.note(f"  a new one instead:  farm cancel {build['id']}, then the same command")
             return build["id"]
     return ""
 

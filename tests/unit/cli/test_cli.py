@@ -223,6 +223,8 @@ def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(
     for command in (["run", file], ["submit", file], ["watch"]):
         assert main([*command, "--junit", "nowhere/report.xml"]) == 2
         assert "there is no folder nowhere" in capsys.readouterr().err
+    assert main(["run", file, "-o", f"{file}/built"]) == 2
+    assert f"{file} is a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["banana", "ftp://farm.example", "http://"])
