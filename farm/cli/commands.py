@@ -277,8 +277,9 @@ def run(arguments: Sequence[str]) -> int:
         code = full.exit_code
     except Exception:
         return _own_fault()
-    # The framework exits with 130 on Ctrl-C; the farm has its own code for it.
-    return int(ExitCode.INTERRUPTED if code == 130 else code or ExitCode.OK)
+    if code == 130:  # The framework was interrupted before the command began.
+        code = _interrupted([], as_json="--json" in arguments)
+    return int(code or ExitCode.OK)
 
 
 def _interrupted(said: Sequence[str], *, as_json: bool) -> ExitCode:

@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # While the first modules are imported.
+        print("stopped", file=sys.stderr)  # noqa: T201
         return 8
 
 

@@ -209,6 +209,7 @@ def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert (error["kind"], error["exit_code"]) == ("Interrupted", 8)
     monkeypatch.setattr("farm.cli.quick_start.compile_less", interrupted)
     assert main(["lint", "farm.yaml"]) == 8, "while it is imported"
+    assert capsys.readouterr() == ("", "stopped\n")
 
 
 def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
