@@ -268,6 +268,8 @@ def status(
     """Show a build's state and why it waits, or list the newest."""
     if picture and not build:
         raise UsageError("--picture draws one build's sweeps: name the build", hint="@latest is the newest")
+    if label:
+        read_labels([label])
     check_folder(picture)
     with connect_or_start() as client:
         if not build:

@@ -219,29 +219,29 @@ def farm(
 @app.command("help")
 def help_(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="`exit-codes`, or a command.")] = "",
+    topic: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="`exit-codes`, or a command.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Explain a command, or the exit codes (`exit-codes`)."""
-    if topic == "exit-codes":
+    if topic == ["exit-codes"]:
         if as_json:
             output.emit({str(int(code)): text for code, text in EXIT_CODES.items()})
         else:
             output.say("\n".join(f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items()))
         return
     if topic and not as_json:
-        raise typer.Exit(run([topic, "--help"]))
+        raise typer.Exit(run([*topic, "--help"]))
     assert context.parent is not None
     text = _help_of(topic) if topic else context.parent.get_help()
     output.emit({"help": text}) if as_json else output.say(text)
 
 
-def _help_of(topic: str) -> str:
+def _help_of(topic: Sequence[str]) -> str:
     import contextlib
     import io
 
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        code = run([topic, "--help"])
+        code = run([*topic, "--help"])
     if code:
         raise typer.Exit(code)
     return text.getvalue()
@@ -249,6 +249,8 @@ def _help_of(topic: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    if arguments[:1] == ["--json"]:
+        arguments = [*arguments[1:], "--json"]  # It is an option of each command.
     try:
         if "" in arguments:
             raise UsageError("an argument is empty", hint="is a variable of your script unset?")

@@ -100,7 +100,9 @@ class Screen:
             )
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
-        yield Text("; ".join([render.counts(cells) + hidden, *render.outlook(self._outlook)]))
+        goes_on = any(cell["state"] in ("running", "queued") for cell in cells)
+        outlook = render.outlook(self._outlook) if goes_on else []
+        yield Text("; ".join([render.counts(cells) + hidden, *outlook]))
 
 
 def _cut(name: str, room: int) -> str:

@@ -213,6 +213,12 @@ def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "token", "ls"]) == 0
+    assert "farm token ls" in capsys.readouterr().out
+    assert main(["--json", "help", "token", "ls"]) == 0, "before the command, too"
+    assert "farm token ls" in json.loads(capsys.readouterr().out)["help"]
+    assert main(["status", "--label", "nightly"]) == 2
+    assert "not KEY=VALUE" in capsys.readouterr().err
     assert main(["help", "run", "--json"]) == 0
     assert "MANIFEST" in json.loads(capsys.readouterr().out)["help"]
 
