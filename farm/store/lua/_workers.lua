@@ -86,8 +86,8 @@ local function note_failure(job, kind)
   call("PEXPIRE", record, KEEP)
 end
 
--- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the same
--- trouble then: what failed everywhere for a while, such as object storage, was no node's doing.
+-- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the
+-- same trouble then: what failed everywhere for a while, such as object storage, was no node's doing.
 local function note_success(job)
   local record = key("node", job.node)
   call("HDEL", record, "row")
