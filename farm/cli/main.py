@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -14,6 +15,7 @@ GARBAGE = 100_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `farm` and return its exit code (`farm help exit-codes` lists them)."""
+    is_process = arguments is None
     if arguments is None:
         arguments = sys.argv[1:]
         gc.set_threshold(GARBAGE)
@@ -22,10 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # At the end of a process Python looks through all that was imported once more; the kernel frees it anyway.
         atexit.register(gc.freeze)
     try:
-        return _run(arguments)
+        code = _run(arguments)
     except KeyboardInterrupt:  # While the first modules are imported.
         print("stopped", file=sys.stderr)  # noqa: T201
-        return 8
+        code = 8
+    if is_process and sys.stdout:
+        try:
+            sys.stdout.flush()
+        except OSError:  # The error was said. Python tries again at its end, and would then exit with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -377,10 +377,16 @@ def test_lint_shows_people_a_bounded_number_of_problems(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    "command", ["farm schema > /dev/full", "farm -V > /dev/full", "set -o pipefail; farm schema | head -1"]
+    "command",
+    [
+        "farm schema > /dev/full",
+        "farm -V > /dev/full",
+        "farm ls -h > /dev/full",
+        "set -o pipefail; farm schema | head -1",
+    ],
 )
 def test_a_reader_that_goes_away_is_no_mistake_of_the_farm_and_no_failed_cell(command: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     line = command.replace("farm", f"{sys.executable} -m farm", 1)
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, check=False)
     assert "Traceback" not in done.stderr
