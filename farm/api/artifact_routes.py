@@ -16,7 +16,7 @@ from farm.api.auth import Admin, Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts import REVOCATIONS, Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
-from farm.artifacts.refs import ListedRef, Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
+from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
 from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
@@ -117,8 +117,7 @@ def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> schemas.Re
     if not moves:
         return schemas.RefNames(items=tags)
     with ThreadPoolExecutor(READERS) as readers:
-        found = readers.map(lambda tag: refs.find(namespaces[tag], tag), tags)
-        shown = [ListedRef(**ref.as_dict(), namespace=namespaces[ref.tag]) for ref in found if ref]
+        shown = [ref for ref in readers.map(lambda tag: refs.listed(namespaces[tag], tag), tags) if ref]
     return schemas.RefNames(items=[ref["tag"] for ref in shown], refs=shown)
 
 

@@ -142,7 +142,7 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
 def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, garbage: Text = "") -> Response:
     """Show what the namespace keeps; administrators also see garbage and tokens."""
     refs = Refs(farm.artifacts)
-    found = [refs.find(caller.namespace, tag) for tag in sorted(refs.list(caller.namespace))[:200]]
+    found = [refs.listed(caller.namespace, tag) for tag in sorted(refs.list(caller.namespace))[:200]]
     is_admin = caller.role is Role.ADMIN
     return page_of(
         request,

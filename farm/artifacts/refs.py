@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired
+from typing import TYPE_CHECKING, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -72,9 +72,10 @@ class RefView(TypedDict):
 
 
 class ListedRef(RefView):
-    """A ref, and the namespace that has it."""
+    """A ref, and the namespace that has it; `damaged` says why it cannot be read, and then it points nowhere."""
 
     namespace: str
+    damaged: NotRequired[str]
 
 
 class ListedRefs(TypedDict):
@@ -132,6 +133,17 @@ class Refs:
         """Return where a tag points; None if there is no such ref."""
         found = self._artifacts.get_object(ref_key(namespace, tag))
         return _parse_ref(tag, found) if found else None
+
+    def listed(self, namespace: str, tag: str) -> ListedRef | None:
+        """Return a ref for a list, also one that cannot be read; None if there is no such ref."""
+        try:
+            ref = self.find(namespace, tag)
+        except ArtifactGone as error:
+            nowhere = RefView(tag=tag, generation=0, snapshot="", previous=None, moved="")
+            return ListedRef(**nowhere, namespace=namespace, damaged=error.message)
+        if ref is None:
+            return None
+        return cast("ListedRef", {**ref.as_dict(), "namespace": namespace})
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
         """Return the snapshot that a tag points to; None if there is no such ref.

@@ -681,7 +681,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.REFS: lambda ref: (
         str(ref["tag"]),
         str(ref["generation"]),
-        str(ref["moved"])[:16].replace("T", " "),
+        "damaged" if ref.get("damaged") else render.minute(str(ref["moved"])),
         str(ref["namespace"]),
     ),
     Listing.WORKERS: lambda worker: (

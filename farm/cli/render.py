@@ -126,6 +126,11 @@ def when(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
 
 
+def minute(moment: str) -> str:
+    """Return a moment of a document (ISO 8601, in UTC) as `when` writes it."""
+    return moment[:16].replace("T", " ")
+
+
 def _styled(text: str) -> str:
     colour = STYLES.get(text.split(" ", 1)[0]) if text else None
     return typer.style(text, fg=colour) if colour else text
@@ -203,7 +208,9 @@ def outlook(document: OutlookDocument | None, starting: Collection[str] = ()) ->
         parts.append(f"done in {_about(document['eta'])}")
     paused = document.get("paused") or []
     if paused:
-        parts.append(f"end unknown: paused is {one_line(', '.join(paused))} (`farm resume {one_line(paused[0])}`)")
+        names = one_line(", ".join(paused))
+        verb = "is" if len(paused) == 1 else "are"
+        parts.append(f"end unknown: {names} {verb} paused (`farm resume {one_line(paused[0])}`)")
     if unserved := [pool for pool in document["unserved"] if pool not in starting and pool not in paused]:
         parts.append(f"end unknown: no worker takes jobs of {one_line(', '.join(unserved))} now")
     elif starting and document["unserved"]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farm.cli import output
+from farm.cli import output, render
 from farm.cli.connection import connect
 
 commands = typer.Typer(
@@ -60,7 +60,7 @@ def ls(as_json: output.Json = False) -> None:
             token["role"],
             token["namespace"],
             str(token["max_cells"] or "none"),
-            token["created"][:16].replace("T", " "),
+            render.minute(token["created"]),
         )
         for token in tokens
     ]

@@ -48,7 +48,7 @@ def ls(as_json: output.Json = False) -> None:
     for item in items:
         waiting = render.plural(item["waiting"], "delta") if item["waiting"] else ""
         held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
-        merged = item["moved"][:16].replace("T", " ") if item["moved"] else ""
+        merged = render.minute(item["moved"] or "")
         rows.append((item["name"], held, merged, waiting))
     output.table(rows, "no tuning databases yet: a pool gets them when a worker serves it")
     for item in items:

@@ -220,7 +220,7 @@ class ShownBuild:
         if looks.get("queued") and outlook and outlook["unserved"]:
             waiting = f"{plural(looks['queued'], 'cell')} {'waits' if looks['queued'] == 1 else 'wait'}"
             if paused := outlook.get("paused"):
-                return f"{waiting}: paused is {', '.join(paused[:3])}"
+                return f"{waiting}: {', '.join(paused[:3])} {'is' if len(paused) == 1 else 'are'} paused"
             return f"{waiting}: no worker takes jobs of {', '.join(outlook['unserved'][:3])} now"
         if looks.get("failed"):
             start = f"{plural(looks['failed'], 'cell')} of {total:,} failed so far"

@@ -85,6 +85,18 @@ def test_another_namespace_reads_the_refs_of_main(farm: Farm, url: str, client: 
     assert client.refs.get("latest")["generation"] == 1
 
 
+def test_a_ref_that_cannot_be_read_hides_no_other_one(
+    farm: Farm, client: FarmClient, frozen: Frozen, asking: httpx.Client
+) -> None:
+    finished(farm, client, frozen)
+    farm.artifacts.put_object("ns/main/refs/broken.json", b"{}")
+    broken, latest = client.refs.moves()
+    assert (broken["tag"], latest["tag"], latest["generation"]) == ("broken", "latest", 1)
+    assert "ns/main/refs/broken.json cannot be read" in broken["damaged"] and "damaged" not in latest
+    page = asking.get("/ui/ns/main/storage")
+    assert page.status_code == 200 and "broken.json cannot be read" in page.text
+
+
 def test_a_token_that_asks_without_end_is_slowed_down(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "BURST", 5.0)
     monkeypatch.setattr(auth, "RATE", 1e-9)

@@ -516,9 +516,9 @@ def test_a_worker_that_starts_is_no_missing_worker() -> None:
     assert render.outlook(outlook, {"x", "y"}) == ["a worker is starting"]
     paused = {**outlook, "paused": ["y"]}
     assert render.outlook(paused) == [
-        "end unknown: paused is y (`farm resume y`); end unknown: no worker takes jobs of x now"
+        "end unknown: y is paused (`farm resume y`); end unknown: no worker takes jobs of x now"
     ]
-    assert render.outlook({**paused, "unserved": ["y"]}) == ["end unknown: paused is y (`farm resume y`)"]
+    assert render.outlook({**paused, "unserved": ["y"]}) == ["end unknown: y is paused (`farm resume y`)"]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_the_headline_is_what_matters_most() -> None:
     stuck = view(waits, done, state="open", outlook={"unserved": ["p"], "eta": None})
     assert stuck.headline() == "1 cell waits: no worker takes jobs of p now"
     paused = {"unserved": ["p"], "paused": ["p"], "eta": None}
-    assert view(waits, done, state="open", outlook=paused).headline() == "1 cell waits: paused is p"
+    assert view(waits, done, state="open", outlook=paused).headline() == "1 cell waits: p is paused"
     assert view(waits, done, state="open", paused=True).headline().startswith("Paused: 1 cell of 2")
     eta = {"unserved": [], "eta": {"expected": 300}}
     assert (
