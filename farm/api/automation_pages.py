@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -11,16 +9,16 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from farm.api import schemas
-from farm.api.auth import Caller, FarmDep
+from farm.api.auth import FarmDep
 from farm.api.browser_sessions import OwnForm, Visitor
 from farm.api.page_answers import BASE, Form, Namespace, page_of
-from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.errors import FarmError, NotAllowed
-from farm.matrix.stored import TriggerRun
-from farm.results.report import BuildView
+from farm.errors import NotAllowed
 
 router = APIRouter()
+
+BUILDS = 1000
+"""The newest builds: the page says how one ended if a trigger made it last."""
 
 MESSAGES = 50
 """Deliveries on the page."""
@@ -40,7 +38,8 @@ def automation(
     chosen = webhook or (hooks[0]["name"] if hooks else "")
     manifests = farm.stored_manifests.list(caller.namespace)
     runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
-    builds = dict(_builds(farm, caller, runs))
+    wanted = {run["build"] for run in runs}
+    builds = {each["id"]: each for each in farm.build_reader.list(caller.namespace, BUILDS) if each["id"] in wanted}
     return page_of(
         request,
         caller,
@@ -55,13 +54,6 @@ def automation(
         chosen=chosen if is_admin else "",
         deliveries=farm.webhooks.deliveries(caller.namespace, chosen, MESSAGES) if is_admin and chosen else [],
     )
-
-
-def _builds(farm: Farm, caller: Caller, runs: Sequence[TriggerRun]) -> Iterator[tuple[str, BuildView]]:
-    for run in runs:
-        with suppress(FarmError):  # Its report may be gone.
-            if run["build"]:
-                yield run["build"], farm.build_reader.get(caller.namespace, run["build"])
 
 
 @router.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])

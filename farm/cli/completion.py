@@ -55,7 +55,9 @@ def stored(incomplete: str) -> Names:
 
 def listings(incomplete: str) -> Names:
     """Return what can be listed."""
-    return _fitting(("artifacts", "refs", "builds", "workers", "pools"), incomplete)
+    from farm.cli.artifact_commands import Listing
+
+    return _fitting(Listing, incomplete)
 
 
 def targets(ctx: Any, incomplete: str) -> Names:

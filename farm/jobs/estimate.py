@@ -53,9 +53,9 @@ class OutlookDocument(TypedDict):
     """When a build will be done and what it costs.
 
     `eta` (seconds from now) and the costs to come are those of the cells that can be estimated, None if there are none;
-    `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now, `paused`
-    those of them that somebody has paused (an older farm does not say it). While there is one, or the build is paused,
-    `eta` is None.
+    `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now. `paused`
+    is what somebody has paused: some of these pools, the build itself (an older farm does not say it). While there is
+    one of either, `eta` is None.
     """
 
     eta: RangeDocument | None
