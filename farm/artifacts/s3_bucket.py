@@ -94,6 +94,7 @@ class Bucket:
         """Without `endpoint` this is AWS; without keys their usual places are searched.
 
         `patience` is how many seconds a request is repeated while the storage fails in a way that may pass.
+        Raises UsageError for an endpoint that is no address.
         """
         self.name = bucket
         self._endpoint = endpoint or f"AWS {region}"
@@ -116,10 +117,18 @@ class Bucket:
             read_timeout=60,
             tcp_keepalive=True,
         )
-        self.s3: S3Client = session.client("s3", endpoint_url=endpoint or None, config=config)
-        self.public: S3Client = (
-            session.client("s3", endpoint_url=public_endpoint, config=config) if public_endpoint else self.s3
-        )
+        self.s3: S3Client
+        self.public: S3Client
+        try:
+            self.s3 = session.client("s3", endpoint_url=endpoint or None, config=config)
+            self.public = (
+                session.client("s3", endpoint_url=public_endpoint, config=config) if public_endpoint else self.s3
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"an address of object storage (s3_endpoint, s3_public_endpoint) is none: {error}",
+                hint="write it as https://s3.example:9000",
+            ) from None
 
     def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Bucket:
         """Return the same bucket for a caller who repeats requests for so many seconds while it is away.

@@ -28,6 +28,7 @@ PACKED_PIECE = 1 << 14
 IDLE = 5.0
 """Seconds after which a kept connection is not used again: what lies between may have forgotten it without a word."""
 
+LAST_PORT = 65535
 _PORTS = {"http": 80, "https": 443}
 _ENDED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """How a connection ends that the server has closed."""
@@ -62,6 +63,9 @@ class PlainHTTP(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Ask, and return the answer with its body unread. Raises httpx.TransportError."""
+        if (request.url.port or 0) > LAST_PORT:
+            # The system's resolver would ask the port of its last 16 bits, at which somebody else may listen.
+            raise httpx.UnsupportedProtocol(f"there is no port {request.url.port}", request=request)
         if not isinstance(request.stream, httpx.ByteStream) or request.url.scheme not in ("http", "https"):
             return self._others.handle_request(request)
         scheme = request.url.scheme

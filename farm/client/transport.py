@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from farm import __version__, errors
 from farm.client.conformity import AnswerDocument, conforming
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     import httpx
@@ -68,6 +69,18 @@ def import_httpx() -> None:
             del sys.modules[name]
 
 
+def _may_be_a_farm(url: str) -> bool:
+    import httpx
+
+    from farm.client.plain_http import LAST_PORT
+
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.host) and 0 < (parts.port or 80) <= LAST_PORT
+
+
 class OlderFarm(UsageError):
     """The farm is of a release that does not know what was asked."""
 
@@ -88,7 +101,7 @@ class Transport:
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.on_silence: Callable[[], object] | None = None
         """Called when an answer takes long, from another thread."""
-        if not re.match(r"https?://[^/]", self.url):
+        if not _may_be_a_farm(self.url):
             raise UsageError(
                 f"{url!r} is not the address of a farm", hint="FARM_API_URL looks like https://farm.example:8080"
             )
@@ -415,4 +428,5 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:
-    return StorageUnavailable(f"{what}: object storage answers {response.status_code} {response.text[:200]}")
+    # Whatever listens there may have answered: a line of it is enough.
+    return StorageUnavailable(f"{what}: object storage answers {response.status_code} {one_line(response.text, 200)}")

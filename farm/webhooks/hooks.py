@@ -125,8 +125,7 @@ class Webhooks:
 
     def create(self, namespace: str, name: str, url: str, events: Sequence[str], *, by: str) -> NewWebhookView:
         """Make a webhook and return its secret. Raises UsageError for a URL that cannot be one, Conflict."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.fragment:
+        if not _may_be_called(url):
             raise UsageError(f"{url!r} is not the address of a webhook", hint="such as https://ci.example/hooks/farm")
         if len(list(self._artifacts.list_objects(f"{_HOOKS}{namespace}/"))) >= MOST_HOOKS:
             raise UsageError(f"{namespace} has {MOST_HOOKS} webhooks already", hint="remove one")
@@ -364,6 +363,20 @@ def signing_secrets(hook: Webhook, now: float) -> list[str]:
 
 def _new_secret() -> str:
     return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+
+
+def _may_be_called(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and "@" not in parts.netloc
+            and not parts.fragment
+        )
+    except ValueError:  # A port above 65535, an IPv6 address without its end.
+        return False
 
 
 def _no_hook(namespace: str, name: str) -> NotFound:

@@ -58,6 +58,8 @@ def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[s
         raise NoAnswer(f"no answer within {seconds:g} s") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError) as error:
         raise NoAnswer(str(error) or type(error).__name__) from None
+    except ValueError:  # Such as a port above 65535, which could be stored once.
+        raise Refused(f"{url} is no address") from None
 
 
 def why_not(address: str, networks: Iterable[str], *, plain: bool) -> str:

@@ -377,7 +377,8 @@ def test_an_answer_that_never_ends_is_left(sends: bytes) -> None:
 
 def test_what_cannot_be_a_webhook_is_refused(farm: Farm) -> None:
     create: Callable[..., Any] = farm.webhooks.create
-    for url in ("ftp://ci.example/", "https://", "https://user:password@ci.example/", "https://ci.example/#x"):
+    wrong = ("ftp://ci.example/", "https://", "https://[::1/", "https://ci.example:99999/")
+    for url in (*wrong, "https://user:password@ci.example/", "https://ci.example/#x"):
         with pytest.raises(UsageError, match="is not the address of a webhook"):
             create("main", "ci", url, ["build.finished"], by="me")
     create("main", "ci", "https://ci.example/", ["build.finished"], by="me")

@@ -37,6 +37,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if self.path == "/refused":
+            data = b"<Error>\n  <Code>AccessDenied</Code>\n\x1b[2J</Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return
         if self.path.startswith("/lines"):
             frame = "{:x}\r\n{}\r\n" if self.path == "/lines/chunked" else "{1}"
             self.send_response(200)
@@ -156,12 +163,19 @@ def test_a_line_of_the_farm_is_read_when_it_comes(client: Transport, storage: St
 
 
 @pytest.mark.parametrize(
-    "url", ["/moved", "http://127.0.0.1:1/", "http://[::1/", "ftp://127.0.0.1/x", "http://127.0.0.1:99999/", "", "x"]
+    "url", ["/moved", "/refused", "http://127.0.0.1:1/", "http://[::1/", "ftp://127.0.0.1/x", "", "x"]
 )
 def test_what_cannot_be_read_is_one_line(client: Transport, storage: Storage, url: str) -> None:
     with pytest.raises(FarmError, match=r"cannot download net\.mxr: ") as caught:
         read(client, storage.url + url if url.startswith("/") else url)
-    assert "\n" not in caught.value.message
+    assert not {"\n", "\x1b"} & set(caught.value.message)
+
+
+def test_a_port_that_there_is_not_leads_to_no_other(client: Transport, storage: Storage) -> None:
+    above = storage.server_address[1] + 65536
+    with pytest.raises(StorageUnavailable, match=f"there is no port {above}"):
+        read(client, f"http://127.0.0.1:{above}/whole")
+    assert storage.asked == []
 
 
 def test_a_proxy_of_the_environment_is_asked(
