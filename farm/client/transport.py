@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from farm import __version__, errors
 from farm.client.conformity import AnswerDocument, conforming
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
-from farm.inert import one_line
 
 if TYPE_CHECKING:
     import httpx
@@ -428,5 +427,5 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:
-    # Whatever listens there may have answered: a line of it is enough.
-    return StorageUnavailable(f"{what}: object storage answers {response.status_code} {one_line(response.text, 200)}")
+    answer = " ".join(response.text.split())[:200]
+    return StorageUnavailable(f"{what}: object storage answers {response.status_code} {answer}")
