@@ -73,10 +73,11 @@ class DatabaseLine(NamedTuple):
 
 
 class NamespaceLine(NamedTuple):
-    """What a namespace keeps, and how many unfinished cells it has."""
+    """What a namespace keeps, and how many unfinished cells it has; bytes of programs only if they were counted."""
 
     name: str
     artifacts: int
+    size: int | None
     live: int
 
 
@@ -140,7 +141,10 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
 
 @router.get("/ns/{namespace}/storage")
 def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, garbage: Text = "") -> Response:
-    """Show what the namespace keeps; administrators also see garbage and tokens."""
+    """Show what the namespace keeps; administrators also see garbage and tokens.
+
+    With `garbage`, bytes are counted: of programs, and for administrators of what nothing names.
+    """
     refs = Refs(farm.artifacts)
     found = [refs.listed(caller.namespace, tag) for tag in sorted(refs.list(caller.namespace))[:200]]
     is_admin = caller.role is Role.ADMIN
@@ -149,8 +153,7 @@ def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
         caller,
         "storage",
         section="storage",
-        artifacts=len(farm.store.index.keys(caller.namespace)),
-        live=sum(farm.store.builds.live_cells(caller.namespace).values()),
+        own=_namespace(farm, caller.namespace, counted=bool(garbage)),
         quota=farm.settings.namespace_cells,
         keep_days=farm.settings.keep_days,
         refs=[ref for ref in found if ref],
@@ -158,7 +161,7 @@ def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
         tokens=farm.tokens.list() if is_admin else None,
         is_admin=is_admin,
         gc=farm.settings.gc,
-        namespaces=list(_namespaces(farm)) if is_admin else [],
+        namespaces=list(_namespaces(farm, counted=bool(garbage))) if is_admin else [],
         changes=list(read_changes(farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
         garbage=_garbage(farm) if is_admin and garbage else None,
     )
@@ -170,10 +173,15 @@ def _views(reading: BuildPages, caller: Caller, builds: Sequence[BuildView]) -> 
             yield reading.view(caller.namespace, build["id"])
 
 
-def _namespaces(farm: Farm) -> Iterator[NamespaceLine]:
+def _namespaces(farm: Farm, *, counted: bool) -> Iterator[NamespaceLine]:
     for name in sorted(farm.artifacts.list_folders("ns/"))[:NAMESPACES]:
-        live = sum(farm.store.builds.live_cells(name).values())
-        yield NamespaceLine(name, len(farm.store.index.keys(name)), live)
+        yield _namespace(farm, name, counted=counted)
+
+
+def _namespace(farm: Farm, name: str, *, counted: bool) -> NamespaceLine:
+    index = farm.store.index
+    live = sum(farm.store.builds.live_cells(name).values())
+    return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
 
 
 def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:

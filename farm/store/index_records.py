@@ -77,6 +77,18 @@ class IndexRecords:
             if facts
         }
 
+    def count(self, namespace: str) -> int:
+        """Return how many artifacts are known."""
+        return int(self._link.ask("HLEN", key("index", namespace)))
+
+    def program_bytes(self, namespace: str) -> int:
+        """Return the size of all programs that artifacts name; one that several name counts once."""
+        sizes: dict[str, int] = {}
+        for lot in lots(sorted(self.keys(namespace)), LOT):
+            programs = (facts["program"] for facts in self.get_many(namespace, lot).values())
+            sizes |= {program["digest"]: program["size"] for program in programs}
+        return sum(sizes.values())
+
     def keys(self, namespace: str) -> set[str]:
         """Return the cache keys of all artifacts that are known."""
         return set(self._link.ask("HKEYS", key("index", namespace)))

@@ -179,6 +179,19 @@ def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browse
     assert "main 0 2 –" in words(browser.get("/ui/ns/main/storage").text) and "Changes today" not in seen
 
 
+def test_what_programs_take_is_counted_on_demand_and_a_shared_one_once(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net"), Cell("other")])
+    play(farm, lambda job, order, key, number: passed(farm, order, key))
+    facts = farm.store.index.get_many("main", sorted(farm.store.index.keys("main")))
+    first, other = facts.values()
+    farm.store.index.put("main", "ab" * 32, {**first, "key": "ab" * 32})
+    both = first["program"]["size"] + other["program"]["size"]
+    assert "3 programs in the index unfinished" in words(browser.get("/ui/ns/main/storage").text)
+    counted = words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+    assert f"3 programs in the index: {both} B unfinished" in counted
+    assert f"main 3 {both} B 0 –" in counted
+
+
 # --- what pages are made of -----------------------------------------------------------------------------------------
 
 
