@@ -266,6 +266,7 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
         ingredients=job_view.ingredients_of(spec or {}),
         sidecar=sidecar,
         reason="" if cell.look == "hit" else cell.reason,
+        position=view.position if view.is_open and cell.look in ("queued", "running") else "",
     )
 
 

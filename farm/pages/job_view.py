@@ -87,6 +87,8 @@ class JobPage:
     sidecar: Sidecar | None
     reason: str
     """Why the build's plan called it a miss."""
+    position: str = ""
+    """After which of the build's events news of the cell may come; empty if none will."""
 
     @property
     def identifier(self) -> str:

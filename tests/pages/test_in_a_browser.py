@@ -236,6 +236,22 @@ def test_an_open_build_goes_on_by_itself_to_its_verdict(new_page: NewPage, farm:
     expect(page.locator("#connection")).to_have_count(0)
 
 
+def test_a_cell_is_followed_to_its_end(new_page: NewPage, farm: Farm) -> None:
+    register(farm)
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    (job, claimed), (other, more) = claim(farm, POOL, 2)
+    identifier = claimed.order["identifier"]
+    page = new_page(f"/ui/ns/main/builds/{build_id}/cells/{identifier}")
+    expect(page.locator("#connection")).to_contain_text("Live")
+    farm.store.jobs.renew(claimed.token, job, phase="compiling")
+    expect(page.locator(".verdict")).to_contain_text("compiling")
+    farm.store.jobs.finish(other, more.token, passed(farm, more.order, more.key))
+    farm.store.jobs.finish(job, claimed.token, passed(farm, claimed.order, claimed.key))
+    expect(page.locator(".verdict.compiled")).to_have_count(1)
+    expect(page.locator("#speed")).to_have_count(1)
+    expect(page.locator("#connection")).to_have_count(0)
+
+
 def test_a_page_misses_nothing_and_repeats_nothing_when_its_proxy_dies(new_page: NewPage, farm: Farm, url: str) -> None:
     """The connection is reset ten times, each time while something happens."""
     register(farm)

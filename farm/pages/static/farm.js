@@ -1,4 +1,4 @@
-// Live updates of an open build. Without this script the page shows the build as it was when it was loaded.
+// Live updates of an open build, or of one of its cells. Without this script a page shows what was when it was loaded.
 "use strict";
 (() => {
   const FIRST_PAUSE = 1000;
@@ -26,7 +26,12 @@
     source.addEventListener("news", (event) => {
       position = event.lastEventId;
       pause = FIRST_PAUSE;
-      show(JSON.parse(event.data));
+      const news = JSON.parse(event.data);
+      if (!main.dataset.cell) show(news);
+      else if (Object.hasOwn(news.cells, main.dataset.cell)) {
+        source.close();
+        read();
+      }
     });
     for (const kind of ["reset", "end"]) {
       source.addEventListener(kind, () => {
@@ -85,7 +90,7 @@
       if (!answer.ok) throw new Error(answer.statusText);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
       main.replaceChildren(...fresh.childNodes);
-      for (const name of ["events", "position"]) {
+      for (const name of ["events", "position", "cell"]) {
         if (fresh.dataset[name]) main.dataset[name] = fresh.dataset[name];
         else delete main.dataset[name];
       }
