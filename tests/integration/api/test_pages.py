@@ -172,9 +172,9 @@ def test_the_administrator_looks_at_every_namespace(farm: Farm, browser: httpx.C
 def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browser: httpx.Client) -> None:
     secret = farm.tokens.create("guest", Role.READER, "main")
     seen = httpx.get(f"{url}/ui/ns/main/storage?garbage=yes", headers={"Cookie": f"farm={secret}"}, timeout=60).text
-    assert "guest" not in seen.partition("<main")[2] and "nothing names" not in words(seen)
+    assert "guest" not in seen.partition("<main")[2] and "a document names" not in words(seen)
     assert "guest" in browser.get("/ui/ns/main/storage").text
-    assert "nothing names" in words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+    assert "to be freed nothing: a document names each blob" in words(browser.get("/ui/ns/main/storage?garbage=yes").text)
     accept(farm, "nightly", [Cell("net"), Cell("other")])
     assert "main 0 2 –" in words(browser.get("/ui/ns/main/storage").text) and "Changes today" not in seen
 
@@ -637,7 +637,7 @@ def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypat
     ((job, claimed),) = shown.claim(farm, shown.POOL, 1)
     farm.store.jobs.renew(claimed.token, job, phase="compiling")
     page = browser.get(f"/ui/ns/main/jobs/{job}")
-    assert re.search(r"▸ running compiling, for [\d.]+ m?s on n1-cpu", words(page.text))
+    assert re.search(r"▸ running for [\d.]+ m?s on n1-cpu, now compiling", words(page.text))
     assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
 
 
