@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 import stat
-import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,14 +34,36 @@ from tests.support.neighbours import as_neighbour, needs_root
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One data folder for the whole story: what each chapter leaves is what the next one finds."""
-    return tmp_path_factory.mktemp("farm")
+    folder = tmp_path_factory.mktemp("farm")
+    as_in_a_clone(folder)
+    return folder
+
+
+def as_in_a_clone(folder: Path) -> None:
+    """Write credentials that who made the folder knows, with the rights that files of a clone have."""
+    known = dict.fromkeys(("redis_password", "s3_access_key", "s3_secret_key", "api_token"), "known")
+    folder.chmod(0o755)
+    for name in ("credentials.json", "farm.json"):
+        (folder / name).write_text(json.dumps(known | {"api_url": "http://127.0.0.1:9"}))
 
 
 @pytest.fixture(scope="module")
-def first(folder: Path) -> Iterator[tuple[EmbeddedFarm, Settings]]:
-    farm = EmbeddedFarm(settings_for(folder))
+def impatient() -> list[Run]:
+    """The process that wants the same farm while the first one still starts it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path, impatient: list[Run]) -> Iterator[tuple[EmbeddedFarm, Settings]]:
+    def say(words: str) -> None:
+        if words == "starting Valkey":
+            impatient.append(Run(folder))
+
+    farm = EmbeddedFarm(settings_for(folder), say=say)
     with farm as settings:
         yield farm, settings
+        for run in impatient:
+            run.kill()
 
 
 def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
@@ -59,6 +81,15 @@ def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settin
         "weed.log",
         "worker.log",
     }
+
+
+def test_a_farm_in_a_folder_that_came_with_a_clone_has_credentials_of_its_own(
+    first: tuple[EmbeddedFarm, Settings], folder: Path
+) -> None:
+    _, settings = first
+    assert folder.stat().st_mode & 0o777 == 0o700
+    written = (folder / "farm.json").read_text() + (folder / "credentials.json").read_text()
+    assert "known" not in written and settings.api_token.get_secret_value() in written
 
 
 @needs_root
@@ -164,10 +195,10 @@ def test_its_worker_has_no_token_of_the_api(first: tuple[EmbeddedFarm, Settings]
     assert {environ["FARM_API_TOKEN"] for environ in held.values() if "FARM_API_TOKEN" in environ} == {""}
 
 
-def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
-    """And leaves without taking anything with it."""
+def test_a_second_process_joins_the_first(first: tuple[EmbeddedFarm, Settings], impatient: list[Run]) -> None:
+    """Also if it comes while the first one starts. It leaves without taking anything with it."""
     _, settings = first
-    second = Run(folder)
+    (second,) = impatient
     assert second.wait_until_up() == settings.api_url
     assert second.processes == []
     second.leave()
@@ -190,30 +221,30 @@ def test_a_worker_that_was_drained_is_started_again_and_did_not_die(first: tuple
     assert (line["log_level"], line["event"]) == ("info", "embedded process ended, starting it again")
 
 
-def test_the_first_does_not_stop_under_the_second(tmp_path: Path) -> None:
-    """It waits until the second has left, and then leaves nothing running."""
-    first, second = Run(tmp_path), Run(tmp_path)
-    urls = [first.wait_until_up(), second.wait_until_up()]
-    assert urls[0] == urls[1]
-    owner, guest = (first, second) if first.processes else (second, first)
-    processes = owner.processes
-    assert processes and not guest.processes
+def test_the_first_does_not_stop_under_the_second(first: tuple[EmbeddedFarm, Settings], folder: Path) -> None:
+    """It waits until the second has left, and then leaves nothing running. With this the story ends."""
+    farm, settings = first
+    processes = processes_of(farm)
+    assert processes
+    second = Run(folder)
+    assert second.wait_until_up() == settings.api_url
+    assert not second.processes
+    stopping = threading.Thread(target=farm.stop)
+    stopping.start()
+    stopping.join(2)
+    assert stopping.is_alive()
+    written = json.loads((folder / "farm.json").read_text())
+    assert ask(settings_for(folder, **written), "/v1/workers")["items"]
 
-    assert owner.process.stdin
-    owner.process.stdin.close()
-    with pytest.raises(subprocess.TimeoutExpired):
-        owner.process.wait(2)
-    written = json.loads((tmp_path / "farm.json").read_text())
-    assert ask(settings_for(tmp_path, **written), "/v1/workers")["items"]
-
-    guest.leave()
-    owner.leave()
+    second.leave()
+    stopping.join(60)
+    assert not stopping.is_alive()
     assert none_runs(processes)
 
 
 def test_only_what_the_settings_do_not_name_is_started(settings: Settings) -> None:
     """Here Redis and S3 are the operator's."""
-    farm = EmbeddedFarm(settings)
+    farm = EmbeddedFarm(settings.model_copy(update={"cpu_slots": 1}))
     with farm as complete:
         assert {server.name for server in farm._servers} == {"server", "worker"}
         assert complete.redis_url == settings.redis_url
@@ -250,21 +281,14 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) -> None:
-    """Nor an address: who made the folder would know the ones, and get the token at the other."""
-    known = dict.fromkeys(("redis_password", "s3_access_key", "s3_secret_key", "api_token"), "known")
-    tmp_path.chmod(0o755)
-    for name in ("credentials.json", "farm.json"):
-        (tmp_path / name).write_text(json.dumps(known | {"api_url": "http://127.0.0.1:9"}))
+    """Nor an address: who made the folder would get the token at it."""
+    as_in_a_clone(tmp_path)
     with pytest.raises(NotAllowed, match="not of a farm of yours"):
         FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
     (tmp_path / "farm.json").write_text(json.dumps({"api_url": "https://evil.example", "api_token": ""}))
     (tmp_path / "farm.json").chmod(0o600)
     with pytest.raises(NotAllowed, match=r"evil\.example"):
         FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
-    with EmbeddedFarm(settings_for(tmp_path)) as settings:
-        assert tmp_path.stat().st_mode & 0o777 == 0o700
-        written = (tmp_path / "farm.json").read_text() + (tmp_path / "credentials.json").read_text()
-        assert "known" not in written and settings.api_token.get_secret_value() in written
 
 
 @pytest.mark.parametrize("name", ["s3", "valkey", "outbox"])
