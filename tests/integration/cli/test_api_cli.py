@@ -22,7 +22,7 @@ import pytest
 import farm as package
 from farm.app import Farm
 from farm.artifacts import blob_key
-from farm.cli import build_commands, main
+from farm.cli import build_commands, completion, main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
 from farm.node.survey import Findings
@@ -472,26 +472,24 @@ def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.S
         assert server.wait(timeout=60) == 0
 
 
-def completed(line: str) -> list[str]:
-    """What the shell would offer at the end of a line, from another process, as bash asks for it."""
-    words = line.split(" ")
-    environment = {
-        **os.environ, "_FARM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
-        "PYTHONPATH": str(Path(package.__file__).parents[1]),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", "from farm.cli import completion, main; completion.PATIENCE = 60; main([])"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
 def test_completion_knows_ids_refs_artifacts_and_targets(
     worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["submit", manifest, "--label", "run=7"]) == 0
     build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
+    monkeypatch.setattr(completion, "PATIENCE", 60)
+    monkeypatch.setattr(sys, "argv", ["farm"])
+    monkeypatch.setenv("_FARM_COMPLETE", "complete_bash")
+
+    def completed(line: str) -> list[str]:
+        """What bash would offer at the end of a line."""
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        main([])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return str(out).split()
+
     assert completed("farm status b-") == [build]
     assert completed("farm watch ") == ["@latest", build, "demo", "run=7"]
     assert completed("farm logs demo net/onnxruntime-cpu/fp3") == ["net/onnxruntime-cpu/fp32/static"]
@@ -506,6 +504,11 @@ def test_completion_knows_ids_refs_artifacts_and_targets(
     assert completed("farm drain ") == ["w1"]
     monkeypatch.setenv("FARM_API_URL", "http://127.0.0.1:9")
     assert completed("farm fetch n") == []
+    # As bash asks for it, in a process of its own.
+    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    environment |= {"COMP_WORDS": "farm ls w", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-m", "farm"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["workers"], "")
 
 
 def test_ctrl_c_says_what_exists(
