@@ -92,10 +92,10 @@ def test_a_stored_program_is_measured_by_name(
 ) -> None:
     """Next to another of the ref."""
     monkeypatch.setitem(quickstart.environ, "XDG_CACHE_HOME", str(tmp_path))
-    arguments = ("bench", "magika/onnxruntime-cpu/int8", "--seconds", "0.2", "--against")
-    [found] = quickstart.json(*arguments, "magika/onnxruntime-cpu/fp32@latest")["artifacts"]
+    arguments = ("bench", "pnet/onnxruntime-cpu/int8", "--seconds", "0.2", "--against")
+    [found] = quickstart.json(*arguments, "pnet/onnxruntime-cpu/fp32@latest")["artifacts"]
     assert found["latency"]["repeats"] > 0
-    assert found["against"]["name"].startswith("magika/onnxruntime-cpu/fp32/")
+    assert found["against"]["name"].startswith("pnet/onnxruntime-cpu/fp32/")
     assert found["against"]["comparison"]["verdict"] in ("faster", "slower", "no difference shown")
     assert (tmp_path / "migraphx-farm" / "artifacts" / found["key"]).is_dir()
 

@@ -17,7 +17,7 @@ from farm.client.client import FarmClient
 from tests.support.api_farm import Cutting, freeze_manifest, work
 from tests.support.helpers import wait_until
 
-CELLS = 800
+CELLS = 400
 UPDATES = 6
 
 MANIFEST = """\

@@ -95,12 +95,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_a_large_data_set_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    x = np.zeros((12 << 20, 3), dtype=np.float32)
+    x = np.zeros((8 << 20, 3), dtype=np.float32)
     np.savez(tmp_path / "a.npz", x=x, scale=np.ones(len(x), dtype=np.float32))
     del x
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "a.npz"), str(tmp_path / "frozen")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 90 << 10, "KiB, of 192 MiB"
+    assert int(done.stdout) < 90 << 10, "KiB, of 128 MiB"
 
 
 def test_a_folder_of_npz_is_joined_on_the_batch_axis(tmp_path: Path) -> None:
