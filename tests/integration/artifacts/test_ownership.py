@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -33,9 +33,16 @@ def found(store: S3Store, monkeypatch: pytest.MonkeyPatch, *, grace: timedelta) 
 
 
 def deleted(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What goes without a grace: the server, which may count seconds, has to see the mark after the blob."""
+    """What goes without a grace."""
+    next_second()
     entries = wait_until(lambda: found(store, monkeypatch, grace=timedelta(0)).deleted, message="something is deleted")
     return digests(entries)
+
+
+def next_second() -> None:
+    """A mark counts if it is later than its blob, and the server may count seconds: to mark in vain costs requests."""
+    over = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)
+    wait_until(lambda: datetime.now(UTC) >= over)
 
 
 def digests(entries: list[Any]) -> set[str]:
@@ -94,6 +101,7 @@ def test_what_is_named_between_the_look_and_the_deletion_stays(
         store.put_object(key, json.dumps({"snapshot": digest}).encode())
         return mark(artifacts, entries)
 
+    next_second()
     wait_until(marked, message="it is marked")
     monkeypatch.setattr(ownership, "_mark", named_meanwhile)
     assert found(store, monkeypatch, grace=timedelta(0)).deleted == []
@@ -110,6 +118,7 @@ def test_a_marked_blob_counts_as_missing_until_it_is_uploaded_again(
         found(store, monkeypatch, grace=DAY)
         return lacking(store, {digest: size}) == [digest]
 
+    next_second()
     wait_until(marked, message="it is marked")
     store.put_blob_bytes(b"a model")
     assert lacking(store, {digest: size}) == []
@@ -130,6 +139,7 @@ def test_the_plan_of_a_build_that_was_reported_long_ago_owns_its_models_no_more(
     old_plan(store, "b-2", goes_on, reported=False)
     assert found(store, monkeypatch, grace=DAY).marked == []
     monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    next_second()
     collected = wait_until(lambda: collect(store, plans_kept=timedelta(0)).deleted, message="something is deleted")
     assert digests(collected) == {done}
     assert store.get_object("ns/main/builds/b-1/report.json")
@@ -174,6 +184,7 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
         digest = refs.move("main", "latest", lambda _: wanted).snapshot
         for other in others:
             refs.move("main", "latest", lambda _, other=other: other)
+        next_second()
 
         def marked() -> bool:
             found(store, monkeypatch, grace=DAY)
