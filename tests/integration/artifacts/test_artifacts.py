@@ -173,7 +173,7 @@ def cut(data: bytes, place: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_fifty_damaged_blobs_are_all_refused_and_all_brought_back(
+def test_ten_damaged_blobs_are_all_refused_and_all_brought_back(
     store: S3Store, outside: Overwriter, tmp_path: Path, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
     """A damaged blob goes into quarantine, so that it is missing from then on, and the next put brings it
@@ -195,7 +195,7 @@ def test_fifty_damaged_blobs_are_all_refused_and_all_brought_back(
         assert store.read_blob(digest, limit=size) == data
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(one, range(50)))
+        list(pool.map(one, range(10)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,19 +262,19 @@ def test_what_is_published_is_found(store: S3Store) -> None:
     assert (found.namespace, found.sidecar["namespace"], found.sidecar["worker"]) == ("main", "main", "w1")
 
 
-def test_of_sixteen_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> None:
+def test_of_eight_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> None:
     """Five rounds; nobody overwrites, everybody ends with the winner's sidecar."""
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(8) as pool:
         for round_ in range(5):
             key = f"{round_:064x}"
             sidecar = make_sidecar(store, key)
-            start = threading.Barrier(16)
+            start = threading.Barrier(8)
 
             def publish(number: int, sidecar: dict[str, Any] = sidecar, start: threading.Barrier = start) -> Published:
                 start.wait()
                 return store.publish("main", {**sidecar, "worker": f"w{number}"})
 
-            answers = list(pool.map(publish, range(16)))
+            answers = list(pool.map(publish, range(8)))
             (winner,) = [answer for answer in answers if not answer.adopted]
             assert all(answer.sidecar == winner.sidecar for answer in answers)
             found = store.lookup(["main"], key)
@@ -332,11 +332,11 @@ def test_a_broken_artifact_is_not_found_and_the_next_one_repairs_it(
     assert found and found.sidecar["worker"] == "second"
 
 
-def test_of_sixteen_that_repair_one_does(store: S3Store, outside: Overwriter) -> None:
+def test_of_eight_that_repair_one_does(store: S3Store, outside: Overwriter) -> None:
     sidecar = make_sidecar(store)
     outside.put(sidecar_key("main", KEY), b"{")
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda n: store.publish("main", {**sidecar, "worker": f"w{n}"}), range(16)))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: store.publish("main", {**sidecar, "worker": f"w{n}"}), range(8)))
     (winner,) = [answer for answer in answers if not answer.adopted]
     assert all(answer.sidecar == winner.sidecar for answer in answers)
 
