@@ -151,7 +151,7 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
 @pytest.mark.noise
 @pytest.mark.migraphx
 @pytest.mark.parametrize("python", ["", "own"])
-def test_migraphx_beside_onnxruntime(
+def test_migraphx_in_turns_with_onnxruntime(
     run: Run, fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
     """In one process, and where MIGraphX has an interpreter of its own in processes by turns."""

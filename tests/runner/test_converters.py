@@ -151,7 +151,7 @@ def test_a_conversion_is_done_once_for_its_key(torch_models: Path, tmp_path: Pat
     assert [entry.name for entry in (tmp_path / "conversions").iterdir() if entry.suffix == ".part"] == []
 
 
-def test_what_a_converter_refuses_is_told_at_its_source(torch_models: Path, tmp_path: Path) -> None:
+def test_what_a_converter_refuses_is_reported_at_its_source(torch_models: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"farm.yaml:6:.*takes 2 inputs \(ids, scale\), 1 are given"):
         converted(torch_models, tmp_path, "net.ts", "format: torch", "inputs: {ids: {shape: [2, 5]}}")
     with pytest.raises(ManifestError, match="does not describe its inputs: list all, in order"):
@@ -226,7 +226,7 @@ def test_one_is_compiled_without_a_farm(
         ("net.ts", ("--input", "ids=batch,5:int64", "--input", "scale=batch,1,1")),
     ],
 )
-def test_a_program_is_measured_beside_the_pytorch_model(
+def test_a_program_is_measured_in_turns_with_the_pytorch_model(
     source: str,
     arguments: tuple[str, ...],
     torch_models: Path,

@@ -27,7 +27,7 @@ def test_unknown_operators_are_the_compilers_limit(tmp_path: Path) -> None:
         assert refused.value.kind == "unsupported_operator"
 
 
-def test_a_domain_that_is_not_imported_is_told_and_left_to_the_compilers(tmp_path: Path) -> None:
+def test_a_domain_that_is_not_imported_is_reported_and_left_to_the_compilers(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
     path.write_bytes(model(nodes=[node], opsets=[helper.make_opsetid("", 17)]).SerializeToString())

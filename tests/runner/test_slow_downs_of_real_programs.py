@@ -141,7 +141,7 @@ def test_noise_fails_two_of_a_hundred_at_most_and_a_tenth_more_work_is_found_in_
 
 
 @pytest.mark.noise
-def test_two_toolchains_are_told_apart_by_a_delay_of_ten_percent_and_not_by_noise(tmp_path: Path) -> None:
+def test_two_toolchains_are_distinguished_by_a_delay_of_ten_percent_and_not_by_noise(tmp_path: Path) -> None:
     """The installed ONNX Runtime, renamed, as it is and with runs that last a tenth longer; each run is a process."""
     base = program(tmp_path / "base", 40)
     sides = [

@@ -50,7 +50,7 @@ class Player:
     """Identifier and toolchain of every compile."""
 
     def join(self, *pools: Pool) -> None:
-        """Register the node with these pools, beside those that it has."""
+        """Register the node with these pools, next to those that it has."""
         self.pools = [*self.pools, *pools]
         worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2}
         self.farm.store.workers.register({**worker, "pools": [pool.as_dict() for pool in self.pools]}, ttl=600)

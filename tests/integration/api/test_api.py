@@ -489,7 +489,7 @@ def test_a_family_is_of_one_model_file(farm: Farm, client: FarmClient, tmp_path:
     assert len(family.left_out) == 2
 
 
-def test_a_sweep_is_in_the_report_and_drawn_beside_it(
+def test_a_sweep_is_in_the_report_and_drawn_next_to_it(
     farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = FAMILY.replace("batches: [8, 1, 32]", "sweep: [8, 1, 32]")

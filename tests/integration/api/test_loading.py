@@ -102,7 +102,7 @@ def test_nothing_is_loaded_that_is_not_what_its_sidecar_says(
 
 
 @pytest.mark.usefixtures("built")
-def test_what_does_not_fit_is_told_with_the_reasons(client: FarmClient) -> None:
+def test_what_does_not_fit_is_reported_with_the_reasons(client: FarmClient) -> None:
     with pytest.raises(NotFound, match="net/onnxruntime-cpu/fp32/b1: onnxruntime cannot be used here"):
         load("net", client=client, here=Findings())
     with pytest.raises(NotFound, match="latest has no nett"):

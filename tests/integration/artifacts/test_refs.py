@@ -128,7 +128,7 @@ def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) ->
     assert refs.find("main", "prod") is None
 
 
-def test_of_two_that_promote_from_one_generation_one_is_told(refs: Refs) -> None:
+def test_of_two_that_promote_from_one_generation_one_is_refused(refs: Refs) -> None:
     refs.add_cells("main", "latest", [make_cell("a")])
     assert refs.point("main", "prod", "latest", generation=0).generation == 1
     refs.add_cells("main", "latest", [make_cell("b")])

@@ -94,7 +94,7 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
 def test_a_wrong_clock_of_the_api_keeps_no_build_from_its_report(
     farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An hour ahead of the store's, by which a build's times are told."""
+    """An hour ahead of the store's, which a build's times come from."""
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
     build = submit(farm, frozen)
     elapsed: list[float] = []
@@ -586,7 +586,7 @@ def with_external_data(folder: Path, *locations: str) -> Path:
     return path
 
 
-def test_external_data_is_read_from_beside_the_model_in_its_bucket(
+def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
     open_farm: Farm, s3_client: Any, tmp_path: Path
 ) -> None:
     """All parts become blobs, a part that changes is another model, and one that is missing is named."""

@@ -1,4 +1,4 @@
-"""Commands inside a CI server: what it is told of a build, and how a pipeline names what it built."""
+"""Commands inside a CI server: what it learns of a build, and how a pipeline names what it built."""
 
 from __future__ import annotations
 

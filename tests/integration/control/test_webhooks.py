@@ -95,7 +95,7 @@ def last(farm: Farm) -> Any:
     return farm.webhooks.deliveries("main", "ci", 1)[0]
 
 
-def test_a_finished_build_is_told_once_and_signed(
+def test_a_finished_build_is_announced_once_and_signed(
     farm: Farm, client: FarmClient, frozen: Frozen, receiver: Receiver
 ) -> None:
     """The library of the standard accepts it, and so does the sum that the standard describes."""
@@ -185,7 +185,7 @@ def test_a_message_that_nobody_takes_fails_in_the_end(open_farm: Farm, receiver:
     assert list(open_farm.webhooks.due()) == []
 
 
-def test_a_receiver_that_is_gone_is_told_nothing_more(open_farm: Farm, receiver: Receiver) -> None:
+def test_a_receiver_that_is_gone_gets_nothing_more(open_farm: Farm, receiver: Receiver) -> None:
     open_farm.webhooks.create("main", "ci", receiver.url, ["build.finished"], by="me")
     receiver.answers = [410]
     told(open_farm)
@@ -258,7 +258,7 @@ def test_the_control_plane_builds_and_tells_by_itself(
         s3_client.put_object(Bucket=bucket, Key="incoming/ready", Body=b"two")
         (build,) = wait_until(client.builds, message="the trigger has fired")
         wait_until(lambda: run_handed(farm, build["id"]), message="its jobs have ended")
-        wait_until(lambda: receiver.requests, message="the receiver was told")
+        wait_until(lambda: receiver.requests, message="the receiver was asked")
     finally:
         stop.set()
         thread.join()

@@ -153,7 +153,7 @@ def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_stor
     assert not list(farm.artifacts.list_objects("ns/main/artifacts/"))
 
 
-def test_kernel_binaries_are_published_beside_the_program_and_come_back(
+def test_kernel_binaries_are_published_with_the_program_and_come_back(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime stands for MIGraphX, and leaves what MIOpen would; both first runs are reported."""
@@ -217,7 +217,7 @@ class OnDevice:
         return lambda: None
 
 
-def test_runs_without_host_copies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_host_copies_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones((1, 4), np.float32)
     meta = {"points": [{"batch": 1, "runs": 2, "samples": 2}], "minimum": 2, "origin": {"y": "expected"}}
     samples.save_runs(str(tmp_path / "runs.npz"), [{"x": x}, {"x": 2 * x}], [{"y": x}, {"y": 2 * x}], meta)

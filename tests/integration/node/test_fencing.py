@@ -139,7 +139,7 @@ def test_a_fenced_node_gets_nothing_and_its_jobs_say_why(store: Store) -> None:
 
 
 def test_a_worker_that_the_store_lost_hears_nothing_of_a_fence(store: Store) -> None:
-    """Not even that there is none: it registers with the fence that it knew of, and its answer is told then."""
+    """Not even that there is none: it registers with the fence that it knew of, and its answer says so then."""
     assert store.workers.probed("w1", node="n1", wrong="", row=1) is None
     assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0) is None
     join_pool(store)

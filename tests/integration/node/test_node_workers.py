@@ -213,7 +213,7 @@ def test_gpus_without_migraphx_are_a_fault_of_the_node(settings: Settings, tmp_p
     assert not notes(wrong, recorded("cpu-only", tmp_path / "cpu"))["migraphx"][2]
 
 
-def test_the_module_in_rocms_lib_is_found_without_being_told(settings: Settings, tmp_path: Path) -> None:
+def test_the_module_in_rocms_lib_is_found_without_a_setting(settings: Settings, tmp_path: Path) -> None:
     """ROCm's packages put it there; its name says which Python it is for."""
     machine = recorded("mi300x-spx", tmp_path / "root")
     lib = tmp_path / "root/opt/rocm/lib"

@@ -213,7 +213,7 @@ def test_a_stopped_attempt_leaves_its_program_and_the_supervisor_delivers_it(
     assert box.size == 0
 
 
-def test_a_program_that_was_published_before_its_end_was_told_is_not_uploaded_again(
+def test_a_program_that_was_published_before_its_end_was_reported_is_not_uploaded_again(
     farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = claimed(farm, tmp_path)

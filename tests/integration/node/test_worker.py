@@ -449,7 +449,7 @@ def test_a_server_that_takes_no_writes_for_a_while_kills_no_worker_that_waits_fo
     """It becomes a replica, then is full."""
     with an_attempt_outlives(farm_settings, tmp_path, capfd) as farm:
         farm.raw.execute_command("REPLICAOF", "127.0.0.1", "1")
-        wait_until(lambda: "cannot take messages" in farm.said(), message="it is told once")
+        wait_until(lambda: "cannot take messages" in farm.said(), message="it is said once")
         farm.raw.execute_command("REPLICAOF", "NO", "ONE")
         farm.reports.wait(submit(farm.store, new_cell()))
         farm.raw.config_set("maxmemory", 1)

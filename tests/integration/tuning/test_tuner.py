@@ -95,8 +95,8 @@ def test_only_children_that_tune_search(
     assert not (tuner.measuring.keys() & search.keys())
 
 
-def test_the_untuned_program_is_measured_beside(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
-    """It is compiled without a search. What the tuned one left in its empty databases is told, its kernels are kept."""
+def test_the_untuned_program_is_measured_as_well(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+    """It is compiled without a search. What the tuned one left in its empty databases is reported, its kernels stay."""
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:2]), None)
     assert tuner.prove(MadeProgram.of(tuner.steps.program, compiled), None)

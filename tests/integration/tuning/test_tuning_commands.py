@@ -306,7 +306,7 @@ def newer(farm: Farm, digest: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", HEADS)
-def test_one_damaged_database_is_told_and_keeps_no_other(
+def test_one_damaged_database_is_reported_and_keeps_no_other(
     farm: Farm, database: TuningDatabase, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What cannot be read is not written over: a farm that can may come back."""
@@ -340,7 +340,7 @@ def test_one_damaged_database_is_told_and_keeps_no_other(
     assert said(["stats"], capsys).count("sessions") == 2
 
 
-def test_a_damaged_database_is_listed_and_can_be_begun_anew(
+def test_a_damaged_database_is_listed_and_can_be_started_again(
     farm: Farm, database: TuningDatabase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     farm.artifacts.put_object(f"ns/main/tuning/{QUICK}/head.json", b"{}")

@@ -142,7 +142,7 @@ def test_a_merge_waits_until_it_is_worth_a_snapshot(database: TuningDatabase) ->
     assert database.merge_due(now)
 
 
-def test_pruning_takes_away_what_it_was_told_to(database: TuningDatabase) -> None:
+def test_pruning_takes_away_what_it_is_asked_to(database: TuningDatabase) -> None:
     for number in (1, 2):
         database.commit(delta(number))
     left = database.prune(lambda now: now.only(record for record in now if record.source.job != "job-1"))
@@ -152,7 +152,7 @@ def test_pruning_takes_away_what_it_was_told_to(database: TuningDatabase) -> Non
     assert (database.head(), database.waiting()) == (None, [])
 
 
-def test_a_merge_does_not_undo_a_prune_beside_it(
+def test_a_merge_does_not_undo_a_prune_that_ran_meanwhile(
     store: S3Store, database: TuningDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pruned between the merge's looks at deltas and at the head; merged before the prune deletes what it merged."""

@@ -322,7 +322,7 @@ def test_lint_shows_all_problems_with_their_places(tmp_path: Path, capsys: pytes
     assert out.endswith("2 errors\n")
 
 
-def test_lint_looks_at_files_beside_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_looks_at_files_despite_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One look tells all; what the matrix would be without a field that is meant to be there is not judged."""
     file = manifest(tmp_path, GOOD.replace("precisions", "precisons"))
     assert main(["lint", file]) == 2

@@ -114,7 +114,7 @@ def test_a_dataset_is_to_each_model_what_its_own_inputs_make_of_it(tmp_path: Pat
     assert digests == [found.data[key].digest for key in ("shared", "net1/calibration", "shared")]
 
 
-def test_every_file_that_is_missing_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+def test_every_file_that_is_missing_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     save_net(tmp_path / "resnet50.onnx")
     (tmp_path / "empty.onnx").touch()
     (tmp_path / "text.onnx").write_text("hello, this is text")
@@ -342,7 +342,7 @@ def test_overrides_bring_data_for_the_models_that_need_it_and_files_for_the_envi
     assert cell.spec.calibration == {"digest": found.data["net0/calibration/0"].digest}
 
 
-def test_a_file_of_the_environment_that_is_missing_is_told_at_its_place(tmp_path: Path) -> None:
+def test_a_file_of_the_environment_that_is_missing_is_reported_at_its_place(tmp_path: Path) -> None:
     save_net(tmp_path / "net.onnx")
     setting = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gems.txt}}"
     manifest = write(tmp_path, f"source: {{path: net.onnx}}\n{SHAPE}\n{setting}")

@@ -98,7 +98,7 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
         ('{glob: "models/*.onnx"}', "{glob: {a: []}}", "is no pattern of file names"),
     ],
 )
-def test_what_is_wrong_with_a_pattern_is_told_at_its_place(
+def test_what_is_wrong_with_a_pattern_is_reported_at_its_place(
     manifest: Path, old: str, new: str, message: str | None
 ) -> None:
     manifest.write_text(TEXT.replace(old, new))

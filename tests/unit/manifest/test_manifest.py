@@ -266,7 +266,7 @@ def test_a_source_is_one_place(change: str, message: str) -> None:
         ("version: 2", "write 1"),
     ],
 )
-def test_a_wrong_value_is_told_what_would_do(line: str, message: str) -> None:
+def test_a_wrong_value_is_answered_with_what_would_do(line: str, message: str) -> None:
     field = line.partition(":")[0]
     kept = [each for each in SMALL.splitlines() if not each.startswith(f"{field}:")]
     if field == "models":
@@ -281,7 +281,7 @@ def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
     assert problem.line == 7
 
 
-def test_a_model_without_targets_is_told_on_its_line() -> None:
+def test_a_model_without_targets_is_reported_on_its_line() -> None:
     problem = only(SMALL.replace("targets: [onnxruntime/cpu]\n", ""))
     assert (problem.line, "no targets" in problem.message) == (4, True)
 

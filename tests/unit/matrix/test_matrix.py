@@ -467,7 +467,7 @@ def test_a_plan_names_what_a_known_program_leaves_to_others(gate: str, said: str
         ("off", "gfx942:any", ""),
     ],
 )
-def test_a_tuning_that_cannot_be_had_is_told(tuning: str, target: str, expected: str) -> None:
+def test_a_tuning_that_cannot_be_had_is_reported(tuning: str, target: str, expected: str) -> None:
     warnings = one(manifest_text(f"tuning: {tuning}", model=ONE, targets=f"[{target}]")).warnings
     assert (len(warnings), "".join(warnings)[: len(expected)]) == (bool(expected), expected)
 
@@ -667,7 +667,7 @@ def block() -> FrozenModel:
     )
 
 
-def test_named_shapes_are_points_beside_the_product_of_sizes() -> None:
+def test_named_shapes_are_points_besides_the_product_of_sizes() -> None:
     made = cells(manifest_text(model=f"{BLOCK}\n    batches: [1, 8]"), {"net": block()})
     assert [cell.shape for cell in made] == ["prefill-b1", "prefill-b8", "decode-b1", "decode-b8"]
     assert made[0].identifier == "net/onnxruntime-cpu/fp32/prefill-b1"
@@ -900,7 +900,7 @@ def test_a_bare_architecture_takes_the_device_of_its_pool() -> None:
         ({"x": (0, 3)}, "array `x` holds no sample"),
     ],
 )
-def test_data_that_does_not_fit_is_told_at_its_place(arrays: dict[str, tuple[int, ...]], message: str) -> None:
+def test_data_that_does_not_fit_is_reported_at_its_place(arrays: dict[str, tuple[int, ...]], message: str) -> None:
     text = manifest_text(model="calibration: {path: c.npz}\n    " + ONE, precisions="[int8]")
     said = refusal(text, data={"net/calibration": data(**arrays)})
     assert "farm.yaml:8:18: calibration of model `net` at b8" in said
@@ -1130,7 +1130,7 @@ def test_the_start_of_a_toolchain_ends_where_a_number_ends(toolchain: str, prefi
 # --- what a toolchain can do, and what a device only emulates --------------------------------------------------------
 
 
-def test_what_a_toolchain_cannot_do_is_told_when_planning() -> None:
+def test_what_a_toolchain_cannot_do_is_reported_when_planning() -> None:
     old = migraphx("gfx1100", "rocm6.3-migraphx2.11-dd", "gfx1100", 96, features=("quantize_fp16", "quantize_int8"))
     message = refusal(manifest_text(targets="[gfx1100]", precisions="[fp16, bf16]"), pools=[old])
     assert "farm.yaml:4:20: toolchain_mismatch: rocm6.3-migraphx2.11-dd has no quantize_bf16" in message

@@ -63,7 +63,7 @@ def test_a_path_outside_the_folder_is_refused(tmp_path: Path, path: str) -> None
 
 
 @pytest.mark.parametrize("damage", ["bytes", "link", "pipe"])
-def test_a_damaged_file_is_brought_anew_before_anybody_has_it(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_brought_again_before_anybody_has_it(tmp_path: Path, damage: str) -> None:
     """What is under a digest in the cache goes to attempts of every namespace."""
     source = Source()
     file = source.add(b"model")

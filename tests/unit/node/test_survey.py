@@ -94,7 +94,7 @@ def test_partitions_that_share_a_uuid_are_pinned_by_index_and_locked_apart(tmp_p
     assert [gpu.pin for gpu in whole] == [gpu.uuid for gpu in whole] == [gpu.lock for gpu in whole]
 
 
-def test_gpus_are_told_apart_by_their_names_and_not_by_order(tmp_path: Path) -> None:
+def test_gpus_are_distinguished_by_their_names_and_not_by_order(tmp_path: Path) -> None:
     """rocminfo may list what it finds in another order, and leave one out."""
     machine = recorded("mixed", tmp_path)
     straight, _ = look(machine)
@@ -159,7 +159,7 @@ def test_a_gpu_that_poses_as_another_is_refused(tmp_path: Path) -> None:
     assert "rocminfo calls it gfx1030, which it is not: the kernel says gfx1031" in notes
 
 
-def test_counts_that_disagree_are_told(tmp_path: Path) -> None:
+def test_counts_that_disagree_are_reported(tmp_path: Path) -> None:
     machine = recorded("rx9070xt", tmp_path)
     rewrite(tmp_path / "opt/rocm/bin/rocminfo", "Compute Unit:            64 ", "Compute Unit:            56 ")
     gpus, notes = look(machine)
@@ -168,7 +168,7 @@ def test_counts_that_disagree_are_told(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_may_not_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a check that is told the answer: the tests may run as root, who may open everything."""
+    """By a check that is given the answer: the tests may run as root, who may open everything."""
     machine = recorded("mi300x-spx", tmp_path)
     monkeypatch.setattr("farm.node.amd_gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
     gpus, notes = look(machine)

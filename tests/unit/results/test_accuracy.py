@@ -99,7 +99,7 @@ def test_constant_outputs_are_weak_evidence() -> None:
     assert not evidence([[1.0, 2.0], [2.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]])["weak"]
 
 
-def test_samples_of_one_batch_are_told_apart() -> None:
+def test_samples_of_one_batch_are_distinguished() -> None:
     """Two equal batches of different samples are not constant."""
     batch = [[1.0, 2.0], [2.0, 1.0]]
     assert evidence([batch, batch], [batch, batch], batch=1)["weak"]

@@ -40,7 +40,7 @@ def test_a_faster_program_is_called_faster_and_the_other_slower() -> None:
     assert found.ratio == pytest.approx(1 / turned.ratio)
 
 
-def test_programs_alike_are_not_told_apart() -> None:
+def test_programs_alike_are_not_distinguished() -> None:
     """Without a difference a verdict would be wrong: at most as often as the confidence allows."""
     random = np.random.default_rng(2)
     verdicts = [compare(rounds_of(1.0, random), rounds_of(1.0, random)).verdict for _ in range(100)]

@@ -148,7 +148,7 @@ def test_an_expectation_that_ran_out_no_longer_excuses() -> None:
     assert code(judge_cell(planned(expected=entry), failed("bad_model"))) == ExitCode.CELL_FAILED
 
 
-def test_a_success_against_the_expectation_is_told() -> None:
+def test_a_success_against_the_expectation_is_reported() -> None:
     cell = judge_cell(planned(expected=expectation("accuracy")), succeeded())
     verdict = verdict_of([cell])
     assert verdict["exit_code"] == ExitCode.GATE_FAILED

@@ -42,7 +42,7 @@ class StandInSession:
         return [onnxruntime_providers.CPU]
 
 
-def test_nodes_on_the_cpu_on_purpose_are_told_from_those_without_a_kernel() -> None:
+def test_nodes_on_the_cpu_on_purpose_are_distinguished_from_those_without_a_kernel() -> None:
     tensor = helper.make_tensor_value_info
     graph = helper.make_graph(
         [
