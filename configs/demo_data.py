@@ -84,12 +84,13 @@ def features(path: Path) -> NDArray[np.int32]:
 def files() -> Iterator[Path]:
     """Yield files of many kinds, the kinds in turn; those of one kind spread over all there are."""
     folders = [package_folder(name) for name in ("matplotlib", "onnx", "magika", "numpy")]
-    by_kind = {kind: sorted(path for folder in folders for path in folder.rglob(f"*{kind}")) for kind in FILE_KINDS}
-    for turn in range(max(len(paths) for paths in by_kind.values())):
-        for paths in by_kind.values():
-            if turn < len(paths):
+    paths = sorted(path for folder in folders for path in folder.rglob("*"))
+    by_kind = {kind: [path for path in paths if path.name.endswith(kind)] for kind in FILE_KINDS}
+    for turn in range(max(map(len, by_kind.values()))):
+        for found in by_kind.values():
+            if turn < len(found):
                 # Neighbours in a folder are alike; 37 is prime to most counts.
-                yield paths[turn * 37 % len(paths)]
+                yield found[turn * 37 % len(found)]
 
 
 def file_features(count: int) -> NDArray[np.int32]:
