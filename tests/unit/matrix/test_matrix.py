@@ -667,7 +667,7 @@ def block() -> FrozenModel:
     )
 
 
-def test_named_shapes_are_points_besides_the_product_of_sizes() -> None:
+def test_named_shapes_are_points_next_to_the_product_of_sizes() -> None:
     made = cells(manifest_text(model=f"{BLOCK}\n    batches: [1, 8]"), {"net": block()})
     assert [cell.shape for cell in made] == ["prefill-b1", "prefill-b8", "decode-b1", "decode-b8"]
     assert made[0].identifier == "net/onnxruntime-cpu/fp32/prefill-b1"
