@@ -9,15 +9,20 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, TypeVar
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnection
+from botocore.utils import parse_timestamp
 
+from farm import __version__
 from farm.artifacts.storage import ListedObject, Object
 from farm.errors import Conflict, StorageAway, StorageUnavailable, UsageError
 from farm.metrics.instruments import STORAGE_BYTES, STORAGE_ERRORS, STORAGE_SECONDS, timed
@@ -101,9 +106,14 @@ class Bucket:
         self._patience = patience
         self._wait: Callable[[StorageAway], object] = _give_up
         session = boto3.Session(
-            aws_access_key_id=access_key or None, aws_secret_access_key=secret_key or None, region_name=region
+            aws_access_key_id=access_key or None,
+            aws_secret_access_key=secret_key or None,
+            region_name=region,
+            botocore_session=_reading_times_fast(),
         )
         config = Config(
+            # Server logs show who asked. botocore's own text is put together again for each request.
+            user_agent=f"migraphx-farm/{__version__}",
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint else "auto"},
             # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write
@@ -362,6 +372,23 @@ class Bucket:
 
 def _give_up(away: StorageAway) -> None:
     raise away
+
+
+def _reading_times_fast() -> botocore.session.Session:
+    """Return a session for which the time of each listed object does not cost more than all else of it."""
+    session = botocore.session.Session()
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time_of)
+    return session
+
+
+def _time_of(text: str) -> datetime:
+    """Read a time as S3 writes it in lists (ISO 8601) and in headers (RFC 9110); other servers' as botocore does."""
+    with suppress(ValueError, TypeError):
+        if text[10:11] == "T":
+            return datetime.fromisoformat(text)
+        if text.endswith("GMT"):
+            return parsedate_to_datetime(text)
+    return parse_timestamp(text)
 
 
 def _status(error: ClientError) -> int:

@@ -33,6 +33,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.matrix": {"farm.errors", "farm.jobs", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
     # (a report names artifacts)
     "farm.artifacts": {
+        "farm",
         "farm.errors",
         "farm.files",
         "farm.jobs",
