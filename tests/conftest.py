@@ -41,6 +41,8 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
     # SeaweedFS looks for garbage less often: a test's memory is soon free, and two cores are few.
     os.environ["GOGC"] = "400"
+    # Hundreds of processes import numpy, whose threads would spin at each start.
+    os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"
     # How long an example takes is the machine's matter, not a test's.
     hypothesis.settings.register_profile("farm", deadline=None)
     hypothesis.settings.load_profile("farm")

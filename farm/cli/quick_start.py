@@ -1,8 +1,9 @@
-"""What Python compiles at each start of a command, and hardly ever runs: it takes a fifteenth of the start."""
+"""What takes time at each start of a command and is hardly ever needed."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterable
@@ -16,11 +17,19 @@ def compile_less() -> None:
     times at a start. Few of them are evaluated, and `eval` takes texts too. Python 3.14 no longer compiles them.
 
     A frozen dataclass gets a `__setattr__` and a `__delattr__` from texts: 140 at a start, half of them for pydantic.
-    Python 3.13 compiles all methods of a class at once.
+    Python 3.13 compiles all methods of a class at once. All of that is a fifteenth of a start.
     """
     vars(typing).setdefault("compile", lambda text, *_: text)
     if sys.version_info < (3, 13):
         vars(dataclasses)["_frozen_get_del_attr"] = _refusals
+
+
+def let_idle_threads_sleep() -> None:
+    """Let the threads sleep that numpy starts for linear algebra: by default they spin for 2^26 ticks (OpenBLAS).
+
+    The farm multiplies no matrices, and for them importing numpy takes half as long again. What the user sets stays.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def _refusals(cls: Any, fields: Iterable[dataclasses.Field[Any]], _: object) -> tuple[Callable[..., None], ...]:

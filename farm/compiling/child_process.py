@@ -256,6 +256,8 @@ def child_environment(
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
     environment |= {
+        # After 2^4 ticks numpy's idle threads sleep; by default they spin at each start for half of its import.
+        "OPENBLAS_THREAD_TIMEOUT": "4",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
         "PYTHONUNBUFFERED": "1",

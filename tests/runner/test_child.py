@@ -486,6 +486,7 @@ def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch:
     assert "canary" not in seen.values()
     assert {name for name in seen if name.startswith(("FARM_", "AWS_"))} == {"FARM_CHILD"}
     assert seen["OMP_NUM_THREADS"] == seen["MIGRAPHX_GPU_COMPILE_PARALLEL"] == "3"
+    assert seen["OPENBLAS_THREAD_TIMEOUT"] == "4"
     assert seen["MIGRAPHX_DISABLE_MLIR"] == "1"
     assert seen["ROCR_VISIBLE_DEVICES"] == "-1"
     assert seen["TMPDIR"] == seen["HOME"] == (folder := end.result["folder"])
