@@ -232,21 +232,20 @@ def s3_client(weed: WeedServer) -> S3Client:
 
 
 @pytest.fixture
-def s3_settings(weed: WeedServer, s3_client: S3Client) -> Iterator[dict[str, str]]:
-    """The settings that name the session's SeaweedFS and a fresh bucket on it.
+def s3_settings(weed: WeedServer, s3_client: S3Client) -> dict[str, str]:
+    """The settings that name the session's SeaweedFS and a fresh bucket on it, which goes with the server.
 
     An emptied one would not do: SeaweedFS goes on to list folders that were emptied.
     """
     bucket = f"test-{secrets.token_hex(6)}"
     s3_client.create_bucket(Bucket=bucket)
-    yield {
+    return {
         "s3_endpoint": weed.server.url,
         "s3_public_endpoint": "",
         "s3_bucket": bucket,
         "s3_access_key": weed.access_key,
         "s3_secret_key": weed.secret_key,
     }
-    s3_client.delete_bucket(Bucket=bucket)
 
 
 @pytest.fixture
