@@ -389,7 +389,7 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
             if digest.hexdigest() != sha256:
                 hint = "if the file was changed on purpose, write its new sha256"
                 raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}", hint=hint)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
     return place
 

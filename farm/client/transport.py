@@ -77,7 +77,8 @@ def _may_be_a_farm(url: str) -> bool:
         parts = httpx.URL(url)
     except httpx.InvalidURL:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.host) and 0 < (parts.port or 80) <= LAST_PORT
+    has_host = bool(parts.host) and " " not in url
+    return parts.scheme in ("http", "https") and has_host and (parts.port or 0) <= LAST_PORT
 
 
 class OlderFarm(UsageError):

@@ -234,7 +234,10 @@ def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(
     assert f"{file} is a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["banana", "ftp://farm.example", "http://", "http://[::1", "http://x:99999"])
+NO_FARMS = ["banana", "ftp://farm.example", "http://", "http://[::1", "http://x:99999", "http://a b/"]
+
+
+@pytest.mark.parametrize("url", NO_FARMS)
 def test_what_is_no_address_is_a_usage_error(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

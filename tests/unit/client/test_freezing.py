@@ -229,6 +229,12 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     assert "no route to host" in refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c", transport=transport))
 
 
+def test_what_is_no_address_is_a_usage_error(tmp_path: Path) -> None:
+    manifest = write(tmp_path, f"source: {{https: 'https://[::1/net.onnx', sha256: {'a' * 64}}}")
+    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c"))
+    assert "https://[::1/net.onnx cannot be read: Invalid port" in text
+
+
 # --- lint and init ------------------------------------------------------------------------------------------------
 
 
