@@ -109,7 +109,7 @@ class Bucket:
             aws_access_key_id=access_key or None,
             aws_secret_access_key=secret_key or None,
             region_name=region,
-            botocore_session=_reading_times_fast(),
+            botocore_session=_session_without_dateutil(),
         )
         config = Config(
             # Server logs show who asked. botocore's own text is put together again for each request.
@@ -374,8 +374,8 @@ def _give_up(away: StorageAway) -> None:
     raise away
 
 
-def _reading_times_fast() -> botocore.session.Session:
-    """Return a session for which the time of each listed object does not cost more than all else of it."""
+def _session_without_dateutil() -> botocore.session.Session:
+    """Return a session that knows how S3 writes times; to guess it takes longer than all else of a list."""
     session = botocore.session.Session()
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time_of)
     return session

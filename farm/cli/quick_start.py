@@ -27,7 +27,7 @@ def compile_less() -> None:
 def let_idle_threads_sleep() -> None:
     """Let the threads sleep that numpy starts for linear algebra: by default they spin for 2^26 ticks (OpenBLAS).
 
-    The farm multiplies no matrices, and for them importing numpy takes half as long again. What the user sets stays.
+    While they spin, importing numpy costs half as much again. What the user sets stays.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 

@@ -256,7 +256,7 @@ def child_environment(
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
     environment |= {
-        # After 2^4 ticks numpy's idle threads sleep; by default they spin at each start for half of its import.
+        # Let numpy's idle threads sleep after 2^4 ticks: by default they spin, at each start for half its import time.
         "OPENBLAS_THREAD_TIMEOUT": "4",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
