@@ -1,7 +1,4 @@
-"""The Celery application of a worker process.
-
-`celery -A tasks.celery_app worker --lifeline FD --worker ID --node NODE --slots JSON`
-"""
+"""The Celery application of a worker process; `farm/node/celery_process.py` starts it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.exceptions import CPendingDeprecationWarning
-from click import Option
 
 from farm.app import Farm
 from farm.compiling.slots import from_text
@@ -23,20 +19,14 @@ from tasks.consumer import Reading
 
 app = Farm.current().celery
 app.conf.worker_consumer = "tasks.consumer:Consumer"
-app.user_options["worker"].update(
-    [
-        Option(
-            ["--lifeline"], type=int, help="File descriptor on which the supervisor speaks; its end ends the worker."
-        ),
-        Option(["--worker"], default="", help="The id under which the supervisor registered this worker."),
-        Option(["--node"], default="", help="The name of this node."),
-        Option(["--slots"], default="[]", help="The slots of this process, as farm/compiling/slots.py writes them."),
-    ]
-)
 
 
 class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Makes the slots that attempts run in, and ties the process to its supervisor."""
+    """Makes the slots that attempts run in, and ties the process to its supervisor.
+
+    Of the options, `lifeline` is the file descriptor on which the supervisor speaks: its end ends the process. `worker`
+    is the id under which the supervisor registered it, on `node`; `slots` is as `farm/compiling/slots.py` writes them.
+    """
 
     def __init__(
         self,

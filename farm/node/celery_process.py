@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -28,16 +29,24 @@ class CeleryProcess:
         environment: dict[str, str],
     ) -> None:
         self._lifeline, lifeline = socket.socketpair()
-        command = [
-            *(sys.executable, "-m", "celery", "--app", app, "--quiet", "worker"),
-            *("--pool", "threads", "--concurrency", str(len(slots)), "--queues", ",".join(queues)),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", worker),
-            *("--lifeline", str(lifeline.fileno()), "--worker", worker, "--node", node, "--slots", as_text(slots)),
-        ]
+        options = {
+            "quiet": True,
+            "pool_cls": "threads",
+            "concurrency": len(slots),
+            "queues": list(queues),
+            "without_gossip": True,
+            "without_mingle": True,
+            "without_heartbeat": True,
+            "hostname": worker,
+            "lifeline": lifeline.fileno(),
+            "worker": worker,
+            "node": node,
+            "slots": as_text(slots),
+        }
         # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
         with lifeline:
             self._popen = subprocess.Popen(
-                command,
+                [sys.executable, "-P", "-m", "tasks", app, json.dumps(options)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[lifeline.fileno()],
                 env=environment,

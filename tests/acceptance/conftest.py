@@ -35,6 +35,8 @@ def demo_data() -> Path:
 def quickstart(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """A farm that is up and has run the quickstart manifest once."""
     runner = command(tmp_path_factory.mktemp("quickstart"))
+    # Many projects have a file of this name, and start the farm next to it.
+    (runner.folder / "tasks.py").write_text("from pathlib import Path\n\nPath(__file__).with_name('ran').touch()\n")
     with runner.up():
         done = runner("submit", str(QUICKSTART))
         assert done.returncode == 0, done.stdout + done.stderr

@@ -55,6 +55,12 @@ def test_what_was_measured_is_in_the_report(first: dict[str, Any]) -> None:
             assert (cell["precision"] == "int8") == bool(facts["quantized"])
 
 
+def test_the_worker_imports_nothing_from_the_folder_that_the_farm_was_started_in(quickstart: Command) -> None:
+    """A `tasks.py` of the user's replaced the farm's own package: no worker took a job."""
+    assert (quickstart.folder / "tasks.py").is_file()
+    assert not (quickstart.folder / "ran").exists()
+
+
 def test_running_it_again_compiles_nothing(quickstart: Command) -> None:
     again = quickstart.json("submit", str(QUICKSTART))
     succeeded = [cell for cell in again["cells"] if cell["state"] == "succeeded"]

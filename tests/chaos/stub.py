@@ -1,4 +1,4 @@
-"""A worker process with the farm's own executor whose children run the scripted compiler: `celery -A tests.chaos.stub`.
+"""A worker process with the farm's own executor whose children run the scripted compiler: `python -m tasks APP …`.
 
 What a cell's compiler does is in `script.json` in the data folder: `{"<batch>": [step, …], "": [step]}`, one step for
 each attempt (the last one repeats; "" is for all others). `tests/chaos/compiler.py` takes the steps, but for these,

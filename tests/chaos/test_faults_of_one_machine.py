@@ -73,7 +73,7 @@ def test_a_job_of_a_killed_worker_runs_again_and_is_published_once(farm: Command
     (farm.folder / "slow.yaml").write_text(SLOW)
     run = farm.start("run", "slow.yaml", "--json")
     wait_until(lambda: compiling(farm), timeout=180)
-    doomed = [process for process in farm.processes() if "celery" in " ".join(words(process))]
+    doomed = [process for process in farm.processes() if "tasks" in words(process)]
     assert doomed
     children = compiling(farm)
     for process in doomed:

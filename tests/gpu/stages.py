@@ -571,7 +571,7 @@ def a_victim(chance: random.Random, settings: Settings, hurt: set[str]) -> str:
             if not entry.name.isdigit() or str(settings.data_dir).encode() not in (entry / "environ").read_bytes():
                 continue
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            kind = "celery" if "celery" in words else "supervisor" if words[-2:-1] == ["worker"] else ""
+            kind = "celery" if "tasks" in words else "supervisor" if words[-2:-1] == ["worker"] else ""
             found += [(int(entry.name), kind, "")] if kind == wanted else []
     if wanted == "child":
         for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""A worker process whose executor follows a script instead of compiling: `celery -A tests.support.scripted worker`.
+"""A worker process whose executor follows a script instead of compiling: `python -m tasks tests.support.scripted …`.
 
 A work order's `script` is a list of steps, one for each attempt (the last one repeats): `{"do": …}` with
 

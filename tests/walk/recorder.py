@@ -27,7 +27,7 @@ UPKEEP = {
     "leases",
 }
 """Threads that look after the farm, or repeat by the clock what the walk has anyway."""
-ROLES = {"serve": "server", "celery": "worker process", "submit": "farm submit", "fetch": "farm fetch"}
+ROLES = {"serve": "server", "tasks": "worker process", "submit": "farm submit", "fetch": "farm fetch"}
 """What a process is, by a word of its command line; other processes are not followed."""
 ROOT = str(Path(__file__).parents[2]) + os.sep
 

@@ -185,7 +185,7 @@ def test_its_worker_has_no_token_of_the_api(first: tuple[EmbeddedFarm, Settings]
             with suppress(psutil.NoSuchProcess):  # one that asked for an engine's version ends at any time
                 held[process.pid] = process.environ()
                 commands += process.cmdline()
-        return "celery" in commands
+        return "tasks" in commands
 
     wait_until(celery_runs)
     token = settings.api_token.get_secret_value()
