@@ -78,7 +78,9 @@ class TriggerRounds:
         return pending is not None and self._fire(namespace, name, head, after, pending)
 
     def _fire(self, namespace: str, name: str, head: ManifestHead, state: TriggerState, pending: PendingRun) -> bool:
-        build_id = build_id_of(head["id"], state["kind"], state["text"], state["timezone"], str(state["fired"]))
+        # With the version: a trigger that was removed and came back counts from one again.
+        occasion = (state["kind"], state["text"], state["timezone"], str(pending["version"]), str(state["fired"]))
+        build_id = build_id_of(head["id"], *occasion)
         where = {"namespace": namespace, "manifest": name, "trigger": state["text"]}
         build, error = "", ""
         try:

@@ -182,6 +182,17 @@ def test_a_push_keeps_what_a_trigger_knows_and_forgets_triggers_that_are_gone(
     assert farm.trigger_rounds.go() == 0
 
 
+def test_a_trigger_that_was_removed_and_comes_back_builds_again(farm: Farm, frozen: Frozen, clock: Clock) -> None:
+    push(farm, frozen, NIGHTLY)
+    clock.now = at("2026-11-23T02:17:04")
+    assert farm.trigger_rounds.go() == 1
+    push(farm, frozen, "")
+    push(farm, frozen, NIGHTLY)
+    clock.now = at("2026-11-24T02:17:04")
+    assert farm.trigger_rounds.go() == 1, "not the build of its first run before"
+    assert len(builds(farm)) == 2
+
+
 def test_a_revoked_token_builds_no_more(farm: Farm, frozen: Frozen, clock: Clock) -> None:
     farm.tokens.create("ci", Role.SUBMITTER, "pr", max_cells=1)
     push(farm, frozen, NIGHTLY, by="ci", namespace="pr")
