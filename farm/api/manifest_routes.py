@@ -51,7 +51,7 @@ def push(
     farm: FarmDep,
     version: NewestVersion = None,
 ) -> StoredManifest:
-    """Store a version of a manifest. What is the newest version already makes no other one."""
+    """Store a version of a manifest. What is the newest version already makes no other one, but is the caller's now."""
     document = cast(FrozenDocument, content.model_dump())
     return farm.stored_manifests.push(caller.namespace, name, document, by=caller.name, version=version)
 

@@ -55,6 +55,8 @@ class StoredManifests:
     ) -> StoredManifest:
         """Store a version; with `version` only if that is the newest one there is (0: none). Repeating changes nothing.
 
+        What is the newest version already makes no other one; it is from then on the version of who pushed it last.
+
         Raises ManifestError, UsageError if the manifest has another name, InputsMissing for what was not uploaded,
         Conflict if another version is the newest.
         """
@@ -75,8 +77,9 @@ class StoredManifests:
         written: set[str] = set()
 
         def change(head: ManifestHead | None) -> ManifestHead:
-            if head and head["versions"][-1]["digest"] == digest:
-                return head  # Also if the first of two requests was answered, and its answer lost.
+            if head and (same := head["versions"][-1])["digest"] == digest:
+                # Also if the first of two requests was answered, and its answer lost.
+                return {**head, "versions": [*head["versions"][:-1], {**same, "by": by}]}
             newest = head["version"] if head else 0
             if version not in (None, newest):
                 there = f"is at version {newest}" if head else "does not exist"

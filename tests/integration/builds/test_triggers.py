@@ -204,6 +204,12 @@ def test_a_revoked_token_builds_no_more(farm: Farm, frozen: Frozen, clock: Clock
     assert farm.trigger_rounds.go() == 0
     assert "the token ci, which pushed version 1, may no longer submit" in trigger(farm, "pr")["last"]["error"]
     assert builds(farm, "pr") == []
+    farm.tokens.create("ci2", Role.SUBMITTER, "pr")
+    push(farm, frozen, NIGHTLY, by="ci2", namespace="pr")
+    clock.now = at("2026-11-24T02:17:04")
+    assert farm.trigger_rounds.go() == 1, "the same content, pushed again by a token that may"
+    (build,) = builds(farm, "pr")
+    assert (build["created_by"], build["labels"]["manifest"]) == ("ci2", "demo@1")
 
 
 def test_an_object_that_changes_builds_and_one_that_does_not_never(
