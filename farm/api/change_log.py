@@ -37,11 +37,10 @@ class Change(TypedDict):
 
 def may_change(scope: Scope) -> bool:
     """Whether a request may change something."""
-    return (
-        scope["method"] in ("POST", "PUT", "DELETE", "PATCH")
-        and not scope["path"].startswith(_NOTHING)
-        and not scope["path"].endswith("/plan")
-    )
+    method, path = scope["method"], scope["path"]
+    # A ref, a token or a manifest may be named plan: only POST asks for one.
+    plans = method == "POST" and path.endswith("/plan")
+    return method in ("POST", "PUT", "DELETE", "PATCH") and not path.startswith(_NOTHING) and not plans
 
 
 async def write_change(artifacts: S3Store, scope: Scope, status: int) -> None:

@@ -146,10 +146,13 @@ def test_the_log_says_who_changed_what(farm: Farm, url: str, client: FarmClient,
     ann = {"Authorization": f"Bearer {secret}"}
     httpx.put(f"{url}/v1/refs/prod", json={"source": "latest"}, headers=ann, timeout=60)
     httpx.put(f"{url}/v1/refs/prod", json={"source": "nothing"}, headers=ann, timeout=60)
+    httpx.put(f"{url}/v1/refs/plan", json={"source": "latest"}, headers=ann, timeout=60)
+    httpx.post(f"{url}/v1/plan", json=frozen.submission, headers=ann, timeout=60)
     assert httpx.get(f"{url}/v1/changes", headers=ann, timeout=60).status_code == 403
     admin = {"Authorization": f"Bearer {farm.settings.api_token.get_secret_value()}"}
     found = httpx.get(f"{url}/v1/changes", headers=admin, timeout=60).json()["items"]
     assert [(each["by"], each["method"], each["path"]) for each in found] == [
+        ("ann", "PUT", "/v1/refs/plan"),
         ("ann", "PUT", "/v1/refs/prod"),
         ("admin", "POST", "/v1/builds"),
     ]
