@@ -394,10 +394,14 @@ def _is_of(cell: SnapshotCell, toolchain: str) -> bool:
 
 
 def _kept(cells: Mapping[str, SnapshotCell], toolchain: str) -> list[str]:
-    """Return the names of the superseded entries that come back: of each identifier the one superseded last."""
+    """Return the names of the superseded entries that come back: of each identifier the one superseded last.
+
+    Without a toolchain, only those that the last move superseded.
+    """
     best: dict[str, str] = {}
+    last = max((cell.get("superseded", 0.0) for cell in cells.values()), default=0.0)
     for name, cell in sorted(cells.items(), key=lambda each: each[1].get("superseded", 0.0)):
-        if cell.get("superseded") and _is_of(cell, toolchain):
+        if (since := cell.get("superseded")) and (_is_of(cell, toolchain) if toolchain else since == last):
             best[cell["identifier"]] = name
     return list(best.values())
 

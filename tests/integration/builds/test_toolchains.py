@@ -104,6 +104,21 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
         client.toolchains.roll_back(toolchain="onnxruntime1.2")
 
 
+def test_a_rollback_takes_back_the_last_promotion_alone(client: FarmClient, player: Player, prod: int) -> None:
+    player.join(NEW)
+    player.finish(client, (both := client.toolchains.shadow())["id"])
+    client.toolchains.promote(both["id"])
+    newest = toolchain("1.33.0")
+    player.join(newest)
+    player.finish(client, (one := client.toolchains.shadow(cells=[FP32]))["id"])
+    client.toolchains.promote(one["id"])
+    assert given(client) == {"fp32": newest.toolchain, "fp16": NEW.toolchain}
+    client.toolchains.roll_back()
+    assert given(client) == {"fp32": NEW.toolchain, "fp16": NEW.toolchain}
+    client.toolchains.roll_back()
+    assert given(client) == {"fp32": newest.toolchain, "fp16": NEW.toolchain}
+
+
 def test_what_breaks_and_gets_worse_is_named_and_keeps_the_ref(client: FarmClient, player: Player, prod: int) -> None:
     player.join(NEW)
 
