@@ -14,7 +14,7 @@ from farm.client.former_names import FormerList
 from farm.client.paths import build_named, database_named, named
 from farm.client.submitted import SubmittedBuild
 from farm.client.topic import Api
-from farm.errors import InputsMissing, NotFound, UsageError
+from farm.errors import Conflict, InputsMissing, NotFound, UsageError
 
 if TYPE_CHECKING:
     from farm.artifacts.ownership import Collected
@@ -105,9 +105,21 @@ class ToolchainsApi(Api):
         """
         from farm.artifacts.refs import RefView
 
+        before = None if toolchain else self._client.refs.get(ref)
+        if before and generation is None:
+            # Else a request that is repeated, because its answer was lost, would swap the programs again.
+            generation = before["generation"]
         query = "" if generation is None else f"?generation={generation}"
         body = {"ref": ref, "toolchain": toolchain}
-        return self._transport.post(f"/v1/toolchains/rollback{query}", RefView, body)
+        try:
+            return self._transport.post(f"/v1/toolchains/rollback{query}", RefView, body)
+        except Conflict:
+            if not before:
+                raise
+            now, swapped = self._client.refs.get(ref), (generation, before["snapshot"], before["cells"].keys())
+            if (now["generation"] - 1, now["previous"], now["cells"].keys()) != swapped:
+                raise
+            return now  # It was us: the answer to the first request was lost.
 
 
 class ManifestsApi(Api):

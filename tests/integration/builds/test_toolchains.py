@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from farm.app import Farm
+from farm.builds.toolchains import Toolchains
 from farm.client.bisecting import bisect
 from farm.client.client import FarmClient, freeze
 from farm.client.fetching import choose
-from farm.errors import Conflict, GateFailed, NotFound, Untrusted
+from farm.errors import Conflict, FarmFault, GateFailed, NotFound, Untrusted
 from farm.jobs.state import FailureKind
 from farm.manifest.choice import read_gates
 from farm.signing.notary import Promotions
@@ -117,6 +118,26 @@ def test_a_rollback_takes_back_the_last_promotion_alone(client: FarmClient, play
     assert given(client) == {"fp32": NEW.toolchain, "fp16": NEW.toolchain}
     client.toolchains.roll_back()
     assert given(client) == {"fp32": newest.toolchain, "fp16": NEW.toolchain}
+
+
+def test_a_rollback_whose_answer_is_lost_is_not_taken_back_by_its_repetition(
+    client: FarmClient, player: Player, prod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player.join(NEW)
+    player.finish(client, (shadow := client.toolchains.shadow())["id"])
+    client.toolchains.promote(shadow["id"])
+    choose_, lost = Toolchains.choose, [True]
+
+    def loses_its_answer(*args: Any, **options: Any) -> Any:
+        moved = choose_(*args, **options)
+        if lost and lost.pop():
+            raise FarmFault("the answer is lost")
+        return moved
+
+    monkeypatch.setattr(Toolchains, "choose", loses_its_answer)
+    back = client.toolchains.roll_back()
+    assert not lost and back["generation"] == prod + 2
+    assert set(given(client).values()) == {OLD.toolchain}
 
 
 def test_what_breaks_and_gets_worse_is_named_and_keeps_the_ref(client: FarmClient, player: Player, prod: int) -> None:
