@@ -264,7 +264,7 @@ class Bucket:
                 if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
                     raise FinalStatus(self._unavailable(action, key, error)) from None
                 failure: ClientError | BotoCoreError = error
-                may_pass = _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
+                may_pass = _may_pass(error)
             except NoConnection as error:
                 failure, may_pass = error, True
                 patience = min(patience, UNREACHABLE_SECONDS)
@@ -395,6 +395,11 @@ def _status(error: ClientError) -> int:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
+def _may_pass(error: ClientError) -> bool:
+    """Whether the same request may succeed later."""
+    return _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
+
+
 class SourceBuckets:
     """Objects of users, in other buckets, that the farm's credentials may read."""
 
@@ -402,7 +407,10 @@ class SourceBuckets:
         self._s3 = s3
 
     def version(self, bucket: str, key: str) -> str:
-        """Return the ETag of an object in another bucket. Raises UsageError if it is not there, or may not be read."""
+        """Return the ETag of an object in another bucket.
+
+        Raises UsageError if it is not there, or may not be read, StorageUnavailable if its bucket does not answer now.
+        """
         with _reading_source(bucket, key):
             return self._s3.head_object(Bucket=bucket, Key=key)["ETag"]
 
@@ -423,9 +431,9 @@ def _reading_source(bucket: str, key: str) -> Iterator[None]:
         yield
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
-        raise UsageError(
-            f"s3://{bucket}/{key} cannot be read: {code or error}",
-            hint="check the name, and that the farm's credentials may read the bucket",
-        ) from None
+        said = f"s3://{bucket}/{key} cannot be read: {code or error}"
+        if _may_pass(error):
+            raise StorageUnavailable(said, hint="its bucket is busy: try again later") from None
+        raise UsageError(said, hint="check the name, and that the farm's credentials may read the bucket") from None
     except BotoCoreError as error:
         raise StorageUnavailable(f"s3://{bucket}/{key} cannot be reached: {type(error).__name__}") from None

@@ -10,7 +10,16 @@ from farm.artifacts.tokens import Role, Tokens
 from farm.builds.stored_builds import StoredBuilds, build_id_of
 from farm.builds.stored_manifests import ManifestHead, StoredManifests
 from farm.builds.triggers import PendingRun, TriggerState, claimed, ended, postponed
-from farm.errors import ArtifactGone, FarmError, FarmFault, NotAllowed, NotFound, QuotaExceeded, UsageError
+from farm.errors import (
+    ArtifactGone,
+    FarmError,
+    FarmFault,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    StorageUnavailable,
+    UsageError,
+)
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.store import Store
@@ -67,7 +76,7 @@ class TriggerRounds:
         before, now = head["triggers"][position], self._store.now()
         try:
             found, problem = self._found(before), ""
-        except (UsageError, ValueError) as error:
+        except (UsageError, StorageUnavailable, ValueError) as error:
             found, problem = None, str(getattr(error, "message", error))
         after = claimed(before, now, head["version"], found, secrets.token_hex(8))
         if problem and before["pending"] is None:
@@ -132,7 +141,7 @@ class TriggerRounds:
         return replaced
 
     def _found(self, state: TriggerState) -> set[str] | None:
-        """Return what a trigger looks at. Raises UsageError if it may not be read, or is not there."""
+        """Return what a trigger looks at. Raises as `SourceBuckets.version`."""
         if state["kind"] == "source":
             bucket, _, key = state["text"].removeprefix("s3://").partition("/")
             if bucket not in self._settings.s3_sources:

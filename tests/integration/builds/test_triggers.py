@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from farm.app import Farm
 from farm.artifacts.tokens import Role
@@ -233,6 +234,31 @@ def test_an_object_that_changes_builds_and_one_that_does_not_never(
     assert trigger(farm)["problem"] == ""
     assert {build["labels"]["trigger"] for build in builds(farm)} == {"source"}
     assert len(builds(farm)) == 2
+
+
+def test_a_bucket_that_is_busy_is_asked_again_and_holds_up_no_other_trigger(
+    farm: Farm, frozen: Frozen, s3_settings: dict[str, str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3_settings["s3_bucket"]
+    push(farm, frozen, NIGHTLY.replace("[", f"[{{source: s3://{bucket}/incoming/net.onnx}}, "))
+    allowed = Farm(farm.settings.model_copy(update={"s3_sources": (bucket,)}))
+    allowed.store = farm.store
+    clock.now = at("2026-11-23T02:17:04")
+
+    head = allowed.artifacts.bucket.s3.head_object
+
+    def busy(**request: Any) -> Any:
+        if request["Key"] != "incoming/net.onnx":
+            return head(**request)
+        answer: Any = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+        raise ClientError(answer, "HeadObject")
+
+    monkeypatch.setattr(allowed.artifacts.bucket.s3, "head_object", busy)
+    assert allowed.trigger_rounds.go() == 1, "the schedule's"
+    source, _ = farm.stored_manifests.show("main", "demo")["triggers"]
+    assert "SlowDown" in source["problem"]
+    with pytest.raises(StorageUnavailable, match="SlowDown"):  # A build that meets it is tried again.
+        allowed.artifacts.sources.version(bucket, "incoming/net.onnx")
 
 
 def test_a_new_toolchain_builds_once_and_one_that_comes_back_does_not(farm: Farm, frozen: Frozen, clock: Clock) -> None:
