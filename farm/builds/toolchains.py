@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TypedDict
 
-from farm.artifacts import build_key, readable
+from farm.artifacts import readable
 from farm.artifacts.refs import Ref, Refs, SnapshotCell, SnapshotContent, snapshot_cell
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts as facts_of
@@ -142,9 +142,13 @@ class Toolchains:
             for toolchain in newer:
                 name = f"{namespace} {ref} {toolchain}"
                 build_id = f"b-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-                if name in self._tried or self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml")):
+                if name in self._tried:
                     continue
+                # Its documents alone say nothing: storage or the store may have gone away in between.
+                known = self._builds.is_whole(build_id) or self._reader.read_report(namespace, build_id)
                 self._tried.add(name)
+                if known:
+                    continue
                 wish: ShadowWish = {
                     "build_id": build_id,
                     "ref": ref,

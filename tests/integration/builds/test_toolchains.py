@@ -16,7 +16,7 @@ from farm.builds.toolchains import Toolchains
 from farm.client.bisecting import bisect
 from farm.client.client import FarmClient, freeze
 from farm.client.fetching import choose
-from farm.errors import Conflict, FarmFault, GateFailed, NotFound, Untrusted
+from farm.errors import Conflict, FarmFault, GateFailed, NotFound, StorageUnavailable, Untrusted
 from farm.jobs.state import FailureKind
 from farm.manifest.choice import read_gates
 from farm.signing.notary import Promotions
@@ -224,10 +224,21 @@ def test_reports_of_shadow_builds_stay_out_of_a_manifests_history(
 
 
 def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
-    farm: Farm, client: FarmClient, player: Player, prod: int
+    farm: Farm, client: FarmClient, player: Player, prod: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert farm.toolchains.follow("prod") == [], "nothing is newer"
     player.join(NEW, toolchain("1.30.0"))
+    put = farm.artifacts.put_object
+
+    def fails_at_the_plan(key: str, *args: Any, **options: Any) -> str:
+        if key.endswith("plan.json"):
+            raise StorageUnavailable("storage is away")
+        return put(key, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.artifacts, "put_object", fails_at_the_plan)
+        with pytest.raises(StorageUnavailable):
+            farm.toolchains.follow("prod")
     (build,) = farm.toolchains.follow("prod")
     assert farm.toolchains.follow("prod") == []
     assert Farm(farm.settings).toolchains.follow("prod") == [], "another control plane sees the build"
