@@ -1,10 +1,10 @@
 -- A build joins its concurrency group. Every build does so after its cells are there, so of two that are accepted at
 -- once at least the second one to join sees both.
--- keys: group:<namespace>:<group> with :cancels, build:<build>
+-- keys: group:<namespace>:<group>, cancels:<namespace>:<group>, build:<build>
 -- arguments: build, namespace, group, at, cancels
 --   at: when it was submitted; cancels: 1 if it takes the place of older builds, else 0
 -- answer: ["", or the newest build that takes the place of older ones; the open builds of the group that are older]
-local members, newest = key("group", namespace, group), key("group", namespace, group, "cancels")
+local members, newest = key("group", namespace, group), key("cancels", namespace, group)
 call("ZADD", members, at, build)
 if cancels == "1" then call("ZADD", newest, at, build) end
 call("ZREMRANGEBYRANK", newest, 0, -2)

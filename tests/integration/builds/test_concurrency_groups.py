@@ -111,3 +111,13 @@ def test_a_retry_replaces_nothing(farm: Farm, client: FarmClient, frozen: Frozen
     farm.build_finisher.finish(old)
     client.retry(old)
     assert states(farm, new) == ["queued"] * 2
+
+
+def test_a_label_that_is_named_like_a_record_joins_no_other_group(
+    farm: Farm, client: FarmClient, frozen: Frozen
+) -> None:
+    per = "concurrency: {group: nightly, per: branch%s}\n"
+    old = client.submit(again(frozen, per % "", labels={"branch": "one"}))["id"]
+    client.submit(again(frozen, per % "", labels={"branch": "one:cancels"}))
+    client.submit(again(frozen, per % "", labels={"branch": "one"}))
+    assert states(farm, old) == ["queued", "queued"], "nobody asked to replace it"
