@@ -37,6 +37,9 @@ from farm.tuning.records import (
 
 router = APIRouter(tags=["tuning"])
 
+CENTURY = 100 * 365 * 86_400
+"""In seconds: no record is older, and the calendar has an end."""
+
 Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
 
 
@@ -138,7 +141,7 @@ def tuning_merge(_: Submitter, database: There) -> TuningMerged:
 def tuning_prune(
     _: Submitter,
     database: There,
-    older: Annotated[float | None, Query(gt=0, description="Records that were measured so many seconds ago.")] = None,
+    older: Annotated[float | None, Query(gt=0, le=CENTURY, description="Records measured so many seconds ago.")] = None,
     job: Annotated[str, Query(max_length=64, description="Records that this job measured.")] = "",
     everything: Annotated[bool, Query(description="The whole database.")] = False,
     dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,

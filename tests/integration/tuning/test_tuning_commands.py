@@ -256,6 +256,7 @@ def test_diff_and_prune(database: TuningDatabase, tmp_path: Path, capsys: pytest
     assert said(["prune", QUICK, "--job", "job-2"], capsys) == f"2 records removed, 3 left in {QUICK}\n"
     assert main(["tuning", "prune", QUICK]) == 2
     assert main(["tuning", "prune", QUICK, "--older-than", "soon"]) == 2
+    assert main(["tuning", "prune", QUICK, "--older-than", "999999999d"]) == 2, "the calendar has no such day"
     said(["prune", QUICK, "--older-than", "30d"], capsys)
     said(["prune", QUICK, "--all"], capsys)
     assert (database.head(), database.waiting()) == (None, [])
