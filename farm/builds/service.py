@@ -423,7 +423,8 @@ class BuildService:
         for mark in self._artifacts.list_objects(PAUSED_POOLS):
             self._store.workers.pause_pool(mark.removeprefix(PAUSED_POOLS), paused=True)
         for build in self._store.builds.unreported():
-            if report := self._reader.read_report(build["namespace"], build["id"]):
+            # One that has ended is finished as always: who wrote its report may have died before it was announced.
+            if build["state"] == "open" and (report := self._reader.read_report(build["namespace"], build["id"])):
                 self._end_again(build["namespace"], build["id"], report)
         for namespace in self._artifacts.list_folders("ns/"):
             for mark in self._artifacts.list_objects(open_prefix(namespace)):

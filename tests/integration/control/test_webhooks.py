@@ -26,12 +26,13 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.control import loops
+from farm.control.wakeups import settle_left
 from farm.errors import Conflict, NotFound, UsageError
 from farm.settings import load_settings
 from farm.webhooks import hooks, requests_out
 from farm.webhooks.requests_out import NoAnswer, Refused, post, why_not
 from farm.webhooks.sending import LEASE, PAUSES
-from tests.support.api_farm import MANIFEST, commands, finished, succeed
+from tests.support.api_farm import MANIFEST, commands, finished, succeed, work
 from tests.support.helpers import wait_until
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -93,6 +94,29 @@ def told(farm: Farm, about: str = "b-1") -> str:
 
 def last(farm: Farm) -> Any:
     return farm.webhooks.deliveries("main", "ci", 1)[0]
+
+
+def test_a_build_is_announced_if_the_control_plane_died_after_its_report(
+    farm: Farm, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.webhooks.create("ci", "https://ci.example/hook")
+    build_id = client.submit(frozen)["id"]
+    work(farm)
+
+    class Died(BaseException):
+        pass
+
+    def dies(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.webhooks, "tell", dies)
+        with pytest.raises(Died):
+            farm.build_finisher.finish(build_id)
+    farm.builds.resume()  # As the next one does first.
+    settle_left(farm.store, farm.build_finisher.finish)
+    assert [each["event"] for each in client.webhooks.deliveries("ci")] == ["build.finished"]
+    assert client.build(build_id)["state"] == "reported"
 
 
 def test_a_finished_build_is_announced_once_and_signed(
