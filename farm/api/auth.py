@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -51,6 +52,9 @@ BURST = 3000.0
 
 KNOWN = 4096
 """Tokens whose rates are remembered."""
+
+_EVENTS = re.compile(r"/builds/[^/]+/events$")
+"""Ends of the paths of streams."""
 
 TURNS = 8
 """Requests of one token that are answered at once, of the 40 that the server's threads answer."""
@@ -158,12 +162,12 @@ class Turns:
     @asynccontextmanager
     async def turn(self, scope: Scope) -> AsyncIterator[None]:
         """Wait until it is a request's turn. Raises QuotaExceeded if its token sends more than `Rates` allows."""
-        if scope["path"].endswith("/events"):  # These have a bound and threads of their own.
-            yield
-            return
         token = _shown(Headers(scope=scope))
         if token and not self._rates.takes(token):
             raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
+        if _EVENTS.search(scope["path"]):  # These have a bound and threads of their own.
+            yield
+            return
         self._present[token] += 1
         try:
             async with self._turns.setdefault(token, anyio.Semaphore(TURNS)):

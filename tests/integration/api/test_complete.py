@@ -108,6 +108,8 @@ def test_a_token_that_asks_without_end_is_slowed_down(url: str, monkeypatch: pyt
         cookie = {"Cookie": "farm=of-a-page-without-end"}
         assert [client.get("/ui/", headers=cookie).status_code for _ in range(6)] == [401] * 5 + [429]
         assert client.get("/v1/health").status_code == 200, "others are not slowed down"
+        for path in ("/v1/refs/events", "/v1/builds/b-1/events"):
+            assert client.get(path, headers=token).status_code == 429, path
 
 
 def test_every_request_may_be_repeated(farm: Farm, client: FarmClient, frozen: Frozen, asking: httpx.Client) -> None:
