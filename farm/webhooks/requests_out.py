@@ -22,6 +22,8 @@ LARGEST_ANSWER = 64 << 10
 """Bytes that are read of an answer: its headers. Of its body nothing is read."""
 
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+_SITE_LOCAL = ipaddress.ip_network("fec0::/10")
+"""Private addresses of old, which Python takes for global ones."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -67,7 +69,7 @@ def why_not(address: str, networks: Iterable[str], *, plain: bool) -> str:
     found = _inner(ipaddress.ip_address(address))
     if any(found in ipaddress.ip_network(network) for network in networks):
         return ""
-    if not found.is_global or found.is_multicast or found.is_reserved:
+    if not found.is_global or found.is_multicast or found.is_reserved or found in _SITE_LOCAL:
         return f"{address} is not a public address (the setting webhook_networks allows others)"
     return f"{address} would be called without TLS" if plain else ""
 
