@@ -329,6 +329,11 @@ class Webhooks:
         """Mark a delivery as one that waits."""
         self._artifacts.put_object(_mark_key(namespace, name, delivery["id"]), _json({"next": delivery["next"]}))
 
+    def forget(self, namespace: str, name: str, message: str) -> None:
+        """Delete a delivery; one that waits is not sent."""
+        self._artifacts.delete_object(_delivery_key(namespace, name, message))
+        self._artifacts.delete_object(_mark_key(namespace, name, message))
+
     def _forget_old(self, namespace: str, name: str) -> None:
         entries = sorted(self._artifacts.list_entries(f"{_LOG}{namespace}/{name}/"), key=lambda entry: entry.modified)
         waiting = {key.rpartition("/")[2] for key in self._artifacts.list_objects(f"{_DUE}{namespace}/{name}/")}

@@ -70,8 +70,8 @@ class DeliveryRounds:
                 self._hooks.disable(namespace, name, "it answered 410 Gone")
             log.info("webhook called", **where, status=attempt["status"], error=attempt["error"])
             return after["state"] == "delivered"
-        except NotFound:
-            return False  # The webhook was removed meanwhile.
+        except NotFound:  # The webhook was removed; what waited for it must not go to the next one of its name.
+            self._hooks.forget(namespace, name, message)
         except FarmFault:
             raise
         except FarmError as error:

@@ -222,6 +222,14 @@ def test_a_receiver_that_is_gone_gets_nothing_more(open_farm: Farm, receiver: Re
     assert not list(open_farm.artifacts.list_objects("config/"))
 
 
+def test_what_waits_for_a_webhook_whose_removal_was_cut_short_is_forgotten(open_farm: Farm, receiver: Receiver) -> None:
+    open_farm.webhooks.create("main", "ci", receiver.url, ["build.finished"], by="me")
+    told(open_farm)
+    open_farm.artifacts.delete_object("config/webhooks/main/ci.json")  # What a removal does first.
+    assert open_farm.delivery_rounds.go() == 0
+    assert not list(open_farm.artifacts.list_objects("config/"))
+
+
 def test_many_control_planes_make_each_attempt_once_also_after_redis_was_lost(
     open_farm: Farm, receiver: Receiver, redis_url: str
 ) -> None:
@@ -323,7 +331,7 @@ def test_an_address_of_this_machine_is_not_called_unless_the_operator_allows_it(
         ("::", True), ("fe80::1", True), ("fc00::1", True), ("ff02::1", True), ("::ffff:127.0.0.1", True),
         ("::127.0.0.1", True), ("64:ff9b::7f00:1", True), ("64:ff9b::a9fe:a9fe", True), ("2002:7f00:1::", True),
         ("2001:0:0:0:0:0:80ff:fffe", True), ("8.8.8.8", False), ("2606:4700::1111", False), ("64:ff9b::808:808", False),
-        ("::ffff:8.8.8.8", False),
+        ("::ffff:8.8.8.8", False), ("fec0::1", True),
     ],
 )  # fmt: skip
 def test_only_public_addresses_are_called(address: str, refused: bool) -> None:
