@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from farm.api.proxy_sign_in import user_of
 from farm.app import Farm
-from farm.artifacts.tokens import Role
+from farm.artifacts.tokens import ADMINISTRATOR, Role
 from farm.errors import FarmFault, NotAllowed, QuotaExceeded
 from farm.settings import NAMESPACE
 
@@ -112,7 +112,7 @@ def authenticate(
     expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
-        return Caller(namespace or farm.settings.namespace or "main", Role.ADMIN, "admin")
+        return Caller(namespace or farm.settings.namespace or "main", Role.ADMIN, ADMINISTRATOR)
     token = (
         (user_of(shown, farm.settings.proxy_secret.get_secret_value()) or farm.tokens.find(shown)) if shown else None
     )

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.tokens import Role, Tokens
+from farm.artifacts.tokens import ADMINISTRATOR, Role, Tokens
 from farm.builds.stored_builds import StoredBuilds, build_id_of
 from farm.builds.stored_manifests import ManifestHead, StoredManifests
 from farm.builds.triggers import PendingRun, TriggerState, claimed, ended, postponed
@@ -27,9 +27,6 @@ from farm.targets.pools import Pool, in_use, understand_target
 from farm.webhooks.hooks import Webhooks
 
 log = get_logger(__name__)
-
-ADMINISTRATOR = "admin"
-"""The name of the caller who has the administrator's own token."""
 
 AGAIN = 60.0
 """Seconds until a build that the farm could not accept for now is tried again."""

@@ -317,6 +317,8 @@ def test_no_secret_is_kept(farm: Farm, client: FarmClient) -> None:
     ]
     with pytest.raises(Conflict, match="a token ci exists already"):
         client.tokens.create("ci", "reader", "main")
+    with pytest.raises(Conflict, match="a token admin exists already"):  # Its triggers would build without bounds.
+        client.tokens.create("admin", "submitter", "main")
 
 
 def test_a_token_has_a_bound_and_what_has_ended_counts_no_more(
