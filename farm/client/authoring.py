@@ -15,6 +15,8 @@ from farm.models.model import FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+_PLAIN = re.compile(r"(?!(?:null|true|false)$)[a-z_].*", re.IGNORECASE)
+"""Names and dimensions that YAML reads as text also without quotes; `1.5` and `null` need them."""
 RANGES = {"uint8": "[0, 255]", "int8": "[-128, 127]"}
 """Values of random samples by type; of indices nobody knows more than that 0 is one."""
 _PICTURE, _SEQUENCE = 224, 128
@@ -84,13 +86,13 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str 
         "# What to compile, and for what. `farm lint` checks this file, `farm run` builds it here, `farm submit` sends",
         "# it to a farm. `farm schema` prints all fields.",
         "version: 1",
-        f"name: {name}",
+        f"name: {_scalar(name)}",
         "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), if a worker has one.",
         "targets: [onnxruntime/cpu]",
         f"# {'Exported below fp32 already: native keeps it as it is.' if native else 'Also bf16, int8, …'}",
         f"precisions: [{'native' if native else 'fp32, fp16'}]",
         "models:",
-        f"  - name: {name}",
+        f"  - name: {_scalar(name)}",
         f"    source: {{path: {json.dumps(shown, ensure_ascii=False)}}}",
     ]
     if renamed:
@@ -148,8 +150,12 @@ def _sizes(tensors: Iterable[Tensor]) -> dict[str, int]:
     return sizes
 
 
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
 def _input_line(tensor: Tensor) -> str:
-    shape = ", ".join(str(dimension) for dimension in tensor.shape or ())
+    shape = ", ".join(_scalar(dim) if isinstance(dim, str) else str(dim) for dim in tensor.shape or ())
     fields = [f"shape: [{shape}]"]
     if tensor.dtype.startswith(("int", "uint")):
         fields.append(f"range: {RANGES.get(tensor.dtype, '[0, 1]')}")

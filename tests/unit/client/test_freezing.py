@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.cli import main
-from farm.client.authoring import init_manifest, lint
+from farm.client.authoring import init_manifest, lint, name_cells
 from farm.client.freezing import as_submission, freeze, in_package
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest, manifest_schema
@@ -287,6 +287,12 @@ def test_a_new_manifest_names_a_model_called_model_by_its_folder(tmp_path: Path)
     assert "name: swift_f0\n" in init_manifest(path, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["1.5", "0123", "1e3", "null", "True"])
+def test_a_new_manifest_quotes_a_name_that_yaml_would_read_as_a_number_or_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "farm.yaml").write_text(init_manifest(save_net(tmp_path / f"{name}.onnx"), tmp_path))
+    assert name_cells(tmp_path / "farm.yaml")[0] == name.lower()
+
+
 @pytest.mark.parametrize(("path", "hint"), [("https://farm.example/x.onnx", "sha256"), ("~/x.onnx", "not expanded")])
 def test_a_path_that_is_no_path_says_what_to_write(path: str, hint: str, tmp_path: Path) -> None:
     text = "version: 1\nname: n\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
@@ -309,6 +315,7 @@ def test_lint_of_what_is_no_manifest(tmp_path: Path) -> None:
         ([None, None], TensorProto.FLOAT, "shape: [batch, dim1]"),
         (["unk__1", "past + seq"], TensorProto.INT64, "shape: [batch, past + seq], range: [0, 1]"),
         (["a-b!", "c d"], TensorProto.FLOAT, "shape: [batch, dim1]"),
+        (["N", "null"], TensorProto.FLOAT, 'shape: [batch, "null"]'),
         ([], TensorProto.FLOAT, "shape: []"),
         (["N", 4], TensorProto.FLOAT16, "precisions: [native]"),
     ],
