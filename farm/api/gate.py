@@ -42,11 +42,16 @@ class Gate:
         self._room = RoomForBodies(farm)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count a request, and time it by the pattern of its route, without `/v1`."""
+        """Count a request, and time it by the pattern of its route, without `/v1`.
+
+        A HEAD is answered as a GET, whose body the server leaves out; a stream of events is nothing but its body.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        begun, status, method = time.perf_counter(), 500, scope["method"]
+        if method == "HEAD" and not scope["path"].endswith("/events"):
+            scope = {**scope, "method": "GET"}
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -60,8 +65,7 @@ class Gate:
                 if may_change(scope) and status < 400:
                     await write_change(self._farm().artifacts, scope, status)
         finally:
-            method = scope["method"] if scope["method"] in METHODS else OTHER
-            REQUESTS.labels(method, str(status)).inc()
+            REQUESTS.labels(method if method in METHODS else OTHER, str(status)).inc()
             route = scope["route"].path if "route" in scope else OTHER
             if not route.endswith("/events"):  # They last as long as somebody listens.
                 REQUEST_SECONDS.labels(ROUTES.of(route)).observe(time.perf_counter() - begun)
