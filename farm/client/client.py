@@ -309,6 +309,9 @@ class FarmClient:
         """
         if not re.fullmatch(rf"{BUILD.pattern}|[0-9a-f]{{17,64}}|.*=.*", named):
             return self._find_by_name(named)
+        if re.fullmatch(r"[0-9a-f]{1,15}", named):  # As `face`: of a name and the start of an id the name counts.
+            with contextlib.suppress(NotFound):
+                return self._find_by_name(named)
         commit = f"commit={named}" if re.fullmatch(r"[0-9a-f]{17,64}", named) else ""
         label = commit or (named if "=" in named else "")
         if not label:

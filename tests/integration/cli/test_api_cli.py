@@ -539,6 +539,11 @@ def test_earlier_builds_that_go_on_are_named(
     assert main(["status", "demo", "--json"]) == 0, "a build may be called by its manifest's name"
     assert json.loads(capsys.readouterr().out)["build"]["id"] == build
     assert main(["cancel", "nightly"]) == 4
+    Path(manifest).write_text(Path(manifest).read_text().replace("name: demo", "name: face"))
+    assert main(["submit", manifest, "--detach"]) == 0
+    face = capsys.readouterr().out.strip()
+    assert client.find_build("face") == face, "also by one of hex digits, as the start of an id is"
+    assert client.find_build(build[2:8]) == build
 
 
 def test_a_run_goes_on_with_the_build_of_the_same_manifest_that_was_stopped(
