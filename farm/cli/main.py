@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         gc.set_threshold(GARBAGE)
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # Closed, as by `>&-`: the next file or socket would take its number.
+                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
         if isinstance(sys.stdout, TextIOWrapper):  # A terminal may lack characters that we or users write.
             sys.stdout.reconfigure(errors="replace")
         # At the end of a process Python looks through all that was imported once more; the kernel frees it anyway.
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # While the first modules are imported.
         print("stopped", file=sys.stderr)  # noqa: T201
         code = 8
-    if is_process and sys.stdout:
+    if is_process:
         try:
             sys.stdout.flush()
         except OSError:  # The error was said. Python tries again at its end, and would then exit with 120.

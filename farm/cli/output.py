@@ -29,8 +29,13 @@ def say(text: str = "", *, command: bool = False) -> None:
 
 
 def note(text: str = "", *, command: bool = False) -> None:
-    """Print a remark on standard error; `command` as in `say`."""
-    typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stderr), err=True, color=colourful())
+    """Print a remark on standard error; `command` as in `say`. A full disk of remarks ends no command."""
+    try:
+        typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stderr), err=True, color=colourful())
+    except BrokenPipeError:
+        raise
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def table(rows: Sequence[Sequence[str]], nothing: str) -> None:

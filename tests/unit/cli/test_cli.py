@@ -398,6 +398,13 @@ def test_a_reader_that_goes_away_is_no_mistake_of_the_farm_and_no_failed_cell(co
         assert done.stderr == "error: cannot write: No space left on device\n  is the disk full?\n"
 
 
+@pytest.mark.parametrize("rest", ["- <&- >&-", "none.yaml 2>/dev/full"])
+def test_a_closed_or_full_stream_changes_no_exit_code(rest: str) -> None:
+    line = f"{sys.executable} -m farm lint --no-models {rest}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
+
+
 def test_a_terminal_without_a_character_gets_another_one(tmp_path: Path) -> None:
     file = manifest(tmp_path, GOOD + "łódź: 1\n")
     command = [sys.executable, "-m", "farm", "lint", file, "--no-models"]
