@@ -639,6 +639,8 @@ def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypat
     farm.store.jobs.renew(claimed.token, job, phase="compiling")
     page = browser.get(f"/ui/ns/main/jobs/{job}")
     assert re.search(r"▸ running for [\d.]+ m?s on n1-cpu, now compiling", words(page.text))
+    farm.store.jobs.finish(job, claimed.token, failed(farm, claimed.order))
+    assert "now compiling" not in words(browser.get(f"/ui/ns/main/jobs/{job}").text), "it has ended"
     assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
 
 
