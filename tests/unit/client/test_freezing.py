@@ -230,9 +230,9 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_what_is_no_address_is_a_usage_error(tmp_path: Path) -> None:
-    manifest = write(tmp_path, f"source: {{https: 'https://[::1/net.onnx', sha256: {'a' * 64}}}")
+    manifest = write(tmp_path, f"source: {{https: 'https://é..x/net.onnx', sha256: {'a' * 64}}}")
     text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c"))
-    assert "https://[::1/net.onnx cannot be read: Invalid port" in text
+    assert "https://é..x/net.onnx cannot be read: Invalid IDNA hostname" in text
 
 
 # --- lint and init ------------------------------------------------------------------------------------------------
