@@ -52,7 +52,9 @@ Addressed = Annotated[TuningDatabase, Depends(_addressed)]
 
 def _there(database: Addressed) -> TuningDatabase:
     if not database.exists():
-        raise NotFound(f"no tuning database {database.name}", hint="`farm tuning ls` lists them")
+        raise NotFound(
+            f"the tuning database {database.name} holds nothing yet", hint="`farm tuning ls` shows which hold records"
+        )
     return database
 
 

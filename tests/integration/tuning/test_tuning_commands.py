@@ -267,6 +267,7 @@ def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"'gfx942' matches 3 tuning databases\n  {GPU.name}" in capsys.readouterr().err
     assert main(["tuning", "export", "gfx1100", "-o", "out"]) == 4
     assert main(["tuning", "export", QUICK, "-o", "out"]) == 4
+    assert f"{QUICK} holds nothing yet" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "model.onnx").write_bytes(b"x")
     assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
