@@ -308,7 +308,7 @@ def builds(found: Sequence[BuildView], columns: int = 0) -> list[str]:
         open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
         others = {how: build.get(how) for how in ("follows", "retries", "shadows")}
         follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
-        labels = " ".join(f"{name}={value[:20]}" for name, value in build["labels"].items() if name != "ci")
+        labels = " ".join(f"{name}={one_line(value, 20)}" for name, value in build["labels"].items() if name != "ci")
         state = f"{build['state']}, paused" if build.get("paused") else build["state"]
         submitted = when(build["created_at"])
         rows.append((build["id"], state, submitted, build["name"], labels, (ended or open_text) + follows))

@@ -444,12 +444,12 @@ def test_tables_fit_the_terminal_and_lose_nothing(columns: int) -> None:
 def test_builds_are_listed_with_time_and_labels(columns: int) -> None:
     build = {
         "id": "b-0123456789abcdef", "name": "nightly", "state": "reported", "paused": False, "created_at": 1.8e9,
-        "labels": {"team": "x", "commit": "0123456789abcdef0123456789abcdef01234567", "ci": "https://x"},
+        "labels": {"team": "x\ny", "commit": "0123456789abcdef0123456789abcdef01234567", "ci": "https://x"},
         "counts": {}, "verdict": {"text": "6 of 6 cells succeeded"}, "follows": None, "retries": None,
     }  # fmt: skip
     lines = plain(render.builds([build], columns))
     assert max(map(len, lines)) <= max(columns, 130)
-    for words in ("2027-01-15 08:00", "nightly", "team=x", "commit=0123456789abcdef0123", "6 of 6 cells succeeded"):
+    for words in ("2027-01-15 08:00", "nightly", "team=x y", "commit=0123456789abcdef012…", "6 of 6 cells succeeded"):
         assert words in " ".join(line.strip() for line in lines)
     assert "https" not in " ".join(lines)
     assert lines[0].split()[0] == "BUILD"
