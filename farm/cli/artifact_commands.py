@@ -122,6 +122,11 @@ def fetch(
 
     cell, named = split_ref(name)
     model, *rest = split_name(cell)
+    given = {"--target": target, "--precision": precision, "--shape": shape}
+    for (option, value), part in zip(given.items(), rest, strict=True):
+        plain = re.sub(r"[/+]", "-", value or "")
+        if part and plain not in ("", part.replace("+", "-"), part.removeprefix("migraphx-")):
+            raise UsageError(f"{cell} names {part}, and {option} says {value}", hint="leave out one of them")
     target, precision, shape = target or rest[0], precision or rest[1], shape or rest[2] or None
     for option, value in (("--target", target), ("--precision", precision)):
         if not value:
@@ -652,7 +657,8 @@ def _port(port: Port) -> str:
 
 
 def _tensor(name: str, dtype: str, shape: Iterable[int | str | None] | None) -> str:
-    return f"{name}: {dtype} [{', '.join(map(str, shape or ()))}]"
+    sizes = "of any shape" if shape is None else f"[{', '.join(map(str, shape))}]"
+    return f"{name}: {dtype} {sizes}"
 
 
 _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 import structlog
 
@@ -573,6 +574,12 @@ def test_serve_sends_no_tokens_through_a_network_as_they_are(
     assert "--certificate" in err
 
 
+@pytest.mark.parametrize("option", [["-p", "fp32"], ["-t", "gfx90a"], ["-s", "b1"]])
+def test_a_name_and_an_option_that_differ_fetch_nothing(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", "net/migraphx-gfx942/int8-fp16/b8", "-t", "gfx942", "-p", "int8+fp16", *option]) == 2
+    assert f"says {option[1]}\n  leave out one of them" in capsys.readouterr().err
+
+
 # --- inspect --------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +617,14 @@ def test_inspect_shows_a_program_without_a_sidecar(tmp_path: Path, capsys: pytes
     shown = capsys.readouterr().out
     for words in ("MIGraphX 2.15.0", "gpu, leaves copies to the caller", "gfx942:sramecc+:xnack-", "solution 85"):
         assert words in shown
+
+
+def test_inspect_says_that_a_model_does_not_give_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(RNET)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save_model(model, tmp_path / "net.onnx")
+    assert main(["inspect", str(tmp_path / "net.onnx")]) == 0
+    assert f"{model.graph.output[0].name}: float32 of any shape" in capsys.readouterr().out
 
 
 def test_inspect_does_not_look_into_a_large_json_program(
