@@ -108,7 +108,7 @@ def one_model(
     programs = [program for program in _programs(farm, caller, ref) if program.model == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
-    facts = farm.store.index.get_many(caller.namespace, [program.key for program in programs])
+    facts = farm.store.index.get_many(_owner(farm, caller, ref), [program.key for program in programs])
     measured = [
         program._replace(latency=known["latency"] if (known := facts.get(program.key)) else None)
         for program in programs
@@ -184,8 +184,14 @@ def _namespace(farm: Farm, name: str, *, counted: bool) -> NamespaceLine:
     return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
 
 
+def _owner(farm: Farm, caller: Caller, tag: str) -> str:
+    """Return the namespace whose ref a reader gets: his own, else `main` if that has it."""
+    refs = Refs(farm.artifacts)
+    return next((each for each in reversed(caller.readable) if refs.find(each, tag)), caller.namespace)
+
+
 def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
-    snapshot = Refs(farm.artifacts).read(caller.namespace, tag)
+    snapshot = Refs(farm.artifacts).read(_owner(farm, caller, tag), tag)
     return [
         NamedProgram(
             cell["identifier"],
@@ -223,9 +229,9 @@ def _models_page(
     text: str,
     rows: Sequence[ModelLine] | Sequence[NamedProgram],
 ) -> Response:
-    refs = Refs(farm.artifacts)
-    tags = sorted(refs.list(caller.namespace))
-    found = refs.find(caller.namespace, tag) if tag in tags else None
+    refs, owner = Refs(farm.artifacts), _owner(farm, caller, tag)
+    tags = sorted({each for namespace in caller.readable for each in refs.list(namespace)})
+    found = refs.find(owner, tag) if tag in tags else None
     return page_of(
         request,
         caller,
@@ -233,6 +239,7 @@ def _models_page(
         section="models",
         tag=tag,
         tags=tags,
+        owner=owner,
         moved=found.moved if found else "",
         model=model,
         text=text,

@@ -676,6 +676,8 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert compiled.index("compile_ops 5.31 s") < compiled.index("fuse_mlir 1.20 s"), "the longest pass first"
     model = browser.get("/ui/ns/main/models/net").text
     assert onnx["key"] in model and "onnxruntime/cpu fp32 b1 2.00 ms" in words(model)
+    model = words(browser.get("/ui/ns/fork/models/net").text)
+    assert "what latest of main names now" in model and "onnxruntime/cpu fp32 b1 2.00 ms" in model, "as `farm ls` says"
     again = accept(farm, "nightly", [Cell("net")])
     hit = words(browser.get(f"/ui/ns/main/builds/{again}/cells/net/onnxruntime-cpu/fp32/b1").text)
     assert "≡ hit 2.00 ms median" in hit and "Compiled 2026-11-21 00:00:00 UTC" in hit, "its times are of then"
