@@ -7,12 +7,14 @@ ends.
 from __future__ import annotations
 
 import contextlib
+import glob
 import ipaddress
 import json
 import os
 import secrets
 import shutil
 import socket
+import string
 import subprocess
 import sys
 import sysconfig
@@ -63,6 +65,8 @@ class Server:
     ready: Callable[[], bool] = field(repr=False)
     patience: float
     environment: Mapping[str, str] | None = field(default=None, repr=False)
+    folder: Path | None = None
+    """What the child works in, if not in this process' folder."""
     clean_up: Callable[[], None] = field(default=lambda: None, repr=False)
     """Removes what the child leaves behind outside its folder."""
     _guard: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -70,7 +74,8 @@ class Server:
     def spawn(self) -> None:
         """Start the child, at the same address as before; `wait_until_ready` says when it answers."""
         guard = [sys.executable, "-I", "-S", str(GUARD), str(self.patience), *self.command]
-        own_folder(self.log.parent)
+        for folder in {self.log.parent, self.folder or self.log.parent}:
+            own_folder(folder)
         with open(self.log, "ab", opener=_private) as output:
             self._guard = subprocess.Popen(
                 guard,
@@ -78,6 +83,7 @@ class Server:
                 stdout=output,
                 stderr=output,
                 env=self.environment,
+                cwd=self.folder,
                 start_new_session=True,
                 # Files, and sockets in the temporary folder, are for this user alone.
                 umask=0o077,
@@ -157,8 +163,8 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
         lines = [
             f"bind {HOST}",
             f"port {port}",
-            f"dir {json.dumps(str(folder))}",
-            f"requirepass {json.dumps(password)}",
+            f"dir {_quoted(folder)}",
+            f"requirepass {_quoted(password)}",
             "appendonly yes",
             "appendfsync everysec",
             'save ""',
@@ -170,7 +176,7 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
         return Server(
             "valkey",
             url,
-            [binary, str(config)],
+            [binary, glob.escape(str(config))],  # If no file matches, it starts without a password.
             log or folder / "valkey.log",
             ready=lambda: _answers_ping(port, password),
             patience=10,
@@ -180,6 +186,12 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
     if child.alive:
         return child
     raise StoreUnavailable("the embedded Valkey did not start", hint=child.last_words())
+
+
+def _quoted(text: str | Path) -> str:
+    """Return a text as Valkey's configuration takes any: in quotes, with bytes as `\\x` and two digits."""
+    plain = b"/._-" + string.ascii_letters.encode() + string.digits.encode()
+    return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(text)) + '"'
 
 
 def start_weed(
@@ -200,7 +212,7 @@ def start_weed(
 
     Raises UsageError if none is installed, StorageUnavailable when it does not start.
     """
-    binary = weed_binary()
+    binary, folder = weed_binary(), folder.resolve()
     own_folder(folder)
     _remove_dead_sockets()
     from farm.artifacts.s3 import S3Store
@@ -218,7 +230,7 @@ def start_weed(
     def server() -> Server:
         sockets = _socket_folder(folder)
         ports = dict(zip(names, free_ports(len(names)), strict=True))
-        command = _weed_command(binary, folder, sockets, ports, bucket, identities)
+        command = _weed_command(binary, sockets, ports, bucket, identities)
         url = f"http://{HOST}:{ports['s3.port']}"
         store = S3Store(bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0)
 
@@ -239,6 +251,7 @@ def start_weed(
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
+            folder=folder,
             clean_up=lambda: _clean_up_sockets(folder, sockets),
             environment={
                 # Keys of the user's own, for another S3, would count here too.
@@ -255,15 +268,13 @@ def start_weed(
     raise StorageUnavailable("the embedded SeaweedFS did not start", hint=child.last_words())
 
 
-def _weed_command(
-    binary: str, folder: Path, sockets: Path, ports: Mapping[str, int], bucket: str, identities: Path
-) -> list[str]:
+def _weed_command(binary: str, sockets: Path, ports: Mapping[str, int], bucket: str, identities: Path) -> list[str]:
     """Return the command line of a SeaweedFS that answers S3 alone; `sockets` is a folder for those of its parts."""
     return [
         binary,
         "-logtostderr=true",
         "mini",
-        f"-dir={folder}",
+        "-dir=.",  # Commas in a path would divide it.
         f"-ip={HOST}",
         f"-ip.bind={HOST}",
         # On by default, and would report to an outside address.

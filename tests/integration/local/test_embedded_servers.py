@@ -37,10 +37,16 @@ def running(server: Server) -> Iterator[Server]:
         server.stop()
 
 
-def test_valkey_keeps_its_data_and_its_secrets(tmp_path: Path) -> None:
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder whose name is more than a name for what reads a list, a pattern or only ASCII."""
+    return tmp_path / "Bücher, [ab]*? 'c' \"d\" $e"
+
+
+def test_valkey_keeps_its_data_and_its_secrets(odd: Path) -> None:
     """Through a restart, which may change the port; the password is in no process list and in no open
     file."""
-    with running(start_valkey(tmp_path, "secret")) as server:
+    with running(start_valkey(odd, "secret")) as server:
         with redis.Redis.from_url(server.url) as connection:
             connection.set("key", "value")
             config = connection.config_get("*")
@@ -49,23 +55,23 @@ def test_valkey_keeps_its_data_and_its_secrets(tmp_path: Path) -> None:
         assert config["bind"] == "127.0.0.1"
         assert server.pid is not None
         assert "secret" not in " ".join(psutil.Process(server.pid).cmdline())
-        assert (tmp_path / "valkey.conf").stat().st_mode & 0o077 == 0
+        assert (odd / "valkey.conf").stat().st_mode & 0o077 == 0
         with pytest.raises(redis.AuthenticationError):
             redis.Redis.from_url(server.url.replace("secret", "wrong")).ping()
-    with running(start_valkey(tmp_path, "secret")) as server, redis.Redis.from_url(server.url) as connection:
+    with running(start_valkey(odd, "secret")) as server, redis.Redis.from_url(server.url) as connection:
         assert connection.get("key") == b"value"
 
 
-def test_weed_keeps_its_data(tmp_path: Path) -> None:
+def test_weed_keeps_its_data(odd: Path) -> None:
     """Through SIGKILL too; a bucket that nobody asked for is not made."""
-    with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
+    with running(start_weed(odd, *KEYS.values(), bucket="farm")) as server:
         store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
         store.bucket.check()
         digest, _ = store.put_blob_bytes(b"kept")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         wait_until(lambda: not server.alive)
-    with running(start_weed(tmp_path, *KEYS.values(), bucket="farm")) as server:
+    with running(start_weed(odd, *KEYS.values(), bucket="farm")) as server:
         store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
         assert store.read_blob(digest, limit=100) == b"kept"
         listens = {each.laddr.ip for each in psutil.Process(server.pid).net_connections() if each.status == "LISTEN"}
