@@ -24,7 +24,7 @@ from farm.builds.plan import is_unfinished, plan_digest
 from farm.builds.reading import BuildReader
 from farm.builds.service import BuildService
 from farm.builds.shadow import KnownWork, lacking, newest, pool_for, shadow_cell
-from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound
+from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded
 from farm.jobs.order import ChosenGates, job_key, keys_of
 from farm.jobs.rows import PoolView, ToolchainLine
 from farm.logging import get_logger
@@ -164,6 +164,8 @@ class Toolchains:
                     self._tried.discard(name)
                     raise
                 except FarmError as error:
+                    if isinstance(error, QuotaExceeded):  # There may be room later.
+                        self._tried.discard(name)
                     log.warning("no shadow build", namespace=namespace, toolchain=toolchain, error=error.message)
                 else:
                     started.append(build_id)

@@ -239,6 +239,9 @@ def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
         patch.setattr(farm.artifacts, "put_object", fails_at_the_plan)
         with pytest.raises(StorageUnavailable):
             farm.toolchains.follow("prod")
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.builds, "_settings", farm.settings.model_copy(update={"namespace_cells": 1}))
+        assert farm.toolchains.follow("prod") == [], "there is no room for it now"
     (build,) = farm.toolchains.follow("prod")
     assert farm.toolchains.follow("prod") == []
     assert Farm(farm.settings).toolchains.follow("prod") == [], "another control plane sees the build"
