@@ -458,13 +458,13 @@ class BuildService:
         ]
         mark = self._artifacts.get_object(open_key(namespace, build_id))
         wish: OpenMark = json.loads(mark.data) if mark else {}
+        # Before its cells are added: none of them may start.
+        self._store.builds.create(document["build"], [])
         if wish.get("paused"):
-            # Before its cells are added: none of them may start.
-            self._store.builds.create(document["build"], [])
             self._store.builds.pause(build_id, paused=True)
-        self._create({**document, "cells": cells})
         if wish.get("cancelled"):
             self._store.builds.cancel(build_id)
+        self._create({**document, "cells": cells})
         log.info("build resumed", build=build_id, cells=len(cells))
 
     def is_whole(self, build_id: str) -> bool:

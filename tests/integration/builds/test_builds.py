@@ -648,12 +648,16 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     assert work(farm) == 2
 
 
-def test_no_job_of_a_paused_build_starts_while_the_store_gets_it_back(
-    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", ["queued", "cancelled"])
+def test_no_job_of_a_paused_or_cancelled_build_starts_while_the_store_gets_it_back(
+    farm: Farm, frozen: Frozen, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another control plane dispatches all the while."""
     build = submit(farm, frozen)
-    farm.builds.pause("main", build["id"], paused=True)
+    if state == "queued":
+        farm.builds.pause("main", build["id"], paused=True)
+    else:
+        farm.builds.cancel("main", build["id"])
     lose_redis(farm)
     create, handed = farm.store.builds.create, list[tuple[str, int]]()
 
@@ -664,7 +668,7 @@ def test_no_job_of_a_paused_build_starts_while_the_store_gets_it_back(
 
     monkeypatch.setattr(farm.store.builds, "create", create_and_dispatch)
     farm.builds.resume()
-    assert set(states(farm, build["id"]).values()) == {"queued"}
+    assert set(states(farm, build["id"]).values()) == {state}
     assert handed == []
 
 
