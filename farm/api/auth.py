@@ -53,7 +53,7 @@ BURST = 3000.0
 KNOWN = 4096
 """Tokens whose rates are remembered."""
 
-_EVENTS = re.compile(r"/builds/[^/]+/events$")
+EVENTS = re.compile(r"/builds/[^/]+/events$")
 """Ends of the paths of streams."""
 
 TURNS = 8
@@ -165,7 +165,7 @@ class Turns:
         token = _shown(Headers(scope=scope))
         if token and not self._rates.takes(token):
             raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
-        if _EVENTS.search(scope["path"]):  # These have a bound and threads of their own.
+        if EVENTS.search(scope["path"]):  # These have a bound and threads of their own.
             yield
             return
         self._present[token] += 1

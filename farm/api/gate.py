@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from farm.api.auth import RoomForBodies, Turns
+from farm.api.auth import EVENTS, RoomForBodies, Turns
 from farm.api.change_log import may_change, write_change
 from farm.api.entity_tags import EntityTag
 from farm.api.problems import refusal
@@ -50,7 +50,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         begun, status, method = time.perf_counter(), 500, scope["method"]
-        if method == "HEAD" and not scope["path"].endswith("/events"):
+        if method == "HEAD" and not EVENTS.search(scope["path"]):
             scope = {**scope, "method": "GET"}
 
         async def noting(message: Message) -> None:

@@ -52,3 +52,4 @@ def test_a_head_is_answered_as_a_get_without_its_body() -> None:
         known = {"If-None-Match": got.headers["etag"]}
         assert client.head("/v1/refs", headers=known).status_code == 304
         assert client.head("/v1/builds/b-0123456789abcdef/events").status_code == 405
+        assert client.head("/v1/refs/events").status_code == 200
