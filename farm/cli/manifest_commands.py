@@ -97,6 +97,8 @@ def init(
     from farm.client.authoring import init_manifest
     from farm.manifest import manifest_schema
 
+    if file and file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
     if file and file.exists():
         raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
     text = init_manifest(model, file.parent if file else Path(), SCHEMA if file else "")

@@ -270,7 +270,9 @@ def test_a_new_manifest_asks_for_a_shape_that_the_model_does_not_say(tmp_path: P
     assert lint(tmp_path / "farm.yaml") == []
 
 
-def test_a_new_manifest_comes_with_the_schema_that_its_first_line_names(tmp_path: Path) -> None:
+def test_a_new_manifest_comes_with_the_schema_that_its_first_line_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = save_net(tmp_path / "net.onnx")
     assert main(["init", str(model), "-o", str(tmp_path / "farm.yaml")]) == 0
     first = (tmp_path / "farm.yaml").read_text().splitlines()[0]
@@ -280,6 +282,8 @@ def test_a_new_manifest_comes_with_the_schema_that_its_first_line_names(tmp_path
     assert main(["init", str(model), "-o", str(tmp_path / "other.yaml")]) == 0
     assert schema.read_text() == "mine"
     assert lint(tmp_path / "farm.yaml") == []
+    assert main(["init", str(model), "-o", str(tmp_path)]) == 2
+    assert "it is a folder\n  name a file in it" in capsys.readouterr().err
 
 
 def test_a_new_manifest_names_a_model_called_model_by_its_folder(tmp_path: Path) -> None:
