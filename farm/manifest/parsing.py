@@ -35,7 +35,7 @@ from farm.targets.pools import understand_target
 def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
     """Read a manifest from a file; patterns of file names start at `folder`, by default that of the file.
 
-    Raises ManifestError with all problems of the manifest, UsageError if there is no such file.
+    Raises ManifestError with all problems of the manifest, also if there is no such file.
     """
     manifest, problems = read_manifest(path, folder)
     return _required(manifest, problems)
@@ -59,15 +59,15 @@ def read_manifest(path: str | Path, folder: Path | None = None) -> tuple[Manifes
 
     Where nothing but unknown fields is wrong there is a manifest, without them: its files can be looked at.
 
-    Raises ManifestError if the text is not YAML, or a pattern of files cannot be used, UsageError if there is no
-    such file.
+    Raises ManifestError if there is no such file, the text is not YAML, or a pattern of files cannot be used.
     """
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else Path(path).open("rb") as stream:
             # Never more of a huge file than what shows that it is too large.
             content = stream.read(64 << 20)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="`farm init MODEL` writes a manifest") from None
+        missing = Problem(error.strerror or str(error), str(path), hint="`farm init MODEL` writes a manifest")
+        raise ManifestError([missing]) from None
     document = read_document(content, str(path))
     text = freeze_globs(document, folder or Path(path).parent)
     return _build(document if text == document.text else read_document(text, str(path)))

@@ -499,9 +499,12 @@ def test_lint_as_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 8, "startColumn": 1}
 
 
-def test_lint_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", "nowhere.yaml"]) == 2
-    assert "nowhere.yaml" in capsys.readouterr().err
+def test_lint_without_one_of_its_files_checks_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = manifest(tmp_path, GOOD + "unknown: 1\n")
+    assert main(["lint", "nowhere.yaml", other, "--no-models"]) == 2
+    printed = capsys.readouterr().out
+    assert "nowhere.yaml: No such file" in printed
+    assert f"{other}: 1 error" in printed
 
 
 @pytest.mark.parametrize(("option", "draft"), [([], "2020-12"), (["--draft7"], "draft-07")])
