@@ -49,10 +49,11 @@ def _run(arguments: Sequence[str]) -> int:
             print(f"error: cannot write: {error.strerror}\n  is the disk full?", file=sys.stderr)  # noqa: T201
             return 2
         return 0
-    from farm.cli.quick_start import compile_less, let_idle_threads_sleep
+    from farm.cli.quick_start import compile_less, let_idle_threads_sleep, reach_this_machine_directly
 
     compile_less()
     let_idle_threads_sleep()
+    reach_this_machine_directly()
     from farm.cli.commands import run
 
     return run(arguments)

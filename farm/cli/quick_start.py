@@ -1,4 +1,4 @@
-"""What takes time at each start of a command and is hardly ever needed."""
+"""What is set for a process before anything is imported: what takes time and is hardly ever needed, and proxies."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def let_idle_threads_sleep() -> None:
     While they spin, importing numpy costs half as much again. What the user sets stays.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+
+def reach_this_machine_directly() -> None:
+    """Keep the environment's proxy from the parts of a farm on this machine: it would look for them on its own machine.
+
+    Many set a proxy for all that they run, and no exception. All libraries that ask over HTTP read these variables.
+    """
+    excepted = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if excepted.strip() != "*" and any(name.lower().endswith("_proxy") for name in os.environ):
+        every = dict.fromkeys([*filter(None, excepted.split(",")), "localhost", "127.0.0.1", "::1"])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(every)
 
 
 def _refusals(cls: Any, fields: Iterable[dataclasses.Field[Any]], _: object) -> tuple[Callable[..., None], ...]:

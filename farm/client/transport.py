@@ -53,7 +53,11 @@ def _client(transport: httpx.BaseTransport | None = None, **options: Any) -> htt
     from farm.client.plain_http import PlainHTTP, names_no_proxy, trusted
 
     if transport is None and not names_no_proxy():
-        return httpx.Client(verify=trusted(), **options)
+        try:
+            return httpx.Client(verify=trusted(), **options)
+        except ImportError:
+            hint = "install socksio next to the farm, or unset ALL_PROXY"
+            raise UsageError("a SOCKS proxy is set, and the package for it is missing", hint=hint) from None
     return httpx.Client(transport=transport or PlainHTTP(), **options)
 
 

@@ -231,15 +231,20 @@ def test_keys_are_the_same_in_every_namespace(quickstart: Command, first: dict[s
 
 
 def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, same: Path, tmp_path: Path) -> None:
-    """Servers and processes started by hand, as docs/running.md says: same manifest, same keys, two workers."""
+    """Servers and processes started by hand, as docs/running.md says: same manifest, same keys, two workers.
+
+    The environment names a proxy, as in many companies, which knows nothing of this machine.
+    """
     access, secret, token = (secrets.token_hex(8) for _ in range(3))
     valkey = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
     weed = servers.start_weed(tmp_path / "weed", access, secret, bucket="farm")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    away = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     farm = command(
         tmp_path,
+        **away,
         FARM_REDIS_URL=valkey.url,
         FARM_S3_ENDPOINT=weed.url,
         FARM_S3_BUCKET="farm",
@@ -254,7 +259,7 @@ def test_a_farm_on_servers_of_its_own_has_the_same_keys(quickstart: Command, sam
     ]
     # The client has no address but the API's.
     url = f"http://127.0.0.1:{port}"
-    client = command(tmp_path / "client", FARM_API_URL=url, FARM_API_TOKEN=token)
+    client = command(tmp_path / "client", **away, FARM_API_URL=url, FARM_API_TOKEN=token)
     client.folder.mkdir()
 
     def both_take_jobs() -> bool:

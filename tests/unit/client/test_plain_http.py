@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -332,3 +333,10 @@ def test_no_connection_is_kept_by_a_client_that_was_closed() -> None:
         transport.close()
         answer.close()
         assert transport._idle == {}
+
+
+def test_a_proxy_that_needs_a_package_is_no_bug_of_the_farm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(UsageError, match="SOCKS"):
+        Transport("http://farm.example", "", namespace="", timeout=5)
