@@ -195,6 +195,9 @@ def _verify_pack(folder: Path, trust: Trust, tag: str, cache: Path | None) -> It
         yield TrustCheck(Standing.REFUSED, "sha256", f"changed since the pack was written: {', '.join(wrong[:5])}")
     elif len(found) == len(index["files"]):
         yield TrustCheck(Standing.OK, "sha256", f"{len(found)} files as {PACK} says")
+    own = {PACK, SIDECAR, statements_path(folder / SIDECAR).name}
+    if others := sorted(_files_in(folder) - own - {str(PurePosixPath(name)) for name in said}):
+        yield TrustCheck(Standing.REFUSED, "pack", f"{PACK} does not name what is there: {', '.join(others[:5])}")
     text = _read(folder / SIDECAR)
     sidecar = _sidecar(text, str(folder / SIDECAR))
     judged = trust.judge(text, read_statements(statements_path(folder / SIDECAR)), tag=tag)
@@ -209,6 +212,12 @@ def _verify_pack(folder: Path, trust: Trust, tag: str, cache: Path | None) -> It
             covered |= set(each.statement.subjects.values())
     bare = [name for name, digest in found.items() if digest not in covered]
     yield _unsigned(bare, found, _made_again(index, sidecar, found, cache) if bare else {})
+
+
+def _files_in(folder: Path) -> set[str]:
+    """Return what there is but folders, however deep: Triton serves the highest version that it finds."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in found}
 
 
 def _unsigned(names: Sequence[str], found: Mapping[str, str], again: Mapping[str, str]) -> TrustCheck:

@@ -243,12 +243,26 @@ def _require_own(folder: Path, *, force: bool) -> None:
 def _place(made: Path, folder: Path) -> None:
     """Let the finished pack take the place of what is there: entry by entry, the index last; no link is followed.
 
-    A cache is replaced as a whole, so that it never holds the programs of two packs.
+    What only the pack before had goes: nothing would say whose it is. A cache is replaced as a whole, so that it
+    never holds the programs of two packs.
     """
-    for entry in sorted(made.iterdir(), key=lambda entry: (entry.name == PACK, entry.name)):
+    entries = sorted(made.iterdir(), key=lambda entry: (entry.name == PACK, entry.name))
+    for name in _named_before(folder) - {entry.name for entry in entries}:
+        remove_tree(folder / name)
+    for entry in entries:
         target = folder / entry.name
         if target.is_dir() and not target.is_symlink():
             going = made.parent / f"{entry.name}.old"
             target.rename(going)
             remove_tree(going)
         entry.replace(target)
+
+
+def _named_before(folder: Path) -> set[str]:
+    """Return the entries of a folder that the index of the pack in it names."""
+    try:
+        index = json.loads(read_plain(folder / PACK, _LARGEST_INDEX))
+        parts = [PurePosixPath(file["path"]).parts for file in index["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {first for first, *_ in filter(None, parts)} - {"/", ".."}

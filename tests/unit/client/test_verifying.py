@@ -165,6 +165,20 @@ def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact
             verify_file(folder, trust)
 
 
+def test_a_file_that_was_put_into_a_pack_is_refused(tmp_path: Path, signed: SignedArtifact) -> None:
+    trust, folder = Trust(load_policy(tmp_path / "trust.toml")), tmp_path / "pack"
+    for layout in (Layout.ONNXRUNTIME, Layout.TRITON):  # Of the first nothing is left.
+        write_pack(layout, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
+    assert refused(folder, trust) == []
+    newer = folder / "models" / "net" / "2"
+    newer.mkdir()
+    (newer / "model.onnx").write_bytes(b"evil")
+    (folder / "onnxruntime").symlink_to(tmp_path)
+    assert refused(folder, trust) == [
+        "pack: pack.json does not name what is there: models/net/2/model.onnx, onnxruntime"
+    ]  # fmt: skip
+
+
 def test_a_signed_pack_brings_the_files_that_it_names(tmp_path: Path, signed: SignedArtifact) -> None:
     trust, notary = Trust(load_policy(tmp_path / "trust.toml")), Notary(load_signer(tmp_path / "packer.key"))
     subjects = subjects_of(signed.sidecar, hashlib.sha256(signed.text).hexdigest())
