@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import MAIN, readable
 from farm.artifacts.sidecar import SidecarDocument, document, read
-from farm.client.fetching import require_model, sidecar_path, statements_path
+from farm.client.fetching import SIDECAR_SUFFIX, file_name, require_model, sidecar_path, statements_path
 from farm.errors import ArtifactGone, FarmError, NotFound, Untrusted, UsageError
 from farm.files import NotPlain, open_plain, read_plain
 from farm.signing import bundles
@@ -157,16 +157,22 @@ def verify_file(path: Path, trust: Trust, *, tag: str = "", cache: Path | None =
     place = _sidecar_of(path)
     text = _read(place)
     sidecar = _sidecar(text, str(place))
-    program = path if path.is_file() and path != place else place.parent / sidecar.blobs.program.path
+    program = path if path.is_file() and path != place else _program_of(place, sidecar)
     judged = trust.judge(text, read_statements(statements_path(place)), tag=tag)
     return [_program(program, sidecar), *judged.checks]
+
+
+def _program_of(place: Path, sidecar: Sidecar) -> Path:
+    """Return where the program of a sidecar lies: by the sidecar's own name, unless an older client wrote it."""
+    name = place.name.removesuffix(SIDECAR_SUFFIX)
+    return place.with_name(file_name(sidecar.blobs.program.path) if name in (place.name, "") else name)
 
 
 def _program(path: Path, sidecar: Sidecar) -> TrustCheck:
     wanted = sidecar.blobs.program
     try:
         digest = _file_digest(path)
-    except NotPlain as error:
+    except OSError as error:
         return TrustCheck(Standing.REFUSED, "sha256", f"{path.name}: {error.strerror}")
     if digest != wanted.digest:
         return TrustCheck(
@@ -185,10 +191,10 @@ def _verify_pack(folder: Path, trust: Trust, tag: str, cache: Path | None) -> It
     for file in index["files"]:
         parts = PurePosixPath(file["path"]).parts
         try:
-            if not parts or parts[0] == "/" or ".." in parts:
+            if not parts or parts[0] == "/" or ".." in parts or "\0" in file["path"]:
                 raise NotPlain(0, "leads out of the pack")
             found[file["path"]] = _file_digest(folder.joinpath(*parts), within=folder)
-        except NotPlain as error:
+        except OSError as error:
             yield TrustCheck(Standing.REFUSED, "sha256", f"{file['path']}: {error.strerror}")
     said = {file["path"]: file["digest"] for file in index["files"]}
     if wrong := [name for name, digest in found.items() if digest != said[name]]:

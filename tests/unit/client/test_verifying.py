@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from farm.client.verifying import SignedArtifact, Trust, verify_file
+from farm.client.verifying import SignedArtifact, Trust, verify_file, what_to_verify
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
 from farm.packs.layouts import Layout
 from farm.packs.question import CacheFile
@@ -155,10 +155,13 @@ def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact
     folder = tmp_path / "pack"
     write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
     index = json.loads((folder / "pack.json").read_text())
-    for path in ("../program", "/etc/passwd", ""):
+    for path in ("../program", "/etc/passwd", "", "a\0b"):
         index["files"][0]["path"] = path
         (folder / "pack.json").write_text(json.dumps(index))
         assert any("leads out of the pack" in line for line in refused(folder, trust)), path
+    index["files"][0]["path"] = "long" * 100
+    (folder / "pack.json").write_text(json.dumps(index))
+    assert "File name too long" in refused(folder, trust)[0]
     for text in ("[]", "{}", '{"files": [1]}', "\xff"):
         (folder / "pack.json").write_text(text)
         with pytest.raises(ArtifactGone, match="no index of a pack"):
@@ -216,6 +219,24 @@ def test_what_has_no_sidecar_or_no_policy_is_said(tmp_path: Path, signed: Signed
     (tmp_path / "net.onnx.artifact.json").write_bytes(b"{}")
     with pytest.raises(ArtifactGone, match="is not valid"):
         verify_file(program, trust)
+
+
+def test_a_sidecar_vouches_for_the_program_next_to_it(tmp_path: Path, signed: SignedArtifact) -> None:
+    """A copy of a signed sidecar by another program's name must not make that one pass in a folder."""
+    trust, folder = Trust(policy_of_keys([tmp_path / "farm.pub"], "main")), tmp_path / "programs"
+    folder.mkdir()
+    for name, content in (("evil.onnx", b"evil"), ("net.onnx", PROGRAM)):
+        (folder / name).write_bytes(content)
+        (folder / f"{name}.artifact.json").write_bytes(signed.text)
+        (folder / f"{name}.artifact.sigstore.jsonl").write_bytes(signed.lines())
+    evil, net = what_to_verify(folder)
+    assert "sha256: evil.onnx has" in refused(evil, trust)[0] and not refused(net, trust)
+    for path in ("/", "a\0b", "../net.onnx", "long" * 100):  # An older client's sidecar says it.
+        document = json.loads(signed.text)
+        document["blobs"]["program"]["path"] = path
+        (folder / "artifact.json").write_text(json.dumps(document))
+        with pytest.raises(ArtifactGone, match="the client refuses"):
+            verify_file(folder / "artifact.json", trust)
 
 
 def test_a_reader_takes_its_own_namespace_and_main_only(tmp_path: Path) -> None:
