@@ -227,7 +227,7 @@ class ArtifactsApi(Api):
         text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
         if trust and asks:
             self._refresh(trust)
-            judged = trust.judge(text, statements, tag=tag, needs=needs)
+            judged = trust.judge(text, statements, key=key, tag=tag, needs=needs)
             judged.require(key)
             return SignedArtifact(text, statements, judged)
         return SignedArtifact(text, statements)
@@ -236,7 +236,8 @@ class ArtifactsApi(Api):
         """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
         found = self._statements(key)
         self._refresh(trust)
-        return trust.judge(found["sidecar"].encode(), [each.encode() for each in found["statements"]], tag=tag).checks
+        text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
+        return trust.judge(text, statements, key=key, tag=tag).checks
 
     def publish_revocations(self, document: bytes) -> None:
         """Publish a signed revocation document for all readers. Raises UsageError, Conflict for an older one."""

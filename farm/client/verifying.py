@@ -84,8 +84,18 @@ class Trust:
         policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
         return cls(policy, Notary.from_settings(settings), settings.namespace)
 
-    def judge(self, text: bytes, statements: Sequence[bytes], *, tag: str = "", needs: tuple[str, ...] = ()) -> Checks:
+    def judge(
+        self,
+        text: bytes,
+        statements: Sequence[bytes],
+        *,
+        key: str = "",
+        tag: str = "",
+        needs: tuple[str, ...] = (),
+    ) -> Checks:
         """Judge a sidecar by what came with it; the program counts as what the sidecar names.
+
+        `key` is the cache key by which a farm was asked for it, which may answer with another artifact.
 
         Raises ArtifactGone if it is no sidecar, UsageError without a policy.
         """
@@ -93,6 +103,9 @@ class Trust:
             raise UsageError("no trust policy", hint="set `trust_policy`, or name a key: --key FILE.pub")
         sidecar = _sidecar(text, "the sidecar")
         found = AtHand(sidecar.namespace, sidecar.blobs.program.digest, _sha256(text), tag, needs)
+        if key and sidecar.key != key:
+            wrong = f"it is the artifact {sidecar.key[:16]}…, and {key[:16]}… was asked for"
+            return Checks([TrustCheck(Standing.REFUSED, "key", wrong)], [])
         if sidecar.namespace not in readable(self.namespace or MAIN):
             wrong = f"it is of the namespace {sidecar.namespace}, and this reader works in {self.namespace or MAIN}"
             return Checks([TrustCheck(Standing.REFUSED, "namespace", wrong)], [])

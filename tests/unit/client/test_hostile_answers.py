@@ -12,8 +12,11 @@ import pytest
 
 from farm.client.client import FarmClient
 from farm.client.conformity import conforming
-from farm.errors import FarmError, UsageError
+from farm.client.verifying import Trust
+from farm.errors import FarmError, Untrusted, UsageError
 from farm.matrix.planned import CellGates
+from farm.signing.trust import clock, policy_of_keys
+from tests.support.signed import Signed, key_in, sidecar_of
 
 CELL: dict[str, Any] = {
     "identifier": "net/cpu/fp32/b1", "model": "net", "target": "onnxruntime/cpu", "precision": "fp32", "shape": "b1",
@@ -146,6 +149,18 @@ def test_odd_events_are_one_line(data: str) -> None:
     for ask in (farm.changes, farm.watch):
         with pytest.raises(UsageError, match="answers what no farm does: "):
             next(iter(ask(BUILD_ID)))
+
+
+def test_another_artifact_than_the_one_that_was_asked_for_is_refused(tmp_path: Path) -> None:
+    """What a farm signed long ago stays signed: only its key tells it from what is wanted now."""
+    old = Signed(sidecar_of(), key_in(tmp_path, "farm"))
+    answer = {"sidecar": old.text.decode(), "statements": [old.provenance(clock()).decode()]}
+    own, trust = client(answer), Trust(policy_of_keys([tmp_path / "farm.pub"], "main"))
+    own.trust = trust
+    assert own.artifacts.signed(old.sidecar.key)
+    with pytest.raises(Untrusted, match="it is the artifact 0000000000000000…, and abababababababab… was asked for"):
+        own.artifacts.signed("ab" * 32)
+    assert [check.name for check in own.artifacts.judged("ab" * 32, trust)] == ["key"]
 
 
 def test_an_older_farm_leaves_out_what_a_newer_one_added() -> None:
