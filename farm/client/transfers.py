@@ -16,6 +16,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -34,6 +35,12 @@ PIECE = 8 << 20
 
 AT_ONCE = 8
 """Requests at once."""
+
+AHEAD = 8 * AT_ONCE
+"""Pieces that are asked for before the first of them is hashed: a farm may call a blob as large as it likes."""
+
+LARGEST = 5 << 40
+"""Bytes of a blob at most: S3 has no larger objects."""
 
 _READ = 1 << 18
 _FICLONE = 0x40049409
@@ -263,6 +270,8 @@ def _clone(source: Path, place: Path, *, linked: bool) -> None:
 
 def _fetch(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownload) -> None:
     """Bring what an unfinished file lacks."""
+    if wanted.size > LARGEST:
+        raise gone(wanted.name, f"has more bytes than {LARGEST >> 40} TiB, as the farm says")
     pieces = -(-wanted.size // PIECE)
     if os.fstat(part).st_size != wanted.size + pieces:
         _empty(part, wanted)
@@ -325,11 +334,11 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
 
     sha256, buffer = hashlib.sha256(), memoryview(bytearray(_READ))
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        coming: dict[int, Future[None]] = {
-            number: threads.submit(bring, number) for number in range(len(starts)) if not there[number]
-        }
+        missing = (number for number in range(len(starts)) if not there[number])
+        coming: dict[int, Future[None]] = {}
         try:
             for number, start in enumerate(starts):
+                coming |= {each: threads.submit(bring, each) for each in islice(missing, AHEAD - len(coming))}
                 if number in coming:
                     coming.pop(number).result()
                 end = min(start + PIECE, wanted.size)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     assert Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", Server()).read_bytes() == DATA
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "one"]
+
+
+def test_a_blob_of_any_size_takes_little_memory(tmp_path: Path) -> None:
+    """A farm that nobody should trust says the size; that of the second one here has no place in a file's."""
+
+    def gone(start: int, end: int, write: Write) -> None:
+        raise ArtifactGone("it is not there")
+
+    tracemalloc.start()
+    try:
+        for pieces in (30_000, 2**63):
+            with pytest.raises(ArtifactGone):
+                Downloads(tmp_path / "cache").bring(WANTED._replace(size=pieces * PIECE), tmp_path / "one", gone)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_empty_blob(tmp_path: Path) -> None:
