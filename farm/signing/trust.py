@@ -157,9 +157,11 @@ def load_policy(path: Path) -> TrustPolicy:
 
 def policy_of_keys(keys: list[Path], namespace: str) -> TrustPolicy:
     """Return the policy of somebody who names no file: an owner of one of these public keys may sign everything."""
-    signers = {path.stem: KnownSigner(path.stem, load_public(path), SignerRules(key=path.name)) for path in keys}
+    # By their ids: files in two folders may have one name.
+    loaded = {(key := load_public(path)).keyid: (path, key) for path in keys}
+    signers = {keyid: KnownSigner(path.stem, key, SignerRules(key=path.name)) for keyid, (path, key) in loaded.items()}
     rules = NamespaceRules(signers=tuple(signers))
-    given = {name: signer.rules for name, signer in signers.items()}
+    given = {keyid: signer.rules for keyid, signer in signers.items()}
     return TrustPolicy(PolicyDocument(signers=given, namespaces={namespace: rules}), signers)
 
 

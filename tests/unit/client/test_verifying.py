@@ -212,6 +212,10 @@ def test_what_has_no_sidecar_or_no_policy_is_said(tmp_path: Path, signed: Signed
     (tmp_path / "net.onnx.artifact.json").write_bytes(signed.text)
     (tmp_path / "net.onnx.artifact.sigstore.jsonl").write_bytes(signed.lines())
     assert refused(program, trust) == []
+    (tmp_path / "new").mkdir()
+    key_in(tmp_path / "new", "farm")  # Another key with a file of the same name.
+    both = [tmp_path / "farm.pub", tmp_path / "new" / "farm.pub"]
+    assert refused(program, Trust(policy_of_keys(both, "main"))) == []
     program.write_bytes(b"another program")
     assert "sha256: net.onnx has" in refused(program, trust)[0]
     with pytest.raises(UsageError, match="no trust policy"):
