@@ -170,6 +170,8 @@ class Downloads:
         """
         said = progress or _silent
         whole = self._cache / "blobs" / wanted.digest if self._cache else None
+        if self._cache and whole:
+            note_use(self._cache, [whole])  # First: another process may trim the cache while this one hashes.
         if whole is None or not _is_whole(whole, wanted, said):
             part, kept = _open_part(whole, place)
             try:
@@ -187,7 +189,6 @@ class Downloads:
         if self._cache and whole:
             with replacing(place) as clone:
                 _clone(whole, clone, linked=not alone)
-            note_use(self._cache, [whole])
             trim(self._cache, self._limit)
         return place
 

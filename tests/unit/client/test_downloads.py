@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from farm.client import transfers
-from farm.client.cache import IN_USE
+from farm.client.cache import IN_USE, trim
 from farm.client.transfers import Downloads, WantedBlob
 from farm.client.transport import NoRanges
 from farm.errors import ArtifactGone, StorageUnavailable, UsageError
@@ -211,6 +212,16 @@ def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
     kept.bring(WantedBlob(hashlib.sha256(other).hexdigest(), len(other), "b"), tmp_path / "two", Server(other))
     assert [path.name for path in blobs.iterdir()] == [hashlib.sha256(other).hexdigest()]
     assert (tmp_path / "one").read_bytes() == DATA, "what was fetched stays"
+
+
+def test_what_is_being_read_is_not_trimmed(tmp_path: Path) -> None:
+    """Another process may trim the cache while this one hashes a blob that nobody has used for days."""
+    kept = Downloads(tmp_path / "cache")
+    kept.bring(WANTED, tmp_path / "one", Server())
+    days_ago = time.time() - 2 * IN_USE
+    os.utime(tmp_path / "cache" / "blobs" / WANTED.digest, (days_ago, days_ago))
+    place = kept.bring(WANTED, tmp_path / "two", never, lambda *_: trim(tmp_path / "cache", 0))
+    assert place.read_bytes() == DATA
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
