@@ -226,7 +226,7 @@ def _read(path: Path, *, trusted: bool = True) -> _Source:
     try:
         text = path.read_text(encoding="utf-8")
         return _Source(tomllib.loads(text), path, text, trusted)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 

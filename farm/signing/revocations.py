@@ -158,7 +158,7 @@ def parse(bundle: bundles.Bundle) -> Revocations:
         return Revocations(int(document["number"]), instant(document["issued"]), keys, programs)
     except Unusable:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise Unusable(f"it is damaged: {type(error).__name__}") from None
 
 

@@ -92,7 +92,10 @@ def instant(text: str) -> datetime:
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
         raise ValueError("a time without a zone")
-    return when.astimezone(UTC)
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time beyond the calendar") from None
 
 
 def written(when: datetime) -> str:

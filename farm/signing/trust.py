@@ -140,7 +140,7 @@ def load_policy(path: Path) -> TrustPolicy:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise UsageError(f"the trust policy {path}: {wrong}", hint="docs/security.md has an example") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the trust policy {path}: {error}") from None
     unknown = sorted(_named(document) - document.signers.keys())
     if unknown:

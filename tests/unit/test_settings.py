@@ -42,6 +42,9 @@ def test_an_unknown_field_in_the_file_is_refused_with_the_file(tmp_path: Path) -
     file.write_text("leese_seconds = 7\n")
     with pytest.raises(UsageError, match=r"farm\.toml.*leese_seconds"):
         load_settings({"FARM_CONFIG": str(file)})
+    file.write_text(f"pool = {'[' * 5000}")
+    with pytest.raises(UsageError, match=r"farm\.toml: maximum recursion depth"):
+        load_settings({"FARM_CONFIG": str(file)})
 
 
 def test_another_process_gets_the_same_settings_through_its_environment() -> None:

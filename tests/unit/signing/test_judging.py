@@ -153,8 +153,13 @@ def test_what_is_no_bundle_is_refused(world: World, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"[]", b"{}", b"\xff", b'{"_type": "https://in-toto.io/Statement/v0.1"}', b"[" * 100_000]
-)
+    "payload",
+    [
+        b"[]", b"{}", b"\xff", b'{"_type": "https://in-toto.io/Statement/v0.1"}', b"[" * 100_000,
+        b'{"_type": "https://in-toto.io/Statement/v1", "subject": [{"digest": {}}], "predicateType": "",'
+        b' "predicate": {"farm_signedOn": "0001-01-01T00:00:00+14:00"}}',
+    ],
+)  # fmt: skip
 def test_a_signed_text_that_is_no_statement_is_refused(world: World, payload: bytes) -> None:
     bundle = bundles.sign(payload, bundles.IN_TOTO, world.signer("farm"))
     assert "statement: " in refusals(world.judge(bundle, world.signed.provenance(), world.signed.results()))
@@ -285,8 +290,10 @@ def test_a_revocation_document_that_is_stale_changed_or_of_others_is_refused(wor
     assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY))
     both = MONTHLY.replace('signers = ["root"]', 'signers = ["root", "farm"]')
     assert "no revocation document" in refusals(world.judge(*given, text=both))
-    (world.folder / "revocations.json").write_bytes(b"{}")
-    assert "it is damaged" in refusals(world.judge(*given, text=MONTHLY))
+    endless = b'{"schema": 1, "number": Infinity, "issued": "2026-11-22T00:00:00Z", "keys": {}, "programs": {}}'
+    for data in (b"{}", bundles.sign(endless, revocations.PAYLOAD, world.signer("root"))):
+        (world.folder / "revocations.json").write_bytes(data)
+        assert "it is damaged" in refusals(world.judge(*given, text=MONTHLY))
 
 
 def test_only_a_newer_revocation_document_is_taken_over(world: World) -> None:
@@ -335,6 +342,7 @@ def test_only_the_builders_of_the_policy_count(world: World) -> None:
         ("[signers.x]\nkey = 'farm.pub'\n[signers.y]\nkey = 'farm.pub'\n", "two signers with one key"),
         ("[namespaces.main]\nrequire = ['everything']\n", "require"),
         ("[signers", "trust.toml"),
+        (f"signers = {'[' * 5000}", "trust.toml"),
     ],
 )
 def test_a_wrong_policy_is_refused_with_its_place(world: World, wrong: str, message: str) -> None:
