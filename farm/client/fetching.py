@@ -355,10 +355,12 @@ def place_kernels(bring: Bring, packed: FileReference, kernels: Path) -> None:
                 if sum(item.file_size for item in items) > LARGEST_KERNELS:
                     raise ArtifactGone(f"the kernel binaries are more than {LARGEST_KERNELS >> 30} GiB")
                 for item in items:
+                    if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                        raise zipfile.BadZipFile(f"{item.filename!r} is packed in a way that no farm uses")
                     place = kernels / file_name(Path(item.filename).name)
                     with archive.open(item) as source, replacing(place) as part, part.open("wb") as file:
                         shutil.copyfileobj(source, file)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
             raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
 
 

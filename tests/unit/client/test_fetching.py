@@ -174,5 +174,10 @@ def test_kernels_that_unpack_without_end_are_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ArtifactGone, match="the kernel binaries are more than"):
         place_kernels(bring, packed, tmp_path / "out" / "kernels")
     assert json.dumps([path.name for path in (tmp_path / "out").rglob("*")]) == '["kernels"]'
-    with pytest.raises(ArtifactGone, match="cannot be unpacked"):
-        place_kernels(bring, blob("kernels.zip", b"no archive"), tmp_path / "out" / "kernels")
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w", zipfile.ZIP_LZMA) as odd:
+        odd.writestr("a.ukdb", b"kernels")
+    archive(tmp_path, "é.ukdb")
+    no_name = (tmp_path / "made.zip").read_bytes().replace("é".encode(), b"\xc3.")
+    for wrong in (b"no archive", (tmp_path / "odd.zip").read_bytes(), no_name):
+        with pytest.raises(ArtifactGone, match="cannot be unpacked"):
+            place_kernels(bring, blob("kernels.zip", wrong), tmp_path / "out" / "kernels")
