@@ -234,9 +234,14 @@ def _verify_pack(folder: Path, trust: Trust, tag: str, cache: Path | None) -> It
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Return what there is but folders, however deep: Triton serves the highest version that it finds."""
+    """Return what there is but folders, however deep: Triton serves the highest version that it finds.
+
+    What a fetch left that was killed, nothing finds.
+    """
+    from farm.packs.writing import SCRATCH
+
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix() for path in found}
+    return {name for path in found if not (name := path.relative_to(folder).as_posix()).startswith(SCRATCH)}
 
 
 def _unsigned(names: Sequence[str], found: Mapping[str, str], again: Mapping[str, str]) -> TrustCheck:

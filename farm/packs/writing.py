@@ -23,6 +23,8 @@ from farm.packs.wrapper import MODEL, wrapper
 PACK = "pack.json"
 SIDECAR = "artifact.json"
 STATEMENTS = "artifact.sigstore.jsonl"
+SCRATCH = ".pack-"
+"""How the name of a folder begins in which a pack is made; one stays if its writer was killed."""
 _LARGEST_INDEX = 1 << 20
 
 BringModel = Callable[[Path], Path]
@@ -100,7 +102,7 @@ def write_pack(
     require_fit(layout, sidecar)
     _require_own(folder, force=force)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
         made = Path(scratch) / "pack"
         made.mkdir()
         ready = signed.pack_files(layout) if signed else {}
@@ -229,7 +231,9 @@ def _files(made: Path) -> Iterator[PackFile]:
 
 def _require_own(folder: Path, *, force: bool) -> None:
     """Refuse a folder that holds something else than an earlier pack. Raises UsageError."""
-    if force or not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+    if force or not os.path.lexists(folder):
+        return
+    if folder.is_dir() and all(entry.name.startswith(SCRATCH) for entry in folder.iterdir()):
         return
     try:
         index = json.loads(read_plain(folder / PACK, _LARGEST_INDEX))

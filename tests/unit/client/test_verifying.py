@@ -170,6 +170,8 @@ def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact
 
 def test_a_file_that_was_put_into_a_pack_is_refused(tmp_path: Path, signed: SignedArtifact) -> None:
     trust, folder = Trust(load_policy(tmp_path / "trust.toml")), tmp_path / "pack"
+    (folder / ".pack-1").mkdir(parents=True)  # Of a fetch that was killed.
+    (folder / ".pack-1" / "net.mxr").write_bytes(b"a pro")
     for layout in (Layout.ONNXRUNTIME, Layout.TRITON):  # Of the first nothing is left.
         write_pack(layout, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
     assert refused(folder, trust) == []
