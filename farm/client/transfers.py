@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -169,7 +170,7 @@ class Downloads:
         Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
         """
         said = progress or _silent
-        whole = self._cache / "blobs" / wanted.digest if self._cache else None
+        whole = self._place(wanted.digest)
         if self._cache and whole:
             note_use(self._cache, [whole])  # First: another process may trim the cache while this one hashes.
         if whole is None or not _is_whole(whole, wanted, said):
@@ -194,8 +195,14 @@ class Downloads:
 
     def find(self, digest: str, size: int) -> Path | None:
         """Return the file of a blob that is in the cache, every byte hashed; None if it is not there."""
-        whole = self._cache / "blobs" / digest if self._cache else None
+        whole = self._place(digest)
         return whole if whole and _is_whole(whole, WantedBlob(digest, size, digest), _silent) else None
+
+    def _place(self, digest: str) -> Path | None:
+        """Return where a blob is kept. Raises ArtifactGone for what is no digest: a work order may say anything."""
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise ArtifactGone(f"the farm names a blob {digest!r}, which is no SHA-256")
+        return self._cache / "blobs" / digest if self._cache else None
 
 
 class _Unfinished(NamedTuple):

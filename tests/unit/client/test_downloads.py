@@ -98,6 +98,21 @@ def test_a_blob_of_any_size_takes_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_digest_leads_nowhere_else(tmp_path: Path, cached: bool) -> None:
+    """A file that did not have its digest was removed from the cache: with a path as its digest, any file was."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    downloads = Downloads(tmp_path / "cache" if cached else None)
+    (tmp_path / "cache" / "blobs").mkdir(parents=True)
+    for digest in ("../../mine", str(mine), "", WANTED.digest.upper()):
+        with pytest.raises(ArtifactGone, match="which is no SHA-256"):
+            downloads.bring(WANTED._replace(digest=digest), tmp_path / "one", Server())
+        with pytest.raises(ArtifactGone, match="which is no SHA-256"):
+            downloads.find(digest, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "mine"]
+
+
 def test_an_empty_blob(tmp_path: Path) -> None:
     empty = WantedBlob(hashlib.sha256(b"").hexdigest(), 0, "log.txt")
     assert Downloads(tmp_path / "cache").bring(empty, tmp_path / "one", never).read_bytes() == b""
