@@ -46,6 +46,8 @@ RESERVED = (OLDER_SIDECAR, INDEX)
 LARGEST_SIDECAR = 16 << 20
 SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
 """How the files of artifacts end. A farm that nobody should trust names no `Makefile`, no `conftest.py`."""
+IMPORTABLE = (".py", ".pyc", ".so")
+"""How files end that Python imports: a pack's `use.py` imports what lies next to it before what is installed."""
 LARGEST_KERNELS = 4 << 30
 """Bytes of kernel binaries that are unpacked at most."""
 
@@ -300,8 +302,10 @@ def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
     model, *others = order["model"]["files"]
     for file in others:
         parts = PurePosixPath(file["path"]).parts
-        if not parts or parts[0] == "/" or ".." in parts:
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in file["path"]:
             raise ArtifactGone(f"the farm names a file {file['path']!r} outside the model's folder")
+        if parts[-1].endswith(IMPORTABLE):
+            raise ArtifactGone(f"the farm names a file {file['path']!r} as data of a model, and Python would import it")
         place = folder.joinpath(*parts)
         place.parent.mkdir(parents=True, exist_ok=True)
         bring(file, place)

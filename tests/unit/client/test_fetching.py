@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farm.client import family, fetching
-from farm.client.fetching import place_kernels, write_artifact, write_family
+from farm.client.fetching import bring_model, place_kernels, write_artifact, write_family
 from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
 
@@ -148,6 +148,16 @@ def archive(tmp_path: Path, *names: str, content: bytes = b"kernels") -> dict[st
         for name in names:
             made.writestr(name, content)
     return blob("kernels.zip", (tmp_path / "made.zip").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "", "a\0b", "onnxruntime.py", "numpy/__init__.pyc", "numpy.abi3.so"]
+)
+def test_data_of_a_model_is_nothing_else(tmp_path: Path, name: str) -> None:
+    order: Any = {"model": {"files": [blob("model.onnx"), blob(name)]}}
+    with pytest.raises(ArtifactGone, match="the farm names a file"):
+        bring_model(bring, order, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_kernels_stay_in_their_folder(tmp_path: Path) -> None:
