@@ -463,7 +463,7 @@ def _read_sidecar(path: Path) -> SidecarDocument:
         sidecar: SidecarDocument = read
     except FileNotFoundError:
         raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ArtifactGone(f"{path} is not a sidecar", hint="fetch it again") from None
     return sidecar
 

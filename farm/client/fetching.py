@@ -285,7 +285,7 @@ def _write_statements(document: Path, signed: SignedArtifact | None, *, force: b
 def _are_statements(path: Path) -> bool:
     try:
         return all("mediaType" in json.loads(line) for line in read_plain(path, LARGEST_SIDECAR).splitlines())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -406,7 +406,7 @@ def _blobs_in(document: Path) -> dict[str, str]:
         blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"]
         digests = {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
         return {**digests, "program": str(blobs["program"]["path"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -414,7 +414,7 @@ def _is_document(path: Path, field: str) -> bool:
     """Whether there is nothing yet, or a document of ours: it has this field."""
     try:
         return not os.path.lexists(path) or field in json.loads(read_plain(path, LARGEST_SIDECAR))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

@@ -312,7 +312,7 @@ def _index(folder: Path) -> PackIndex:
         if not all(isinstance(file["path"], str) and isinstance(file["digest"], str) for file in index["files"]):
             raise TypeError
         return index
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactGone(f"{folder / PACK} is no index of a pack: {type(error).__name__}") from None
 
 

@@ -239,7 +239,7 @@ def _require_own(folder: Path, *, force: bool) -> None:
         index = json.loads(read_plain(folder / PACK, _LARGEST_INDEX))
         if index["schema"] == 1 and isinstance(index["files"], list):
             return
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UsageError(f"{folder} holds something else than a pack", hint="choose another folder, or --force")
 
@@ -267,6 +267,6 @@ def _named_before(folder: Path) -> set[str]:
     try:
         index = json.loads(read_plain(folder / PACK, _LARGEST_INDEX))
         parts = [PurePosixPath(file["path"]).parts for file in index["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
     return {first for first, *_ in filter(None, parts)} - {"/", ".."}

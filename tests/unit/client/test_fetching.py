@@ -53,6 +53,9 @@ def test_a_file_of_the_user_is_not_written_over(tmp_path: Path, name: str) -> No
     assert contents(tmp_path) == {name: "mine", f"other.onnx.{name}": "mine"}
     fetch(tmp_path, blob(name), force=True)
     assert contents(tmp_path)[name] == "a program"
+    (tmp_path / f"{name}.artifact.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"artifact\.json exists, and no fetch has written it"):
+        fetch(tmp_path, blob(name))
 
 
 def test_programs_share_a_folder(tmp_path: Path) -> None:

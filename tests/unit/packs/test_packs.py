@@ -190,9 +190,11 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="something else than a pack"):
-        write(tmp_path, Layout.ONNXRUNTIME)
-    assert contents(folder) == ["notes.txt"]
+    for index in ("", "[" * 100_000):
+        (folder / "pack.json").write_text(index)
+        with pytest.raises(UsageError, match="something else than a pack"):
+            write(tmp_path, Layout.ONNXRUNTIME)
+    assert contents(folder) == ["notes.txt", "pack.json"]
     write(tmp_path, Layout.ONNXRUNTIME, force=True)
     assert (folder / "notes.txt").read_text() == "mine"
     write(tmp_path, Layout.ONNXRUNTIME)
