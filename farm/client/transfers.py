@@ -40,8 +40,8 @@ AT_ONCE = 8
 AHEAD = 8 * AT_ONCE
 """Pieces that are asked for before the first of them is hashed: a farm may call a blob as large as it likes."""
 
-LARGEST = 5 << 40
-"""Bytes of a blob at most: S3 has no larger objects."""
+LARGEST = 4 << 40
+"""Bytes of a blob at most: the API takes no larger ones."""
 
 _READ = 1 << 18
 _FICLONE = 0x40049409
