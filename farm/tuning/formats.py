@@ -69,6 +69,9 @@ _SQLITE_STEPS = 200_000_000
 _SQLITE_VALUE = 16 << 20
 """Bytes of one value in it."""
 
+_LARGEST_NUMBER = 1e18
+"""No operations or seconds of a slice are as many; sums of them stay numbers."""
+
 
 @dataclass(slots=True)
 class Dropped:
@@ -376,10 +379,26 @@ def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Rec
     data = _bytes(path, dropped)
     try:
         values = json.loads(data or b"{}")
-        return [Record(store, "", key, canonical(value), source) for key, value in values.items()]
+        found = [(key, value) for key, value in values.items() if _is_object(store, key, value)]
+        if len(found) < len(values):
+            dropped.broke(path.name, f"{len(values) - len(found)} of its records")
+        return [Record(store, "", key, canonical(value), source) for key, value in found]
     except (ValueError, AttributeError, RecursionError):
         dropped.broke(path.name, "its form")
         return []
+
+
+def _is_object(store: RecordStore, key: str, value: Any) -> bool:
+    """Whether a record of our own is one: numbers by name, of a slice. Every later attempt reads it, and counts on it.
+
+    The child that wrote it may be hostile.
+    """
+    return (
+        re.fullmatch(r"[0-9a-f]{64}", key) is not None
+        and isinstance(value, dict)
+        and all(type(number) in (int, float) and 0 <= number < _LARGEST_NUMBER for number in value.values())
+        and (store is not RecordStore.SLICES or value.keys() == {"operations", "seconds"})
+    )
 
 
 # --- TensorRT ---------------------------------------------------------------------------------------------------
@@ -493,8 +512,7 @@ def check_record(store: RecordStore, key: str, value: str) -> str:
         whole = isinstance(parts[0], dict) and parts[0].keys() == {"name", "problem"} and parts[1] is not None
         return "" if whole else f"no entry of a problem cache: {key[:80]}"
     if store in OBJECTS:
-        whole = re.fullmatch(r"[0-9a-f]{64}", key) is not None and isinstance(_parsed(value), dict)
-        return "" if whole else f"no record of {store}: {key[:80]}"
+        return "" if _is_object(store, key, _parsed(value)) else f"no record of {store}: {key[:80]}"
     if store is RecordStore.TIMING_CACHE:
         whole = key == "cache" and re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", value) is not None and len(value) % 4 == 0
         return "" if whole else f"no timing cache: {key[:80]}"

@@ -26,6 +26,7 @@ from farm.tuning.formats import (
     write_folder,
 )
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
+from farm.tuning.text import pack, unpack
 
 SOURCE = RecordSource("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
@@ -143,7 +144,7 @@ def test_nothing_is_written_through_what_a_child_left(how: str, tmp_path: Path) 
     made.mkdir()
     (made / PROBLEM_CACHE).write_text(json.dumps([PLAIN[0]]))
     (made / FIND).write_text("k=A:0.5,0,x\n")
-    (made / OBJECTS[RecordStore.SLICES]).write_text('{"k": 1}')
+    (made / OBJECTS[RecordStore.SLICES]).write_text(json.dumps({"0" * 64: {"operations": 1, "seconds": 1}}))
     snapshot = read_folder(made, SOURCE).snapshot
     folder.mkdir()
     for path in made.iterdir():
@@ -270,6 +271,25 @@ def test_no_bytes_are_an_error(data: bytes, tmp_path: Path) -> None:
     for name in (PROBLEM_CACHE, FIND, PERF, "cache.db"):
         (tmp_path / name).write_bytes(data)
     read_folder(tmp_path, SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("a\tb\n@@\tend", {"operations": 1, "seconds": 1.0}),
+        ("0" * 64, 5),
+        ("0" * 64, {"seconds": 1.0}),
+        ("0" * 64, {"operations": "1", "seconds": 1.0}),
+        ("0" * 64, {"operations": 10**400, "seconds": 1.0}),
+    ],
+)
+def test_what_is_no_slice_of_ours_is_dropped_and_counted(key: str, value: object, tmp_path: Path) -> None:
+    """Every attempt that tunes reads them all, and a tab or a newline would cut the delta that they are stored in."""
+    good = {"1" * 64: {"operations": 2, "seconds": 0.5}}
+    (tmp_path / "slices.json").write_text(json.dumps({key: value, **good}))
+    read = read_folder(tmp_path, SOURCE)
+    assert values(unpack(pack(read.snapshot))) == {name: canonical(slice_) for name, slice_ in good.items()}
+    assert read.dropped.broken == 1
 
 
 @pytest.mark.parametrize("text", ['["ab"]', "[[1,2]]", "[[null,1]]", '[[{"name":1},2,3]]', '{"a":1}', "7"])
