@@ -6,6 +6,7 @@ with the shape. So no compiler gets a file that breaks a rule.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
@@ -24,7 +25,9 @@ MAX_DEPTH = 24
 MAX_NODES = 2_000_000
 """Nodes of all graphs together, with every call of a model's own functions counted as what it stands for."""
 MAX_ELEMENTS = 2**40
-"""Elements of one input."""
+"""Elements of one tensor, with every empty axis counted as one."""
+MAX_OPSET = 2**31 - 1
+"""The newest opset of a domain that ONNX's own functions take."""
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("float32", 32),
@@ -212,6 +215,8 @@ class _Check:
         version = found.get("")
         if version is not None and not 1 <= version <= self.newest:
             raise BadModel(f"opset {version} is not known (this farm knows 1 to {self.newest})")
+        if beyond := [number for number in found.values() if abs(number) > MAX_OPSET]:
+            raise BadModel(f"opset {beyond[0]} is not known")
         return found
 
     def function(self, function: Any) -> None:
@@ -330,7 +335,7 @@ class _Check:
         if tensor.data_type not in DTYPES:
             raise BadModel(f"{where} has the unknown element type {tensor.data_type}")
         dtype, bits = DTYPES[tensor.data_type]
-        if len(tensor.dims) > 64 or any(dimension < 0 for dimension in tensor.dims):
+        if len(tensor.dims) > 64 or any(dimension < 0 for dimension in tensor.dims) or _is_huge(tensor.dims):
             raise BadModel(f"{where} has the shape {_short(str(list(tensor.dims)))}")
         if tensor.HasField("segment"):
             raise BadModel(f"{where} is stored in segments, which no compiler reads")
@@ -398,6 +403,8 @@ class _Check:
         where = f"{what} {_name(info.name)}"
         if not info.name:
             raise BadModel(f"an {what} of the model has no name")
+        if "\0" in info.name:
+            raise BadModel(f"{where} has a zero byte in its name, which ends it in C and in files of samples")
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "no type"
             raise BadModel(
@@ -411,10 +418,7 @@ class _Check:
         if tensor.HasField("shape"):
             _require_text(*(dimension.dim_param for dimension in tensor.shape.dim))
             shape = [_dimension(dimension) for dimension in tensor.shape.dim]
-            count = 1
-            for dimension in shape:
-                count *= dimension if isinstance(dimension, int) else 1
-            if len(shape) > 64 or count > MAX_ELEMENTS:
+            if len(shape) > 64 or _is_huge(dimension for dimension in shape if isinstance(dimension, int)):
                 raise BadModel(f"{where} has the shape {_short(str(shape))}")
         return {"name": info.name, "dtype": DTYPES[tensor.elem_type][0], "shape": shape}
 
@@ -508,6 +512,11 @@ def _number(text: str, what: str, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise BadModel(f"{where}: the {what} of its external data is {_name(text)}")
     return int(text)
+
+
+def _is_huge(dimensions: Iterable[int]) -> bool:
+    """Whether no array can have this shape: numpy and compilers multiply its sizes, whether or not one of them is 0."""
+    return math.prod(max(dimension, 1) for dimension in dimensions) > MAX_ELEMENTS
 
 
 def _dimension(dimension: Any) -> int | str | None:

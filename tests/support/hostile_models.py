@@ -124,6 +124,13 @@ WRONG: dict[str, tuple[Callable[[], bytes | onnx.ModelProto], str]] = {
     "no graph": (lambda: onnx.ModelProto(ir_version=8), "no graph"),
     "no opset": (lambda: model(opsets=[helper.make_opsetid("", 0)]), "opset 0 is not known"),
     "future opset": (lambda: model(opsets=[helper.make_opsetid("", 999)]), "opset 999 is not known"),
+    "future opset of another domain": (
+        lambda: model(
+            nodes=[helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml")],
+            opsets=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2**40)],
+        ),
+        "opset 1099511627776 is not known",
+    ),
     "short raw data": (lambda: model(weights=[weight(raw_data=b"1234")]), "'w': its shape needs 24 bytes of raw data"),
     "long raw data": (lambda: model(weights=[weight(raw_data=b"1" * 64)]), "'w': its shape needs 24 bytes"),
     "overflowing shape": (lambda: model(weights=[weight(dims=[2**62, 2**62])]), "initializer 'w'"),
@@ -152,6 +159,14 @@ WRONG: dict[str, tuple[Callable[[], bytes | onnx.ModelProto], str]] = {
     "huge input": (
         lambda: model(inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, [2**40, 2**40])]),
         "input 'x' has the shape",
+    ),
+    "huge and empty input": (
+        lambda: model(inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, [0, 2**62])]),
+        "input 'x' has the shape",
+    ),
+    "zero byte in a name": (
+        lambda: model(inputs=[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in ("x", "x\0")]),
+        "input 'x\\x00' has a zero byte in its name",
     ),
     "bad dimension": (
         lambda: model(inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, [1] * 65)]),
@@ -192,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[], bytes | onnx.ModelProto], str]] = {
     ),
     "segment": (lambda: _edited(lambda made: setattr(made.graph.initializer[0].segment, "begin", 1)), "in segments"),
     "deep dimensions": (lambda: model(weights=[weight(dims=[1] * 65)]), "initializer 'w' has the shape"),
-    "zero times overflow": (lambda: model(weights=[weight(dims=[2**62, 2**62, 0])]), "'w': its shape needs 0 bytes"),
+    "zero times overflow": (lambda: model(weights=[weight(dims=[2**62, 2**62, 0])]), "initializer 'w' has the shape"),
     "name of bytes": (lambda: model().SerializeToString().replace(b"product", b"prod\xff\xfet"), "is not text"),
     "loose int4": (
         lambda: model(weights=[TensorProto(name="w", data_type=22, dims=[64], int32_data=[1] * 64)]),
