@@ -75,6 +75,9 @@ class WorkFolder:
 
     def _folder(self) -> Path:
         with self._mutex:
+            if self._own and not self._own.is_dir():  # Someone has cleared the disk, or it was full.
+                os.close(self._lock)
+                self._own = None
             if self._own is None:
                 self._node.mkdir(parents=True, exist_ok=True)
                 own = self._node / f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -83,8 +86,8 @@ class WorkFolder:
                     self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
                     with suppress(OSError):  # A file system without locks: others cannot lock it either.
                         fcntl.flock(self._lock, fcntl.LOCK_EX)
-                own.mkdir()
                 self._own = own
+                own.mkdir()
             return self._own
 
 

@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+from farm.files import remove_tree
 from farm.node.work_folder import WorkFolder
 from tests.support.helpers import folders_without_end
 from tests.support.working import at_work_in
@@ -49,6 +50,18 @@ def test_a_folder_in_use_stays_and_counts(tmp_path: Path) -> None:
         other.wait()
     assert work.at_work() == {}, "what a killed process left is not at work, though nobody has cleared it away yet"
     assert len(attempts_in(tmp_path)) == 1
+
+
+def test_a_folder_that_someone_removed_is_made_again(tmp_path: Path) -> None:
+    """Else the process would fail every attempt until its end, while probes, which have folders of their own, pass."""
+    work = WorkFolder(tmp_path / "work")
+    with work.place("j-1-1-"):
+        remove_tree(tmp_path / "work")
+    with work.place("j-2-1-") as folder:
+        assert folder.is_dir()
+        assert [count for count, _ in WorkFolder(tmp_path / "work").at_work().values()] == [1]
+    work.close()
+    assert [path for host in (tmp_path / "work").iterdir() for path in host.iterdir()] == []
 
 
 def test_what_release_0_1_0_left_goes(tmp_path: Path) -> None:
