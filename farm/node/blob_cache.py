@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ TRIES = 30
 
 LARGEST = 1 << 62
 """Bytes of a file in the cache; the limit of its kind was checked when it was put there."""
+
+ABANDONED_SECONDS = 86400.0
+"""Seconds since the last byte of a part, after which no process can be at work on it: the one that was is dead."""
 
 
 class NodeCache:
@@ -108,9 +112,13 @@ class NodeCache:
         files: list[tuple[Path, os.stat_result]] = []
         for path in self._folder.glob("??/*"):
             # What other slots download now ends in `.part`, and is renamed at any moment.
-            if path != keep and path.suffix != ".part":
+            if path != keep:
                 with suppress(FileNotFoundError):
-                    files.append((path, path.stat()))
+                    found = path.stat()
+                    if path.suffix != ".part":
+                        files.append((path, found))
+                    elif time.time() - found.st_mtime > ABANDONED_SECONDS:
+                        path.unlink()
         kept = 0
         with suppress(FileNotFoundError):
             kept = keep.stat().st_size

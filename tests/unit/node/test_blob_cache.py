@@ -54,6 +54,19 @@ def test_the_least_recently_used_files_go_when_the_bound_is_reached(tmp_path: Pa
     assert kept == {file["digest"] for file in files[2:]}
 
 
+def test_the_parts_that_killed_processes_left_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    """A worker that is killed while it downloads leaves gigabytes, which no bound counts."""
+    source = Source()
+    cache = NodeCache(tmp_path / "cache", limit=1000, download=source.download)
+    left, under_way = (tmp_path / "cache" / "00" / f".{name}.part" for name in ("left", "under-way"))
+    left.parent.mkdir(parents=True)
+    for part in (left, under_way):
+        part.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    cache.get(str(source.add(b"model")["digest"]))
+    assert (left.exists(), under_way.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", "a/../../escaped"])
 def test_a_path_outside_the_folder_is_refused(tmp_path: Path, path: str) -> None:
     source = Source()
