@@ -364,6 +364,7 @@ def _join_logs(*logs: Log) -> Log:
     return Log(sessions, folded.days, folded.folded)
 
 
-def _progress(session: Session) -> tuple[str, float, int, str]:
+def _progress(session: Session) -> tuple[int, str, float, str]:
+    """Return the sort key of a session's states. Its operations only grow; the clock of its worker may be set back."""
     work = session.work
-    return session.until, work.seconds, work.known + work.tuned + work.untunable, str(session)
+    return work.known + work.tuned + work.untunable, session.until, work.seconds, str(session)

@@ -190,9 +190,11 @@ def test_old_sessions_become_days_and_count_once() -> None:
     assert after.join(before).fold(now + timedelta(days=9)).log.total() == after.log.total()
 
 
-def test_a_session_counts_what_it_came_to_last() -> None:
+@pytest.mark.parametrize("until", ["2026-01-01T10:05:00+00:00", "2026-01-01T09:05:00+00:00"])
+def test_a_session_counts_what_it_came_to_last(until: str) -> None:
+    """Also if its worker's clock was set back meanwhile."""
     early = Session("job-1/1", "2026-01-01T10:00:00+00:00", TuningWork(tuned=1, seconds=60))
-    late = replace(early, until="2026-01-01T10:05:00+00:00", work=TuningWork(tuned=4, seconds=300))
+    late = replace(early, until=until, work=TuningWork(tuned=4, seconds=300))
     joined = Snapshot(log=Log({late.id: late})).join(Snapshot(log=Log({early.id: early})))
     assert joined.log.total() == TuningDay(1, TuningWork(tuned=4, seconds=300))
 
