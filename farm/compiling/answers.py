@@ -66,6 +66,11 @@ def _check_against(request: Request, answer: Any) -> None:
     if action == "evaluate":
         for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified"):
             _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
+    if action == "bench":
+        if len(answer["programs"]) != len(request["programs"]):
+            raise WrongAnswer("has another number of programs than were to be measured")
+        if any(len(each["rounds"]) != request["rounds"] or not each["first"] for each in answer["programs"]):
+            raise WrongAnswer("has a program that was not measured in each round")
     if action == "slice":
         folder = PurePosixPath(request["slices"])
         for piece in answer["slices"]:
@@ -117,6 +122,13 @@ def _count(value: Any) -> int:
     if not isinstance(value, int):
         raise WrongAnswer("has no whole number")
     return int(_amount(value))
+
+
+def _round(value: Any) -> Any:
+    """The seconds of each run of one round; they are compared by ratios."""
+    if not (runs := _items(_amount, MOST_RUNS)(value)) or not all(runs):
+        raise WrongAnswer("has a round without runs, or a run that took no time")
+    return runs
 
 
 def _integer(value: Any) -> int:
@@ -356,7 +368,7 @@ _READERS: Mapping[str, Reader] = {
                     {
                         "load": _amount,
                         "first": _items(_amount, 100),
-                        "rounds": _items(_items(_amount, MOST_RUNS), 1000),
+                        "rounds": _items(_round, 1000),
                     }
                 ),
                 100,

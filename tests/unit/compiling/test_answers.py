@@ -35,7 +35,10 @@ EVALUATED: dict[str, Any] = {
 SLICE = {"action": "slice", "slices": "/attempt/slices"}
 PIECE = {"path": "/attempt/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
 SLICED: dict[str, Any] = {"slices": [PIECE], "operations": 1}
-ASKED = ((CHECK, CHECKED), (COMPILE, COMPILED), (EVALUATE, EVALUATED), (SLICE, SLICED))
+BENCH = {"action": "bench", "programs": [{}, {}], "rounds": 1}
+TIMES = {"load": 0.1, "first": [0.5], "rounds": [[0.1, 0.2]]}
+BENCHED: dict[str, Any] = {"programs": [TIMES, TIMES]}
+ASKED = ((CHECK, CHECKED), (COMPILE, COMPILED), (EVALUATE, EVALUATED), (SLICE, SLICED), (BENCH, BENCHED))
 
 
 def changed(answer: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
@@ -91,6 +94,11 @@ def test_an_honest_answer_is_taken_as_it_is_and_what_nobody_asked_is_left_out(
         ("slice", "slices.0.path", "/attempt/slices/../slice-0000.onnx", "not in its folder"),
         ("slice", "slices.0.path", "/attempt/slices/other.onnx", "not in its folder"),
         ("slice", "slices.0.signature", "../../main", "no text"),
+        ("bench", "programs", [TIMES], "another number of programs"),
+        ("bench", "programs.1.rounds", [], "not measured in each round"),
+        ("bench", "programs.1.first", [], "not measured in each round"),
+        ("bench", "programs.1.rounds.0", [], "a round without runs"),
+        ("bench", "programs.1.rounds.0", [0.1, 0.0], "a run that took no time"),
     ],
 )
 def test_what_a_child_makes_up_is_refused(asked: str, place: str, value: Any, words: str) -> None:
