@@ -160,7 +160,7 @@ class Conversation:
                 self._answered = time.monotonic()
                 self.answers.append(result)
             case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
-                self.error = ChildError(kind=kind, message=text, detail=detail)
+                self.error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
                 self._answered = time.monotonic()
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
@@ -169,9 +169,14 @@ class Conversation:
                 self.phases.enter(phase)
                 self.is_nonsense |= self.phases.changes > _MOST_PHASES
                 if self._on_message:
-                    self._on_message(PhaseMessage(phase=phase, progress=done, detail=detail))
+                    self._on_message(PhaseMessage(phase=phase, progress=done, detail=_whole(detail)))
             case _:
                 self.is_nonsense = True
+
+
+def _whole(text: str) -> str:
+    """Return a text with `?` for halves of characters, which stand for the bytes of a name and which no file takes."""
+    return text.encode(errors="replace").decode()
 
 
 def _is_deep(message: Any) -> bool:

@@ -49,9 +49,13 @@ def sweep(folder: Path) -> list[str]:
                     if not status.st_mode & stat.S_IRUSR:
                         path.chmod(0o600)
                 else:
-                    found.append(f"{str(path.relative_to(folder))[:80]} ({_name(status, count)})")
+                    found.append(f"{_shown(path.relative_to(folder))} ({_name(status, count)})")
                     _remove(path, status)
     return found
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path).decode(errors="replace")[:80]
 
 
 def _remove(path: Path, status: os.stat_result) -> None:

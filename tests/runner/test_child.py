@@ -138,6 +138,16 @@ def test_answer_and_progress_arrive(hostile: Run) -> None:
     assert classify(end) is None
 
 
+def test_what_a_child_says_is_text_that_a_log_takes(hostile: Run, tmp_path: Path) -> None:
+    """Python spells a name that is no UTF-8 with halves of characters: no file takes them."""
+    messages: list[Any] = []
+    (made := tmp_path / "made").mkdir()
+    end = hostile("mumble", on_message=messages.append, folder=str(made), seal=Seal(write=[made]))
+    assert messages[-1]["detail"] == "reads ?"
+    assert end.error == {"kind": "unverifiable", "message": "cannot read ?", "detail": "?"}
+    assert end.left == ["\ufffd (a link)"]
+
+
 def test_end_is_noticed_at_once(hostile: Run) -> None:
     """The worker waits on the pipe, not on a clock: an answer costs no more than the interpreter's start."""
     hostile("answer")

@@ -207,6 +207,13 @@ def do_talk(request, messages):
     return {"long": "x" * 300_000}
 
 
+def do_mumble(request, messages):
+    """Name a file whose name is no UTF-8, as Python spells it, and leave one."""
+    messages.phase("tuning", None, "reads \udcff")
+    (Path(request["folder"]) / "\udcff").symlink_to("/")
+    raise sys.modules["farm_runner.protocol"].RequestFailed("unverifiable", "cannot read \udcff", "\ud800")
+
+
 def do_close_everything(request, messages):
     os.closerange(0, 4096)
     signal.pause()
