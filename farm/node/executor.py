@@ -128,14 +128,15 @@ class _StoredReferences:
         key = digest_of(reference_recipe(self._order, used))
         known = self._patient.get_object(reference_key(self._namespace, key))
         if known:
-            document = json.loads(known.data)
-            digest = document["digest"]
             try:
-                self._cache.copy(digest, path)
-                self.file = {"path": path.name, "digest": digest, "size": document["size"]}
+                document = json.loads(known.data)
+                file: FileReference = {"path": path.name, "digest": document["digest"], "size": document["size"]}
+                self._cache.copy(file["digest"], path)
+            except (ArtifactGone, ValueError, KeyError, TypeError) as error:
+                log.warning("reference is gone or damaged, making it again", key=key, error=str(error))
+            else:
+                self.file = file
                 return True
-            except ArtifactGone:
-                log.warning("reference is gone, making it again", digest=digest)
         return False
 
     def keep(self, used: str, path: Path) -> None:

@@ -14,18 +14,21 @@ import numpy as np
 import pytest
 
 from farm.app import Farm
+from farm.artifacts import reference_key
 from farm.artifacts.sidecar import Measurements
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
 from farm.compiling.pipeline import Steps
 from farm.compiling.program_record import speed_of
+from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
 from farm.runner.protocol import CannotRun, Messages, RequestFailed
+from farm.spec import digest_of
 from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
@@ -350,3 +353,22 @@ def test_a_reference_that_is_no_plain_file_is_kept_for_nobody(
     assert held
     assert secret.read_bytes() not in held
     assert not list(farm.artifacts.list_objects("ns/main/references/"))
+
+
+def test_a_damaged_record_of_a_reference_is_made_again(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no cell of the model could be compiled, until somebody deletes it."""
+    reference, keys = Steps.reference, list[str]()
+
+    def damaged(steps: Steps, *given: Any, **named: Any) -> Path:
+        keys.append(reference_key("main", digest_of(reference_recipe(steps.order, "onnxruntime"))))
+        farm.artifacts.put_object(keys[0], b"{")
+        return reference(steps, *given, **named)
+
+    monkeypatch.setattr(Steps, "reference", damaged)
+    outcome = run(farm, tmp_path)
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    found = farm.artifacts.get_object(keys[0])
+    assert found
+    assert json.loads(found.data)["digest"]
