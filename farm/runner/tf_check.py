@@ -98,13 +98,15 @@ def _nodes(data: memoryview) -> tuple[dict[str, _Node], int]:
             node = _Node(as_bytes(value))
             if not node.name or not node.op:
                 raise BadModel("a node of the graph has no name or no operator")
+            if "\0" in node.name:
+                raise BadModel(f"node {node.name!r} has a zero byte in its name, which ends it in C")
             if node.name in nodes:
                 raise BadModel(f"two nodes are named {node.name!r}")
             nodes[node.name] = node
             if len(nodes) > MAX_NODES:
                 raise BadModel(f"the graph has more than {MAX_NODES} nodes")
         elif field == 4:
-            version = next((int(number) for key, number in fields(as_bytes(value)) if key == 1), 0)
+            version = next((signed(number) for key, number in fields(as_bytes(value)) if key == 1), 0)
     if not nodes:
         raise BadModel("the file is not a TensorFlow frozen graph: it has no nodes")
     return nodes, version
@@ -174,7 +176,7 @@ class _Node:
         tensor: dict[int, Any] = {}
         for field, value in fields(as_bytes(data)):
             tensor.setdefault(field, value)
-        dtype, size = DTYPES.get(int(tensor.get(1, 0)), ("unknown", 0))
+        dtype, size = DTYPES.get(signed(tensor.get(1, 0)), ("unknown", 0))
         shape = self._shape(tensor.get(2, b""))
         if shape is None or None in shape:
             raise BadModel(f"constant {self.name!r} has no static shape")

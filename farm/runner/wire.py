@@ -43,7 +43,7 @@ def _varint(view: memoryview, place: int) -> tuple[int, int]:
         place += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, place
+            return number & (1 << 64) - 1, place
     raise MalformedMessage
 
 

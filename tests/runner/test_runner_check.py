@@ -97,6 +97,8 @@ def node_def(name: bytes, op: bytes, *inputs: bytes) -> bytes:
         (graph_def(node_def(b"v", b"VariableV2"), node_def(b"r", b"Relu", b"v")), "not frozen"),
         (graph_def(node_def(b"a", b"Placeholder"))[:-3], "not a TensorFlow frozen graph"),
         (graph_def(node_def(b"a", b"Placeholder")), "no outputs"),
+        (graph_def(node_def(b"a\0", b"Placeholder"), node_def(b"r", b"Relu", b"a\0")), "a zero byte in its name"),
+        (graph_def(node_def(b"a", b"Placeholder")) + b"\x22\x04\x0a\x02no", "not a TensorFlow frozen graph"),
     ],
 )
 def test_malformed_tensorflow_graphs_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
