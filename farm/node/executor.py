@@ -407,9 +407,10 @@ class _AttemptRun:
         if self.children.cancelled.is_set():
             raise StepEnded(None)
         with self._parcel(sidecar) as parcel:
-            self.parcel, stopped = parcel, False
+            self.parcel, published, stopped = parcel, False, False
             try:
                 outcome = parcel.publish(self.artifacts)
+                published = True
             except StepEnded:
                 stopped = True
                 raise
@@ -417,7 +418,10 @@ class _AttemptRun:
                 self.parcel = None
                 # If the program had to wait, the store keeps its job for the process that publishes it. The parcel
                 # must then stay until the store knows how the attempt ended.
-                if not (parcel.settled or stopped):
+                stays = parcel.settled or stopped
+                if self.tuner and (published or stays):
+                    self.tuner.search.left_to_others()
+                if not stays:
                     parcel.drop()
             return replace(outcome, phases=self.children.phases)
 
@@ -430,7 +434,7 @@ class _AttemptRun:
         learnt = self._learnt()
         while True:
             try:
-                parcel = self.outbox.put(
+                return self.outbox.put(
                     self.attempt,
                     sidecar,
                     self._files(),
@@ -439,9 +443,6 @@ class _AttemptRun:
                     within=self.folder,
                     limit=self.children.largest,
                 )
-                if self.tuner:
-                    self.tuner.search.left_to_others()
-                return parcel
             except OSError as error:
                 if error.errno not in FULL or time.monotonic() >= until:
                     raise

@@ -25,9 +25,10 @@ from farm.compiling.attempt import Attempt
 from farm.errors import StorageUnavailable
 from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.deliveries import Deliveries
-from farm.node.outbox import Outbox
+from farm.node.outbox import Outbox, Parcel
 from farm.signing.signing_keys import new_key
 from farm.signing.trust import policy_of_keys
+from farm.tuning.collecting import Collector
 from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.helpers import wait_until
@@ -339,6 +340,19 @@ def test_what_tuning_found_outlives_an_attempt_that_is_stopped_in_an_outage(
     assert database.read().snapshot.log.total().sessions == 1
 
 
+def test_what_tuning_found_outlives_a_program_that_storage_refuses(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage was away at the end of the tuning, so that the parcel has it; and the parcel goes."""
+    attempt = claimed(farm, tmp_path, "quick")
+    monkeypatch.setattr(Collector, "finish", raising(StorageUnavailable("away")))
+    monkeypatch.setattr(Parcel, "publish", raising(StorageUnavailable("refused")))
+    outcome = farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
+    assert (outcome.end, outcome.message) == (AttemptEnd.FAILED, "refused")
+    (database,) = databases(farm.artifacts, ["main"])
+    assert database.read().snapshot.log.total().sessions == 1
+
+
 def full_disk(*_: Any) -> None:
     """What no room for a block of metadata comes to."""
     raise OSError(errno.ENOSPC, "No space left on device")
@@ -470,7 +484,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from farm.compiling.attempt import Attempt
-from farm.node.outbox import Outbox
+from farm.node.outbox import Outbox, Parcel
 parcel = Outbox(Path(sys.argv[1])).put(
     Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"),
     {},
