@@ -185,7 +185,7 @@ def _namespace(farm: Farm, name: str, *, counted: bool) -> NamespaceLine:
 
 
 def _owner(farm: Farm, caller: Caller, tag: str) -> str:
-    """Return the namespace whose ref a reader gets: his own, else `main` if that has it."""
+    """Return the namespace whose ref a reader gets: the own one if it has the ref, else `main` if that has it."""
     refs = Refs(farm.artifacts)
     return next((each for each in reversed(caller.readable) if refs.find(each, tag)), caller.namespace)
 

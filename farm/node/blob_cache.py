@@ -111,8 +111,8 @@ class NodeCache:
     def _trim(self, *, keep: Path) -> None:
         files: list[tuple[Path, os.stat_result]] = []
         for path in self._folder.glob("??/*"):
-            # What other slots download now ends in `.part`, and is renamed at any moment.
             if path != keep:
+                # What other slots download now ends in `.part`, and is renamed at any moment.
                 with suppress(FileNotFoundError):
                     found = path.stat()
                     if path.suffix != ".part":
